@@ -51,7 +51,7 @@ from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.request import Request
 from services.scheduler.core.state import Worker
-from shared.messages.cell_events import CellConfig, StorageLost, WorkerLost
+from shared.messages.cell_events import CellConfig, FlushCache, StorageLost, TimerFired, WorkerLost
 
 PROMPT_TOKENS = 131_072
 PROMPT_PAGES = PROMPT_TOKENS // PAGE_SIZE
@@ -222,15 +222,33 @@ def measure_single_pages(nodes: int, seed: int) -> float:
 
 
 def measure_losses(cell: MillionNodes) -> dict[str, Any]:
-    """A worker with its share of the nodes is lost, and then the storage with every second of the others."""
+    """A worker with its share of the nodes is lost, then the storage with half of the others; then a flush."""
     worker = next(iter(cell.state.workers.values()))
     held = sum(worker.worker_id in node.device for node in cell.state.tree.nodes.values())
-    lost = timed([lambda: cell.fold(WorkerLost(worker_id=worker.worker_id, incarnation=worker.incarnation))])
+    lost = _in_slices(cell, WorkerLost(worker_id=worker.worker_id, incarnation=worker.incarnation))
     copied = sum(HOST in node.host for node in cell.state.tree.nodes.values())
-    storage = timed([lambda: cell.fold(StorageLost(storage_id=HOST, incarnation="one"))])
+    storage = _in_slices(cell, StorageLost(storage_id=HOST, incarnation="one"))
+    flushed = len(cell.state.tree.nodes)
+    flush = _in_slices(cell, FlushCache(call_id="flush"))
     return {
-        "worker": {"nodes": held, "ms": lost["max_ms"], "cpu_ms": lost["cpu_max_ms"]},
-        "storage": {"nodes": copied, "ms": storage["max_ms"], "cpu_ms": storage["cpu_max_ms"]},
+        "worker": {"nodes": held} | lost,
+        "storage": {"nodes": copied} | storage,
+        "flush": {"nodes": flushed} | flush,
+    }
+
+
+def _in_slices(cell: MillionNodes, message: object) -> dict[str, float]:
+    """Fold an input and the timers that go on with it: the longest step, and all of them together."""
+    times = Times()
+    times.take(partial(cell.fold, message))
+    while due := cell.state.timers.keys() & {"strike", "flush"}:
+        times.take(partial(cell.fold, TimerFired(timer_id=min(due))))
+    longest = times.summary()
+    return {
+        "steps": len(times.cpu),
+        "ms": longest["max_ms"],
+        "cpu_ms": longest["cpu_max_ms"],
+        "all_cpu_ms": round(sum(times.cpu), 1),
     }
 
 

@@ -43,6 +43,8 @@ class Liveness:
         """Watch everybody that a restored state knows."""
         for worker in state.workers.values():
             self._watch("worker", worker.worker_id, worker.incarnation, now_ns)
+        for joined in state.arriving.values():
+            self._watch("worker", joined.worker_id, joined.incarnation, now_ns)
         for storage in state.storages.values():
             self._watch("storage", storage.storage_id, storage.incarnation, now_ns)
         for request in state.requests.values():

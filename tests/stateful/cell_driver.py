@@ -332,6 +332,8 @@ class CellDriver:
         assert not cell.state.hidden_fetches
 
         cell.feed(cell_events.FlushCache(call_id="last"))
+        while cell.timers.keys() & {"flush", "strike"}:
+            cell.round()
         for pool in status(cell.state, "model").pools:
             assert pool.free == pool.total
         assert cell.state.tree.nodes == {}

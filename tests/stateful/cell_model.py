@@ -286,7 +286,10 @@ class CellModel:
 
     def round(self) -> bool:
         """Let everything move once; returns whether anything did."""
-        moved = False
+        due = [name for name in ("strike", "flush") if name in self.timers]
+        for timer_id in due:
+            self.fire(timer_id)
+        moved = bool(due)
         for storage in list(self.storages.values()):
             moved |= storage.step()
             moved |= storage.fetch()

@@ -10,7 +10,7 @@ import msgspec
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
-from services.scheduler.core.cache.page_pool import PagePool
+from services.scheduler.core.cache.page_pool import LostPool, PagePool
 from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.explain.recollection import Recollection
@@ -21,12 +21,22 @@ from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.sparse.sparse_records import SparseTier
 from services.scheduler.core.speed_fit import PredictionErrors, Rate, SpeedFit
 from services.scheduler.core.step import Timer
-from services.scheduler.core.tiers.under_way import DiskTier, Fetch, Fetching, LateRead, Moves, Save, Transfer, Work
+from services.scheduler.core.tiers.under_way import (
+    DiskTier,
+    Fetch,
+    Fetching,
+    Flush,
+    LateRead,
+    Moves,
+    Save,
+    Transfer,
+    Work,
+)
 from services.scheduler.core.waiting.fair_share import Line
 from services.scheduler.core.waiting.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.worker_events import DeviceFacts, RestorationCosts
+from shared.messages.worker_events import DeviceFacts, RestorationCosts, WorkerJoined
 
 
 class Worker(msgspec.Struct):
@@ -131,6 +141,9 @@ class CellState(msgspec.Struct):
     recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
+    lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
+    flushes: list[Flush] = []  # The first is at work.
+    arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
 
     def count(self, name: str, amount: int = 1) -> None:
         """Raise a counter."""

@@ -31,6 +31,8 @@ TimerKind = Literal[
     "pin",
     "reads",
     "drain",
+    "strike",
+    "flush",
 ]
 """What a timer of the core is for; :mod:`timers` has a handler for each."""
 

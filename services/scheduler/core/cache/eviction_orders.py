@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import Node, descendants_first
-from services.scheduler.core.cache.residency import DEVICE, HOST, moment, offer, order_of
+from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of, moment, offer, order_of
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.eviction import Policy
@@ -21,9 +21,9 @@ def renew_orders(state: CellState) -> None:
     now = moment(state)
     for root_id in state.tree.roots.values():
         for node in reversed(descendants_first(state.tree, state.tree.nodes[root_id])):
-            for worker_id in node.device:
+            for worker_id in devices_of(state, node):
                 order_of(state, DEVICE, worker_id).add(node, now)
-            for storage_id in node.host:
+            for storage_id in copies_of(state, node):
                 order_of(state, HOST, storage_id).add(node, now)
             offer(state, node)
 

@@ -113,6 +113,15 @@ class PagePool(msgspec.Struct):
             raise InvariantViolated(f"pages {first}..{last} are not all of a pool of {self.total}")
 
 
+class LostPool(msgspec.Struct):
+    """A pool that is gone while nodes still name it; what names it counts as absent (see :mod:`pools`).
+
+    ``left`` are ids of nodes that are still to be looked at, the next one at the end.
+    """
+
+    left: list[int] = []
+
+
 def new_pool(total: int) -> PagePool:
     """A pool of ``total`` free pages, numbered from 0."""
     return PagePool(total=total, free_map=bytearray(_FREE * total), free=total)

@@ -1,7 +1,7 @@
 """Who holds a node: pages per pool, locks per worker, and what may therefore be evicted.
 
 All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here (of a whole pool that is
-gone, in :mod:`strikes`), so that the pools' counts, the parents' ``below`` and the eviction policies always agree
+gone, in :mod:`pools`), so that the pools' counts, the parents' ``below`` and the eviction policies always agree
 with them.
 
 Rules that hold between steps:
@@ -11,6 +11,10 @@ Rules that hold between steps:
 * every node but a root is resident somewhere: on a device, loading, or in a host pool;
 * a node goes from a device only when it is unlocked, no child is on that device, and no backup reads it;
 * a host copy goes only when no load reads it, and the node is also on a device or has no children.
+
+A pool that is lost stays in ``device``, ``loading`` and ``host`` of its nodes until they are struck (``state.lost``,
+see :mod:`pools`). Nobody asks by its name meanwhile; who goes through all names asks :func:`devices_of` and
+:func:`copies_of`. A node that nothing else holds is removed when it is struck, and not before.
 """
 
 from __future__ import annotations
@@ -27,10 +31,12 @@ from services.scheduler.core.cache.candidates import (
 from services.scheduler.core.cache.empty_map import with_entry, without_entry
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
 from services.scheduler.core.cache.hotness.tracking import node_split
+from services.scheduler.core.cache.page_pool import LostPool
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     ancestors,
     page_count,
+    remove_leaf,
     remove_subtree,
     split,
 )
@@ -41,11 +47,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from services.scheduler.core.cache.page_pool import PagePool
+    from services.scheduler.core.cache.prefix_tree import PrefixTree
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.explanations import Departure
 
 DEVICE = "device"
 HOST = "host"
+UNREACHED = "unreached"  # In place of a tier: below a node that nobody holds any more.
 
 
 def host_pool(storage: Storage) -> PagePool:
@@ -76,6 +84,33 @@ def is_host_evictable(node: Node, storage_id: str) -> bool:
     return bool(node.device) or not node.children
 
 
+def devices_of(state: CellState, node: Node) -> Mapping[str, bytes]:
+    """The node's pages on the devices of workers that are there, by worker. Does not mutate."""
+    if not state.lost:
+        return node.device
+    return {name: pages for name, pages in node.device.items() if name in state.workers}
+
+
+def copies_of(state: CellState, node: Node) -> Mapping[str, bytes]:
+    """The node's pages in host pools that are there, by storage. Does not mutate."""
+    if not state.lost:
+        return node.host
+    return {name: pages for name, pages in node.host.items() if f"{HOST}/{name}" not in state.lost}
+
+
+def is_held(state: CellState, node: Node) -> bool:
+    """Whether the node is resident, or about to be, in a pool that is there. Does not mutate."""
+    if not state.lost:
+        return bool(node.device or node.host or node.loading)
+    for name in node.device:
+        if name in state.workers:
+            return True
+    for name in node.host:
+        if f"{HOST}/{name}" not in state.lost:
+            return True
+    return any(name in state.workers for name in node.loading)
+
+
 def moment(state: CellState, admission: int = 0) -> Moment:
     """What policies may know of the present, and for which admission something happens, if for one."""
     return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
@@ -103,10 +138,10 @@ def forget_order(state: CellState, tier: str, owner: str) -> None:
 
 def offer(state: CellState, node: Node) -> None:
     """Tell the policy of every pool from which the node may be evicted."""
-    for worker_id in node.device:
+    for worker_id in devices_of(state, node):
         if is_device_evictable(state, node, worker_id):
             _offer_to(state, node, DEVICE, worker_id)
-    for storage_id in node.host:
+    for storage_id in copies_of(state, node):
         if is_host_evictable(node, storage_id):
             _offer_to(state, node, HOST, storage_id)
     if state.candidates:
@@ -310,48 +345,54 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
 def prune(state: CellState, node: Node, departure: Departure = "lost", tier: str = "") -> bool:
     """Remove a node that is resident nowhere, and with it what hangs below; returns whether it did.
 
-    Nodes below it can have host copies only, which no match would ever reach.
+    Nodes below it can have host copies only, which no match would ever reach. Very many are left to be struck.
     """
     if node.device or node.loading or node.host:
         return False
-    remove_all(state, [node], departure, tier)
+    if node.children and _has_more_below(state.tree, node, MOST_PRUNED):
+        state.lost[f"{UNREACHED}/{node.id}"] = LostPool(left=[node.id])
+    else:
+        _remove_all(state, node, departure, tier)
     return True
 
 
-def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost", tier: str = "") -> None:
-    """Remove these nodes with what hangs below them; an upper node comes before those below it.
+MOST_PRUNED = 1024
+"""Nodes that are removed at once with the one above them."""
 
-    It is remembered how they left, and from which tier last.
-    """
-    tree = state.tree
+
+def _has_more_below(tree: PrefixTree, top: Node, most: int) -> bool:
+    """Whether more than ``most`` nodes hang below ``top``."""
+    seen, stack = 0, [top]
+    while stack:
+        children = stack.pop().children
+        seen += len(children)
+        if seen > most:
+            return True
+        stack += map(tree.nodes.__getitem__, children.values())
+    return False
+
+
+def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) -> None:
+    """Remove a node with what hangs below it; it is remembered how they left, and from which tier last."""
     returned: dict[str, list[bytes]] = {}
-    parents: dict[int, Node] = {}
     now = moment(state)
-    removed: list[Node] = []
-    for top in tops:
-        if top.id not in tree.nodes:
-            continue
-        gone, parent = remove_subtree(tree, top)
-        removed += gone
-        move_up(state, gone, parent)
-        for node in gone:
-            for storage_id, pages in node.host.items():
-                returned.setdefault(storage_id, []).append(pages)
-                order_of(state, HOST, storage_id).remove(node, now)
-                if node.owner:
-                    _leave_host(state, node, storage_id, pages)
-        if parent is not None and parent.parent:
-            parents[parent.id] = parent
+    gone, parent = remove_subtree(state.tree, top)
+    move_up(state, gone, parent)
+    for node in gone:
+        for storage_id, pages in copies_of(state, node).items():
+            returned.setdefault(storage_id, []).append(pages)
+            order_of(state, HOST, storage_id).remove(node, now)
+            if node.owner:
+                _leave_host(state, node, storage_id, pages)
     if state.recollection is not None:
-        state.recollection.note_gone(removed, departure, tier, state.policy, state.now_ns)
+        state.recollection.note_gone(gone, departure, tier, state.policy, state.now_ns)
     for storage_id, lists in returned.items():
         pool = host_pool(state.storages[storage_id])
         pages = b"".join(lists)
         pool.cached -= len(pages) // 4
         pool.release(pages)
-    for parent in parents.values():
-        if parent.id in tree.nodes:
-            offer(state, parent)
+    if parent is not None and parent.parent:
+        offer(state, parent)
 
 
 def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
@@ -367,13 +408,60 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
     if node.transfer:
         members = state.transfers[node.transfer].nodes
         members.insert(members.index(node.id) + 1, upper.id)
-    for worker_id in node.device:
+    for worker_id in devices_of(state, node):
         order_of(state, DEVICE, worker_id).split(upper, node)
-    for storage_id in node.host:
+    for storage_id in copies_of(state, node):
         order_of(state, HOST, storage_id).split(upper, node)
+    for pool in state.lost.values():  # It may name the upper part, which has an id that it does not know.
+        pool.left.append(upper.id)
     offer(state, upper)
     offer(state, node)
     return upper
+
+
+def give_up_copies(state: CellState, node: Node) -> None:
+    """Free the host copies of a node that no match reaches any more, and that no load reads."""
+    for storage_id, pages in copies_of(state, node).items() if node.host else ():
+        pool = host_pool(state.storages[storage_id])
+        pool.cached -= len(pages) // 4
+        pool.release(pages)
+        order_of(state, HOST, storage_id).remove(node, moment(state))
+        if node.owner:
+            _leave_host(state, node, storage_id, pages)
+        node.host = without_entry(node.host, storage_id)
+        node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
+
+
+def remove_struck(state: CellState, node: Node) -> Node | None:
+    """Remove a node without children that :func:`is_held` says nobody holds; returns its parent, None if a root's."""
+    for worker_id in (*node.device, *node.loading):
+        _count_below(state, node, worker_id, -1)
+    parent = remove_leaf(state.tree, node)
+    move_up(state, [node], parent)
+    if parent is None or not parent.parent:
+        return None
+    if not parent.children:
+        offer(state, parent)
+    return parent
+
+
+def strike_entry(state: CellState, node: Node, tier: str, owner: str) -> None:
+    """Forget a lost pool's pages of a node, and its locks, where no child names the pool any more."""
+    if tier == HOST:
+        node.host = without_entry(node.host, owner)
+        if owner in node.host_locks:
+            node.host_locks = without_entry(node.host_locks, owner)
+        if owner in node.quarantined:
+            node.quarantined = tuple(name for name in node.quarantined if name != owner)
+        return
+    if owner in node.device:
+        node.device = without_entry(node.device, owner)
+        _count_below(state, node, owner, -1)
+    if owner in node.loading:
+        node.loading = without_entry(node.loading, owner)
+        _count_below(state, node, owner, -1)
+    if owner in node.locks:
+        node.locks = without_entry(node.locks, owner)
 
 
 def _count_below(state: CellState, node: Node, worker_id: str, change: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,10 +12,10 @@ from services.scheduler.core.cache.heat import parse
 from services.scheduler.core.cache.hotness.tracking import fit_widths
 from services.scheduler.core.cache.insertion import forget_importance
 from services.scheduler.core.cache.pins import pinned_nodes
-from services.scheduler.core.cache.prefix_tree import Node, descendants_first
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
+    copies_of,
     drop_device,
     drop_host,
     is_device_evictable,
@@ -26,10 +25,14 @@ from services.scheduler.core.hidden.hidden_form import parse_form
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.restoring.fetches import cancel_fetches
 from services.scheduler.core.tiers.saves import forget_taken
+from services.scheduler.core.tiers.under_way import Flush
 from shared.errors import ConfigError
 from shared.messages.storage_plans import DropChunks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
     from shared.messages.cell_events import CellConfig, FlushCache
@@ -112,22 +115,66 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
 _LOWER_TIERS = ("disk", "remote")
 
 
+FLUSH_UNITS = 1 << 15
+"""What one step does of a flush: so many nodes are looked at, or 1/16 as many dropped (20 to 50 ms)."""
+
+FLUSH_PAUSE_MS = 20
+_UNITS_DROPPED, _CHILDREN_A_UNIT = 16, 16
+_TIMER = "flush"
+
+
 def flush(step: Step, message: FlushCache) -> None:
-    """Drop every unlocked page of the named tiers and namespace that no pin is for, without backing anything up."""
+    """Drop every unlocked page of the named tiers and namespace that no pin is for, without backing anything up.
+
+    Of a large tree a slice at a time, so what was locked when its turn came stays, and what came meanwhile may.
+    """
     lower = tuple(tier for tier in _LOWER_TIERS if tier in message.tiers)
     if lower:
         _flush_lower(step, message.namespace, lower)
-    tree = step.state.tree
-    roots = [message.namespace] if message.namespace else list(tree.roots)
-    for namespace in roots:
-        root_id = tree.roots.get(namespace)
-        if root_id is None:
+    state = step.state
+    roots = [message.namespace] if message.namespace else list(state.tree.roots)
+    is_under_way = bool(state.flushes)
+    for root_id in (state.tree.roots[name] for name in roots if name in state.tree.roots):
+        for tier in (DEVICE, HOST):
+            coming = Flush(tier, [root_id])
+            if tier in message.tiers and coming not in state.flushes:
+                state.flushes.append(coming)
+    if not is_under_way:
+        go_on_flushing(step)
+
+
+def go_on_flushing(step: Step) -> None:
+    """Drop some of what is being flushed; a timer goes on with the rest."""
+    state = step.state
+    units = FLUSH_UNITS
+    while state.flushes and units > 0:
+        units -= _flush_some(step, state.flushes[0], units)
+        if not state.flushes[0].left:
+            del state.flushes[0]
+    if state.flushes:
+        step.set_timer(_TIMER, "flush", "", FLUSH_PAUSE_MS)
+
+
+def _flush_some(step: Step, flush: Flush, most: int) -> int:
+    """Go on with one tier of a namespace, children before their parent; returns units of work."""
+    nodes, left = step.state.tree.nodes, flush.left
+    units = 0
+    # What a pin waits for gets its copy when it is evicted. Dropped without one, there would be nothing to keep.
+    awaited = _awaited(step.state) if flush.tier == DEVICE else {}
+    while left and units < most:
+        node_id = left.pop()
+        node = nodes.get(abs(node_id))
+        units += 1
+        if node is None:
             continue
-        order = [node.id for node in descendants_first(tree, tree.nodes[root_id]) if node.parent]
-        if DEVICE in message.tiers:
-            _flush_device(step, order)
-        if HOST in message.tiers:
-            _flush_host(step, order)
+        if node_id > 0 and node.children:
+            left.append(-node_id)
+            left.extend(reversed(node.children.values()))
+            units += len(node.children) // _CHILDREN_A_UNIT
+        elif node.parent:
+            drop = _flush_device if flush.tier == DEVICE else _flush_host
+            units += _UNITS_DROPPED * drop(step, node, awaited)
+    return units
 
 
 def _flush_lower(step: Step, namespace: str, tiers: tuple[str, ...]) -> None:
@@ -139,29 +186,39 @@ def _flush_lower(step: Step, namespace: str, tiers: tuple[str, ...]) -> None:
             step.to_storage(storage, DropChunks(namespace=namespace, tiers=tiers))
 
 
-def _flush_device(step: Step, order: list[int]) -> None:
+def _awaited(state: CellState) -> dict[str, set[int]]:
+    """Nodes that pins of the storages of each machine want copies of."""
+    awaited: dict[str, set[int]] = {}
+    if state.pins:
+        for storage in state.storages.values():
+            awaited.setdefault(storage.node, set()).update(pinned_nodes(state, storage))
+    return awaited
+
+
+def _flush_device(step: Step, node: Node, awaited: Mapping[str, set[int]]) -> int:
+    """Drop a node from the devices that it may leave; returns from how many."""
     state = step.state
-    # What a pin waits for gets its copy when it is evicted. Dropped without one, there would be nothing to keep.
-    awaited: defaultdict[str, set[int]] = defaultdict(set)
-    for storage in state.storages.values():
-        awaited[storage.node] |= pinned_nodes(state, storage)
-    for node_id in order:
-        for worker in state.workers.values():
-            node = state.tree.nodes.get(node_id)
-            if node is None or not is_device_evictable(state, node, worker.worker_id):
-                continue
-            if node_id not in awaited[worker.node] or _has_copy(state, node, worker):
-                state.count("flushed_pages_device", drop_device(state, node, worker, "flushed"))
+    dropped = 0
+    for name in list(node.device):
+        worker = state.workers.get(name)
+        if worker is None or not is_device_evictable(state, node, name):
+            continue
+        if node.id not in awaited.get(worker.node, ()) or _has_copy(state, node, worker):
+            state.count("flushed_pages_device", drop_device(state, node, worker, "flushed"))
+            dropped += 1
+    return dropped
 
 
 def _has_copy(state: CellState, node: Node, worker: Worker) -> bool:
     return any(storage.node == worker.node and storage.storage_id in node.host for storage in state.storages.values())
 
 
-def _flush_host(step: Step, order: list[int]) -> None:
+def _flush_host(step: Step, node: Node, _awaited: Mapping[str, set[int]]) -> int:
+    """Drop a node's host copies that may go; returns how many."""
     state = step.state
-    for node_id in order:
-        for storage in state.storages.values():
-            node = state.tree.nodes.get(node_id)
-            if node is not None and is_host_evictable(node, storage.storage_id):
-                state.count("flushed_pages_host", drop_host(state, node, storage, "flushed"))
+    dropped = 0
+    for name in list(copies_of(state, node)):
+        if is_host_evictable(node, name):
+            state.count("flushed_pages_host", drop_host(state, node, state.storages[name], "flushed"))
+            dropped += 1
+    return dropped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, ancestors, child_of, head_of, page_count
-from services.scheduler.core.cache.residency import host_pool
+from services.scheduler.core.cache.residency import DEVICE, HOST, host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain import check_drain
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 def check_invariants(state: CellState) -> None:
     """Raise InvariantViolated if anything in the state contradicts anything else."""
     _check_tree(state)
+    _check_lost(state)
     for worker in state.workers.values():
         _check_device_pool(state, worker)
         _check_locks(state, worker)
@@ -78,12 +79,25 @@ def _check_tree(state: CellState) -> None:
     require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
 
 
+def _check_lost(state: CellState) -> None:
+    """A lost pool that is not struck yet has no successor, and will be struck."""
+    require(not state.lost or "strike" in state.timers, "lost pools would never be struck")
+    require(bool(state.lost) or not state.arriving, "a worker waits to be let in for nothing")
+    for key in state.lost:
+        tier, _, name = key.partition("/")
+        require(tier != DEVICE or name not in state.workers, f"{name} is there and its pool is lost")
+        storage = state.storages.get(name) if tier == HOST else None
+        require(storage is None or storage.pool is None, f"{name} has a pool, and one that is lost")
+        require(key not in state.orders, f"there is a policy for the lost pool {key}")
+
+
 def _check_node(state: CellState, node: Node) -> None:
     tree = state.tree
     name = f"node {node.id}"
     pages = page_count(tree, node)
     require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
-    require(bool(node.device or node.loading or node.host), f"{name} is resident nowhere")
+    is_left = any(node.id in pool.left for pool in state.lost.values())
+    require(bool(node.device or node.loading or node.host) or is_left, f"{name} is resident nowhere")
     parent = tree.nodes[node.parent]
     require(node.depth == parent.depth + len(parent.tokens) // TOKEN_BYTES, f"{name} begins elsewhere")
     require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
@@ -91,7 +105,8 @@ def _check_node(state: CellState, node: Node) -> None:
     maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
     require(all(held or held is EMPTY_MAP for held in maps), f"{name} keeps an empty dictionary of its own")
     for worker_id, held in (*node.device.items(), *node.loading.items()):
-        require(worker_id in state.workers, f"{name} is on the unknown device {worker_id}")
+        is_known = worker_id in state.workers or f"{DEVICE}/{worker_id}" in state.lost
+        require(is_known, f"{name} is on the unknown device {worker_id}")
         require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
     for worker_id in node.device:
         require(worker_id not in node.loading, f"{name} is loading where it is already")
@@ -100,7 +115,8 @@ def _check_node(state: CellState, node: Node) -> None:
         above = not parent.parent or worker_id in parent.device or worker_id in parent.loading
         require(above, f"{name} is loading to {worker_id} without its parent")
     for storage_id, held in node.host.items():
-        require(storage_id in state.storages, f"{name} is in the unknown host pool {storage_id}")
+        is_known = storage_id in state.storages or f"{HOST}/{storage_id}" in state.lost
+        require(is_known, f"{name} is in the unknown host pool {storage_id}")
         require(len(held) == pages * 4, f"{name} has a wrong number of pages in {storage_id}")
     require(all(owner in node.host for owner in node.quarantined), f"{name} has no copy to quarantine")
     require(len(node.identities) in (0, pages * IDENTITY_BYTES), f"{name} has a wrong number of identities")
@@ -233,6 +249,8 @@ def _check_transfers(state: CellState) -> None:
         require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
         require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
         for storage_id, held in node.host_locks.items():
+            if f"{HOST}/{storage_id}" in state.lost:
+                continue  # Struck with the node's copy there.
             require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
             require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
     require(not host_locks, "a copy up reads a host copy without a lock")
@@ -313,7 +331,11 @@ def _check_page_table(state: CellState, request_id: str) -> None:
 
 def _check_timers(state: CellState) -> None:
     for timer_id, timer in state.timers.items():
-        if timer.kind == "pin":
+        if timer.kind == "strike":
+            require(bool(state.lost), f"timer {timer_id} is for nothing that is lost")
+        elif timer.kind == "flush":
+            require(bool(state.flushes), f"timer {timer_id} is for no flush")
+        elif timer.kind == "pin":
             require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "save":
             is_known = int(timer.subject) in state.saves or int(timer.subject) in state.hidden_saves

@@ -13,7 +13,7 @@ from services.scheduler.core.hidden.hidden_leases import hidden_saved
 from services.scheduler.core.hidden.hidden_saves import finish_hidden_save, request_hidden_pool
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
-from services.scheduler.core.members.membership import reclaim, remove_worker, resume, worker_joined
+from services.scheduler.core.members.membership import arriving_left, reclaim, remove_worker, resume, worker_joined
 from services.scheduler.core.members.pools import request_missing_pools
 from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
 from services.scheduler.core.queue.completion import (
@@ -35,6 +35,7 @@ from services.scheduler.core.tiers.saves import finish_save, save_put_off
 from shared.errors import InternalError
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.gateway_notices import RequestFailed
+from shared.messages.worker_plans import LeaveCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,12 +107,17 @@ def _resume(step: Step, message: requests.ResumeRequest) -> None:
 
 
 def _worker_gone(step: Step, message: worker_events.WorkerLeft | cell_events.WorkerLost) -> None:
+    if arriving_left(step, message.worker_id, message.incarnation):
+        return
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is not None:
         remove_worker(step, worker)
 
 
 def _worker_draining(step: Step, message: worker_events.WorkerDraining) -> None:
+    if arriving_left(step, message.worker_id, message.incarnation):
+        step.to_stranger(message.worker_id, message.incarnation, LeaveCell())
+        return
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is not None:
         begin_drain(step, worker, message)
@@ -248,6 +254,7 @@ def _input_skipped(step: Step, message: cell_events.InputSkipped) -> None:
     if len(state.quarantined) > MOST_QUARANTINED:
         del state.quarantined[next(iter(state.quarantined))]
     step.cancel_timer(message.timer_id)
+    arriving_left(step, message.worker_id, message.incarnation)
     worker = state.workers.get(message.worker_id)
     if worker is not None and worker.incarnation == message.incarnation:
         remove_worker(step, worker)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import chunks_ending_in
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of
-from services.scheduler.core.cache.residency import DEVICE, HOST
+from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of
 from services.scheduler.core.waiting.waits import transient_nodes
 from shared.ids import TOKEN_BYTES
 from shared.messages.base import count_int32
@@ -244,8 +244,8 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         tokens=count_int32(node.tokens),
         hits=node.hits,
         head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
-        device={owner: len(pages) // 4 for owner, pages in node.device.items()},
-        host={owner: len(pages) // 4 for owner, pages in node.host.items()},
+        device={owner: len(pages) // 4 for owner, pages in devices_of(state, node).items()},
+        host={owner: len(pages) // 4 for owner, pages in copies_of(state, node).items()},
         disk=_chunks_by_storage(tree, node, {name: found.disk.chunks for name, found in state.storages.items()}),
         hidden=_chunks_by_storage(tree, node, {name: found.hidden.chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),

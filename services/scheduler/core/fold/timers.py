@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.pins import expire_pin
+from services.scheduler.core.fold.configure import go_on_flushing
 from services.scheduler.core.hidden.hidden_leases import expire_lease
 from services.scheduler.core.hidden.hidden_saves import expire_hidden_save
 from services.scheduler.core.members.draining import expire_drain
+from services.scheduler.core.members.membership import strike_more
 from services.scheduler.core.queue.completion import end_early
 from services.scheduler.core.queue.queueing import fail
 from services.scheduler.core.restoring.fetch_waits import expire_fetch_wait
@@ -108,4 +110,6 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "hidden_lease": _hidden_lease,
     "reads": _reads,
     "drain": _drain,
+    "strike": lambda step, timer: strike_more(step),
+    "flush": lambda step, timer: go_on_flushing(step),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import worth
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, ancestors, page_count
-from services.scheduler.core.cache.residency import host_pool, split_node
+from services.scheduler.core.cache.residency import copies_of, devices_of, host_pool, split_node
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import displace_cheaper
@@ -96,16 +96,16 @@ def _on_device(state: CellState, worker: Worker) -> Iterator[Node]:
 
 def _is_kept(state: CellState, node: Node) -> bool:
     """Whether somebody else has the node: another worker that stays, or a storage in host memory."""
-    if any(name not in node.quarantined for name in node.host):
+    if any(name not in node.quarantined for name in copies_of(state, node)):
         return True
-    return any(state.workers[name].drain is None for name in node.device)
+    return any(state.workers[name].drain is None for name in devices_of(state, node))
 
 
 def _is_kept_near(state: CellState, node: Node, storage: Storage) -> bool:
     """Whether workers of the storage's node will find it, now or when a backup is made that is under way."""
     if node.transfer or (storage.storage_id in node.host and storage.storage_id not in node.quarantined):
         return True
-    near = (state.workers[name] for name in node.device)
+    near = (state.workers[name] for name in devices_of(state, node))
     return any(other.drain is None and other.node == storage.node for other in near)
 
 

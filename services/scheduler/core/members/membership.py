@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
-from services.scheduler.core.cache.residency import unlock_host
+from services.scheduler.core.cache.residency import DEVICE, unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.hidden_saves import drop_hidden_pool
 from services.scheduler.core.lifecycle import FAILURE_CODES, RequestEvent, RequestState, next_state
-from services.scheduler.core.members.pools import attach_worker, detach_worker, forget_host_copies, strike_device
+from services.scheduler.core.members.pools import (
+    attach_worker,
+    detach_worker,
+    forget_host_copies,
+    go_on_striking,
+    request_missing_pools,
+    strike,
+)
 from services.scheduler.core.queue.queueing import (
     accept,
     dequeue,
@@ -44,20 +51,30 @@ _LONGEST_US = 1e9
 
 
 def worker_joined(step: Step, message: WorkerJoined) -> None:
-    """Let a worker in, or dismiss it. An older incarnation of it is lost by that."""
+    """Let a worker in, or dismiss it. An older incarnation of it is lost by that.
+
+    As long as nodes name the older one's pool, the worker waits (:func:`strike_more`): the pools have one name.
+    """
     state = step.state
     known = state.workers.get(message.worker_id)
-    if known is not None and known.incarnation == message.incarnation:
+    waiting = state.arriving.get(message.worker_id)
+    if any(other is not None and other.incarnation == message.incarnation for other in (known, waiting)):
         state.count("stale_inputs")
         return
     if known is not None:
         remove_worker(step, known)
+    if f"{DEVICE}/{message.worker_id}" in state.lost:
+        _let_wait(state, message)
+        return
+    state.arriving.pop(message.worker_id, None)
     fault = _fault(state, message)
     if fault:
         state.count("workers_dismissed")
         step.to_stranger(message.worker_id, message.incarnation, Dismiss(reason=fault))
         return
-    _adopt_model(step, message)
+    if not _adopt_model(step, message):
+        _let_wait(state, message)
+        return
     worker = Worker(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
@@ -102,11 +119,41 @@ def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None
     return profile
 
 
-def _adopt_model(step: Step, message: WorkerJoined) -> None:
-    """The first worker decides what the cell serves. What was cached for another geometry is useless."""
+def _let_wait(state: CellState, message: WorkerJoined) -> None:
+    state.count("joins_put_off")
+    state.arriving[message.worker_id] = message
+
+
+def strike_more(step: Step) -> None:
+    """Go on with the pools that are lost, and let in who waited for that."""
+    state = step.state
+    go_on_striking(step)
+    request_missing_pools(step)
+    for message in list(state.arriving.values()):
+        if f"{DEVICE}/{message.worker_id}" not in state.lost:
+            del state.arriving[message.worker_id]
+            worker_joined(step, message)
+    for worker_id in state.workers:
+        step.touch(worker_id)
+
+
+def arriving_left(step: Step, worker_id: str, incarnation: str) -> bool:
+    """A worker that waits to be let in is gone or wants to be; returns whether it was one."""
+    message = step.state.arriving.get(worker_id)
+    if message is None or message.incarnation != incarnation:
+        return False
+    del step.state.arriving[worker_id]
+    return True
+
+
+def _adopt_model(step: Step, message: WorkerJoined) -> bool:
+    """The first worker decides what the cell serves. What was cached for another geometry is useless.
+
+    Returns False where nodes of that are left, which will have been struck soon.
+    """
     state = step.state
     if state.workers or (state.model == message.model and state.geometry == message.pool.geometry):
-        return
+        return True
     if state.model and state.model != message.model:
         # Their prompts are tokens of another model.
         for request in list(state.requests.values()):
@@ -115,9 +162,12 @@ def _adopt_model(step: Step, message: WorkerJoined) -> None:
             fail(step, request, Unavailable.code, "the cell serves another model now")
     if state.geometry is not None and state.geometry != message.pool.geometry:
         forget_host_pools(step)
+        if state.lost:
+            return False
     state.model, state.geometry = message.model, message.pool.geometry
     state.tree.page_size = message.pool.geometry.page_size
     state.quotas.page_bytes = message.pool.geometry.page_bytes
+    return True
 
 
 def remove_worker(step: Step, worker: Worker) -> None:
@@ -135,8 +185,8 @@ def remove_worker(step: Step, worker: Worker) -> None:
     reading = _host_copies_being_read(state, worker)
     for node, storage in reading:
         unlock_host(state, node, storage)
-    strike_device(state, worker.worker_id)
     del state.workers[worker.worker_id]
+    strike(step, DEVICE, worker.worker_id)
     detach_worker(step, worker)
     for name in worker.work.running:
         worker_gone(step, state.requests[name])
@@ -162,7 +212,7 @@ def forget_host_pools(step: Step) -> None:
         abandon_saves_of_storage(step, storage)
         abandon_fetches(step, storage, is_lost=False)
         drop_hidden_pool(step, storage)
-        forget_host_copies(state, storage)
+        forget_host_copies(step, storage)
         storage.handle = storage.pool = None
         storage.is_pool_requested = False
 

@@ -4,63 +4,111 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.empty_map import without_entry
+from services.scheduler.core.cache.page_pool import LostPool
 from services.scheduler.core.cache.pins import forget_hold
-from services.scheduler.core.cache.residency import DEVICE, HOST, forget_order, remove_all
+from services.scheduler.core.cache.residency import (
+    DEVICE,
+    HOST,
+    forget_order,
+    give_up_copies,
+    is_held,
+    remove_struck,
+    strike_entry,
+)
 from services.scheduler.core.hidden.hidden_saves import attach_hidden_pool, request_hidden_pools
 from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
 from shared.messages.worker_plans import AttachHostPool
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
 
 
-def strike_device(state: CellState, worker_id: str) -> None:
-    """A worker's pool is gone: forget what it held, and remove what is resident nowhere then.
+STRIKE_UNITS = 1 << 16
+"""What one step does to nodes of lost pools: it looks at so many, or strikes 1/4, or removes 1/16 (20 to 50 ms)."""
 
-    Goes down only where the pool held something, so it costs in proportion to that and to the children of it.
+STRIKE_PAUSE_MS = 10
+_UNITS_STRUCK, _UNITS_REMOVED, _CHILDREN_A_UNIT = 4, 16, 16
+
+
+def strike(step: Step, tier: str, owner: str) -> None:
+    """A pool is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
+
+    A device's nodes are found from the roots down, since what is there has its parent there: that costs in proportion
+    to them and to their siblings. Nodes of a host pool may be anywhere, so all are looked at.
     """
+    state = step.state
+    forget_order(state, tier, owner)
     nodes = state.tree.nodes
-    homeless = []
-    stack = [nodes[root_id] for root_id in state.tree.roots.values()]
-    while stack:
-        node = stack.pop()
-        if worker_id in node.below:
-            stack += [
-                child
-                for child in map(nodes.__getitem__, node.children.values())
-                if worker_id in child.device or worker_id in child.loading
-            ]
-            node.below = without_entry(node.below, worker_id)
-        if worker_id in node.device:
-            node.device = without_entry(node.device, worker_id)
-        if worker_id in node.loading:
-            node.loading = without_entry(node.loading, worker_id)
-        if worker_id in node.locks:
-            node.locks = without_entry(node.locks, worker_id)
-        if node.parent and not (node.device or node.loading or node.host):
-            homeless.append(node)
-    forget_order(state, DEVICE, worker_id)
-    remove_all(state, homeless)
+    if tier == DEVICE:
+        left = [root_id for root_id in state.tree.roots.values() if owner in nodes[root_id].below]
+    else:
+        forget_hold(state, owner)
+        left = list(nodes)
+    state.lost[f"{tier}/{owner}"] = LostPool(left=left)
+    if len(state.lost) == 1 and len(left) <= STRIKE_UNITS:  # Otherwise the timer comes to it.
+        go_on_striking(step)
 
 
-def strike_host(state: CellState, storage_id: str) -> None:
-    """A storage's pool is gone: forget what it held, and remove what is resident nowhere then."""
-    forget_hold(state, storage_id)
-    homeless = []
-    for node in state.tree.nodes.values():
-        if storage_id not in node.host:
-            continue  # Then no load reads it there either, and it is in no quarantine.
-        node.host = without_entry(node.host, storage_id)
-        if storage_id in node.host_locks:
-            node.host_locks = without_entry(node.host_locks, storage_id)
-        if storage_id in node.quarantined:
-            node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
-        if not (node.device or node.loading or node.host):
-            homeless.append(node)
-    forget_order(state, HOST, storage_id)
-    remove_all(state, homeless)
+def go_on_striking(step: Step) -> None:
+    """Strike some nodes of lost pools; the rest is for a timer."""
+    state = step.state
+    gone: list[Node] = []
+    units = STRIKE_UNITS
+    while state.lost and units > 0:
+        key, pool = next(iter(state.lost.items()))
+        tier, _, owner = key.partition("/")
+        while pool.left and units > 0:
+            units -= 1 + _strike_next(state, tier, owner, pool.left, gone)
+        if not pool.left:
+            del state.lost[key]
+    if state.recollection is not None:
+        state.recollection.note_gone(gone, "lost", "", state.policy, state.now_ns)
+
+
+def keep_striking(step: Step) -> None:
+    """See to it that a timer goes on with what is left of lost pools."""
+    if _TIMER not in step.state.timers:
+        step.set_timer(_TIMER, "strike", "", STRIKE_PAUSE_MS)
+
+
+_TIMER = "strike"
+
+
+def _strike_next(state: CellState, tier: str, owner: str, left: list[int], gone: list[Node]) -> int:
+    """Strike the next node, or put those before it that have to go first; returns units of work.
+
+    Children go before their parent, so that between any two calls what is on the lost device is closed upwards, and
+    whatever nobody holds has a place in ``left``. Below a node that nobody holds are host copies at most, which no
+    match reaches any more.
+    """
+    tree = state.tree
+    node = tree.nodes.get(left.pop())
+    if node is None:
+        return 0
+    if not node.parent:
+        is_kept = True
+    else:
+        above = tree.nodes[node.parent]
+        if above.parent and not is_held(state, above):
+            give_up_copies(state, node)
+        is_kept = is_held(state, node)
+    if (tier == DEVICE and owner in node.below) or (not is_kept and node.children):
+        left.append(node.id)
+        left.extend(node.children.values())
+        return len(node.children) // _CHILDREN_A_UNIT
+    if not is_kept:
+        gone.append(node)
+        parent = remove_struck(state, node)
+        if parent is not None and not parent.children and not is_held(state, parent):
+            left.append(parent.id)
+        return _UNITS_REMOVED
+    is_named = tier == HOST and owner in node.host
+    if is_named or (tier == DEVICE and (owner in node.device or owner in node.loading)):
+        strike_entry(state, node, tier, owner)
+        return _UNITS_STRUCK
+    return 0
 
 
 def attach_worker(step: Step, worker: Worker) -> None:
@@ -94,9 +142,12 @@ def request_missing_pools(step: Step) -> None:
 
 
 def request_pool(step: Step, storage: Storage) -> None:
-    """Ask for a host pool if there is none yet, once it is known whether one is wanted: a pool that was made stays."""
+    """Ask for a host pool if there is none yet, once it is known whether one is wanted: a pool that was made stays.
+
+    While nodes name an earlier pool of that storage, there can be no other.
+    """
     state, geometry = step.state, step.state.geometry
-    is_wanted = state.is_configured and state.config.host_tier
+    is_wanted = state.is_configured and state.config.host_tier and f"{HOST}/{storage.storage_id}" not in state.lost
     if is_wanted and not storage.is_pool_requested and geometry is not None:
         storage.is_pool_requested = True
         step.to_storage(storage, CreateHostPool(geometry=geometry))
@@ -112,8 +163,11 @@ def workers_of(state: CellState, storage: Storage) -> list[Worker]:
     return [worker for worker in state.workers.values() if worker.node == storage.node]
 
 
-def forget_host_copies(state: CellState, storage: Storage) -> None:
-    """Strike a storage's pool from the tree, and what is resident nowhere then."""
+def forget_host_copies(step: Step, storage: Storage) -> None:
+    """Strike a storage's pool from the tree, if it has one, and what is resident nowhere then."""
+    state = step.state
+    if storage.pool is None:
+        return
     for worker in state.workers.values():
         for batch in worker.work.batches:
             for load in batch.loads:
@@ -121,4 +175,4 @@ def forget_host_copies(state: CellState, storage: Storage) -> None:
                     load.storage_id = ""
         if worker.moves.promotion is not None and worker.moves.promotion.storage_id == storage.storage_id:
             worker.moves.promotion.storage_id = ""
-    strike_host(state, storage.storage_id)
+    strike(step, HOST, storage.storage_id)

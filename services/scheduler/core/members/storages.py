@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
+from services.scheduler.core.cache.residency import HOST
 from services.scheduler.core.hidden.hidden_in_flight import HiddenTier
 from services.scheduler.core.hidden.hidden_saves import (
     drop_hidden_pool,
@@ -72,7 +73,7 @@ def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) ->
     if handle is None or not 1 <= handle.pages <= MOST_PAGES or handle.geometry != state.geometry:
         state.count("host_pools_refused")
         return
-    if storage.pool is not None:
+    if storage.pool is not None or f"{HOST}/{storage.storage_id}" in state.lost:
         state.count("stale_inputs")
         return
     storage.handle, storage.pool = handle, new_pool(handle.pages)
@@ -91,7 +92,7 @@ def remove_storage(step: Step, storage: Storage) -> None:
     abandon_fetches(step, storage, is_lost=True)
     has_pools = storage.handle is not None or storage.hidden.handle is not None
     drop_hidden_pool(step, storage)
-    forget_host_copies(state, storage)
+    forget_host_copies(step, storage)
     del state.storages[storage.storage_id]
     for worker in workers_of(state, storage):
         if has_pools:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
+from services.scheduler.core.cache.residency import copies_of, devices_of
 from services.scheduler.core.rates import backlog_at, backlog_us, disk_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
@@ -164,9 +165,10 @@ def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNa
         near = [item.node for item in state.storages.values() if name in item.disk.chunks or name in item.hidden.chunks]
         yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
     for node, _ in reversed(path):
-        yield list(node.device)
-        near = [state.storages[storage_id].node for storage_id in node.host]
+        holders = devices_of(state, node)
+        yield list(holders)
+        near = [state.storages[storage_id].node for storage_id in copies_of(state, node)]
         if state.config.neighbour_loads:
-            near += [state.workers[name].node for name in node.device]
+            near += [state.workers[name].node for name in holders]
         if near:
             yield [name for name, worker in state.workers.items() if worker.node in near]

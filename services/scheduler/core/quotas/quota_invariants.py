@@ -8,6 +8,7 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, n
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
+    copies_of,
     is_device_evictable,
     is_host_evictable,
     leaves_with_backup,
@@ -73,11 +74,13 @@ def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) 
     owner = node.owner
     account = state.quotas.accounts[owner]
     for worker_id, held in (*node.device.items(), *node.loading.items()):
+        if worker_id not in state.workers:
+            continue
         pool = f"{DEVICE}/{worker_id}"
         _add(pages, owner, pool, len(held) // PAGE_NUMBER_BYTES)
         if is_device_evictable(state, node, worker_id):
             _require_offered(account, node, pool)
-    for storage_id, held in node.host.items():
+    for storage_id, held in copies_of(state, node).items():
         pool = f"{HOST}/{storage_id}"
         _add(pages, owner, pool, len(held) // PAGE_NUMBER_BYTES)
         if is_host_evictable(node, storage_id):

@@ -13,6 +13,8 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, d
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
+    copies_of,
+    devices_of,
     is_device_evictable,
     is_host_evictable,
     leaves_with_backup,
@@ -104,8 +106,10 @@ def _count_all(state: CellState, node: Node) -> None:
     """Count what a node, whose owner is new, has everywhere."""
     owner = node.owner
     for worker_id, pages in (*node.device.items(), *node.loading.items()):
+        if worker_id not in state.workers:
+            continue  # It is lost, and its pages are about to be struck.
         state.quotas.charge(owner, f"{DEVICE}/{worker_id}", len(pages) // PAGE_NUMBER_BYTES)
-    for storage_id, pages in node.host.items():
+    for storage_id, pages in copies_of(state, node).items():
         state.quotas.charge(owner, f"{HOST}/{storage_id}", len(pages) // PAGE_NUMBER_BYTES)
     if not node.transfer:
         return
@@ -118,10 +122,10 @@ def _count_all(state: CellState, node: Node) -> None:
 
 def _offer_all(state: CellState, node: Node) -> None:
     """Tell its owner's orders from where a node may go. The pools' policies know."""
-    for worker_id in node.device:
+    for worker_id in devices_of(state, node):
         if is_device_evictable(state, node, worker_id):
             state.quotas.offer(node, f"{DEVICE}/{worker_id}")
-    for storage_id in node.host:
+    for storage_id in copies_of(state, node):
         if is_host_evictable(node, storage_id):
             state.quotas.offer(node, f"{HOST}/{storage_id}")
 

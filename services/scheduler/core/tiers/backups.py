@@ -9,6 +9,7 @@ from services.scheduler.core.cache.pins import take_hold
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node
 from services.scheduler.core.cache.residency import (
     HOST,
+    copies_of,
     count_leaving,
     drop_device,
     give_host,
@@ -94,7 +95,7 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
     for node in nodes:
         offer(state, node)
         # The copy that a node had may be gone by now; copies below it would go with it.
-        is_bridge = node.id in uncopied and bool(node.children) and not node.host
+        is_bridge = node.id in uncopied and bool(node.children) and not copies_of(state, node)
         if worker is not None and not is_bridge and not transfer.stays:
             _leave_device(state, node, worker)
 

@@ -131,12 +131,14 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
     tree = state.tree
     page_token_bytes = tree.page_token_bytes
     found = _Pages()
+    is_lost = f"host/{storage_id}" in state.lost  # Then nodes still name a pool that is gone.
     for node, pages in path:
         start = node.depth // tree.page_size
         skipped = max(0, base - start)
         if pages <= skipped:
             continue
-        host = node.host.get(storage_id, b"") if storage_id not in node.quarantined else b""
+        is_readable = not is_lost and storage_id not in node.quarantined
+        host = node.host.get(storage_id, b"") if is_readable else b""
         device = node.device.get(worker_id, b"") if not host else b""
         size = pages - skipped
         found.tokens.append(node.tokens[skipped * page_token_bytes : pages * page_token_bytes])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.prefix_tree import Node, Path, namespace_of
-from services.scheduler.core.cache.residency import lock_path, unlock_path
+from services.scheduler.core.cache.residency import copies_of, devices_of, lock_path, unlock_path
 from services.scheduler.core.cache.unsaved import MOST_UNSAVED, put_off
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
@@ -139,8 +139,9 @@ def save_leaving(step: Step, storage: Storage, node: Node) -> None:
 def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
     """A worker of the storage's node that has the lowest node of a path which is not in its host pool."""
     for above, _ in reversed(path):
-        if storage.storage_id not in above.host or storage.storage_id in above.quarantined:
-            near = [state.workers[name] for name in above.device if state.workers[name].node == storage.node]
+        if storage.storage_id not in copies_of(state, above) or storage.storage_id in above.quarantined:
+            holders = [state.workers[name] for name in devices_of(state, above)]
+            near = [worker for worker in holders if worker.node == storage.node]
             return near[0] if near else None
     return None
 

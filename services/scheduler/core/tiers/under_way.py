@@ -36,6 +36,17 @@ class UnderWay(msgspec.Struct, kw_only=True):
         self.state = next_transfer_state(self.state, TransferEvent.CALL_OFF)
 
 
+class Flush(msgspec.Struct):
+    """One tier of one namespace that is being emptied (see :mod:`configure`).
+
+    ``left`` are ids of nodes, the next at the end: one that is positive has its children put before it, a negative one
+    is dropped if it may be.
+    """
+
+    tier: str
+    left: list[int]
+
+
 class Transfer(UnderWay):
     """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
 
