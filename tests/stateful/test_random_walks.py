@@ -17,7 +17,9 @@ WALKS = 150
 MUST_HAPPEN = (
     "backups_done",
     "backups_failed",
+    "batches_in_bubbles",
     "batches_loading_bound",
+    "batches_split",
     "chunks_failed",
     "copied_ahead_pages",
     "delay_hits_deferred",
