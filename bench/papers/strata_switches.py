@@ -10,13 +10,14 @@ seed draws. Nothing was chosen by the generators and the trace: the rule by whic
 LooGLE alone.
 
 ``python -m bench.papers.strata_switches --trace FILE [--parts bubbles,waits,backups] [--cases NAME;...] [--add
-FILE,...]``; all parts together write ``bench/results/papers_strata_switches.json``. A run of some of them prints what
+FILE,...]``; all cases together write ``bench/results/papers_strata_switches.json``. A run of some of them prints what
 ``--add`` joins.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from bench import results_file
 from bench.papers import simulated
 from bench.papers.simulated import Row
 from shared.messages.cell_events import CellConfig
+from thermocline.simulate.__main__ import GC_THRESHOLDS
 from thermocline.simulate.profiles import load_hardware, load_model
 from thermocline.simulate.simulation import Setup, Simulation
 from thermocline.simulate.workloads import TraceWorkload, Workload
@@ -38,14 +40,13 @@ from thermocline.simulate.workloads.chat import ChatOptions, ChatWorkload
 from thermocline.simulate.workloads.diurnal import DiurnalOptions, DiurnalWorkload
 from thermocline.simulate.workloads.documents import DocumentOptions, DocumentWorkload
 from thermocline.simulate.workloads.retrieval import RetrievalOptions, RetrievalWorkload
-from thermocline.simulate.workloads.tenants import TenantOptions, TenantWorkload
 
 IN_FLIGHT = 128  # 5.1
 PREFILL_TOKENS = 8192
 SEEDS = (1, 2)
 """Of workloads whose shape the seed draws; the others have the first only."""
 
-TRACED = 1000  # Requests of the trace.
+TRACED = 600  # Requests of the trace.
 
 COUNTERS = (
     "batches_in_bubbles",
@@ -108,45 +109,35 @@ def traced_slowly(seed: int, trace: Path | None) -> Workload | None:
 
 
 def agents(seed: int, trace: Path | None) -> Workload:
-    return AgentWorkload(AgentOptions(sessions=60), seed)
+    return AgentWorkload(AgentOptions(sessions=40), seed)
 
 
 def diurnal(seed: int, trace: Path | None) -> Workload:
-    return DiurnalWorkload(DiurnalOptions(queries=600), seed)
+    return DiurnalWorkload(DiurnalOptions(queries=400), seed)
 
 
 def retrieval(seed: int, trace: Path | None) -> Workload:
-    return RetrievalWorkload(RetrievalOptions(queries=600), seed)
-
-
-def tenants(seed: int, trace: Path | None) -> Workload:
-    return TenantWorkload(TenantOptions(queries=600), seed)
+    return RetrievalWorkload(RetrievalOptions(queries=400), seed)
 
 
 def chats(seed: int, trace: Path | None) -> Workload:
-    return ChatWorkload(ChatOptions(sessions=300, think_s=20.0), seed)
+    return ChatWorkload(ChatOptions(sessions=200, think_s=20.0), seed)
 
 
-LOOGLE: dict[str, Any] = {"queries": 500}
+LOOGLE: dict[str, Any] = {"queries": 400}
 
 CASES: dict[str, dict[str, Case]] = {
     "bubbles": {
-        "LooGLE, shuffled": Case(documents(queries=1800)),
-        "LooGLE, max": Case(documents(queries=1800, distance="max")),
-        "LooGLE, min": Case(documents(queries=600, distance="min")),
-        "LooGLE, 3/s": Case(documents(**LOOGLE), rate=3.0),
+        "LooGLE, shuffled": Case(documents(queries=1500)),
+        "LooGLE, max": Case(documents(queries=1500, distance="max")),
         "LooGLE, 6/s": Case(documents(**LOOGLE), rate=6.0),
         "LooGLE, Llama-3.1-8B": Case(documents(**LOOGLE), model="llama-3.1-8b"),
-        "LooGLE, Grace Hopper": Case(documents(**LOOGLE), "gh200", "llama-3.1-8b", host_tokens=2_800_000),
-        "NarrativeQA": Case(documents(dataset="narrativeqa", queries=250)),
-        "ReviewMT": Case(documents(dataset="reviewmt", queries=250)),
-        "trace, busy": Case(traced, model="llama-3.1-8b", device_tokens=400_000),
+        "NarrativeQA": Case(documents(dataset="narrativeqa", queries=150)),
         "trace, slowly": Case(traced_slowly, model="llama-3.1-8b", in_flight=None, device_tokens=200_000),
         "agents": Case(agents, device_tokens=100_000, seeds=SEEDS),
         "chats": Case(chats, "4090", "llama-2-7b", rate=4.0, in_flight=None, device_tokens=30_000),
         "diurnal": Case(diurnal, device_tokens=60_000, seeds=SEEDS),
         "retrieval": Case(retrieval, device_tokens=60_000, seeds=SEEDS),
-        "tenants": Case(tenants, device_tokens=60_000, seeds=SEEDS),
         "retrieval, two cores": Case(retrieval, "cpu-2core", "llama-88m", in_flight=8, device_tokens=16_384),
     },
     "waits": {
@@ -155,14 +146,8 @@ CASES: dict[str, dict[str, Case]] = {
         "LooGLE, slow disk": Case(
             documents(**LOOGLE), rate=1.0, host_tokens=400_000, disk_tokens=4_000_000, disk_slower=6.0
         ),
-        "LooGLE, slow disk, busy": Case(
-            documents(**LOOGLE), host_tokens=400_000, disk_tokens=4_000_000, disk_slower=6.0
-        ),
         "ReviewMT": Case(
-            documents(dataset="reviewmt", queries=250), rate=2.0, host_tokens=300_000, disk_tokens=4_000_000
-        ),
-        "trace, busy": Case(
-            traced, model="llama-3.1-8b", device_tokens=400_000, host_tokens=400_000, disk_tokens=60_000_000
+            documents(dataset="reviewmt", queries=150), rate=2.0, host_tokens=300_000, disk_tokens=4_000_000
         ),
         "trace, slowly": Case(
             traced_slowly,
@@ -185,7 +170,6 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "diurnal": Case(diurnal, device_tokens=60_000, host_tokens=60_000, disk_tokens=4_000_000, seeds=SEEDS),
         "retrieval": Case(retrieval, device_tokens=60_000, host_tokens=60_000, disk_tokens=4_000_000, seeds=SEEDS),
-        "tenants": Case(tenants, device_tokens=60_000, host_tokens=60_000, disk_tokens=4_000_000, seeds=SEEDS),
         "retrieval, two cores": Case(
             retrieval,
             "cpu-2core",
@@ -197,15 +181,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
 }
-BACKED_UP = (
-    "LooGLE, shuffled",
-    "LooGLE, 6/s",
-    "trace, busy",
-    "trace, slowly",
-    "agents",
-    "chats",
-    "retrieval, two cores",
-)
+BACKED_UP = ("LooGLE, 6/s", "trace, slowly", "agents", "retrieval, two cores")
 CASES["backups"] = {name: CASES["bubbles"][name] for name in BACKED_UP}
 
 
@@ -214,6 +190,7 @@ def measure(case: Case, changes: dict[str, Any], seed: int, trace: Path | None) 
     workload = case.workload(seed, trace)
     if workload is None:
         return None
+    gc.set_threshold(*GC_THRESHOLDS)
     hardware = load_hardware(case.hardware)
     disk = struct_replace(hardware.disk, bandwidth_gb_s=hardware.disk.bandwidth_gb_s / case.disk_slower)
     setup_changes = {"backup_share": changes["backup_share"]} if "backup_share" in changes else {}
@@ -272,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="without one its cases are left out")
     parser.add_argument("--parts", default=",".join(VARIANTS))
-    parser.add_argument("--cases", default="", metavar="NAME;...", help="only these, written nowhere")
+    parser.add_argument("--cases", default="", metavar="NAME;...", help="only these")
     parser.add_argument("--add", default="", metavar="FILE,...", help="parts that were printed before")
     options = parser.parse_args()
     parts = [name for name in options.parts.split(",") if name]
@@ -284,9 +261,11 @@ def main() -> None:
         raise SystemExit(2)
     found: dict[str, Any] = {}
     for name in filter(None, options.add.split(",")):
-        found |= json.loads(Path(name).read_text(encoding="utf-8"))
-    found |= {part: compare(part, names, options.trace) for part in parts}
-    if names or set(found) != set(VARIANTS) or options.trace is None:
+        for part, cases in json.loads(Path(name).read_text(encoding="utf-8")).items():
+            found.setdefault(part, {}).update(cases)
+    for part in parts:
+        found.setdefault(part, {}).update(compare(part, names, options.trace))
+    if {part: set(cases) for part, cases in found.items()} != {part: set(cases) for part, cases in CASES.items()}:
         print(json.dumps(found, indent=2))
         return
     print(results_file.write("papers_strata_switches", {"simulated": True} | found, seed=SEEDS[0]))
