@@ -9,9 +9,8 @@ Each on datasets of the paper, a recorded trace (``--trace``, in the Mooncake fo
 seed draws. Nothing was chosen by the generators and the trace: the rule by which prefill may fill a bubble was tried on
 LooGLE alone.
 
-``python -m bench.papers.strata_switches --trace FILE [--parts bubbles,waits,backups] [--cases NAME;...] [--add
-FILE,...]``; all cases together write ``bench/results/papers_strata_switches.json``. A run of some of them prints what
-``--add`` joins.
+``python -m bench.papers.strata_switches --trace FILE [--parts bubbles,waits,backups] [--cases NAME;...] [--keep FILE]
+[--add FILE,...]`` writes ``bench/results/papers_strata_switches.json``. Runs of some cases keep what ``--add`` joins.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PREFILL_TOKENS = 8192
 SEEDS = (1, 2)
 """Of workloads whose shape the seed draws; the others have the first only."""
 
-TRACED = 600  # Requests of the trace.
+TRACED = 300  # Requests of the trace.
 
 COUNTERS = (
     "batches_in_bubbles",
@@ -109,30 +108,30 @@ def traced_slowly(seed: int, trace: Path | None) -> Workload | None:
 
 
 def agents(seed: int, trace: Path | None) -> Workload:
-    return AgentWorkload(AgentOptions(sessions=40), seed)
+    return AgentWorkload(AgentOptions(sessions=16), seed)
 
 
 def diurnal(seed: int, trace: Path | None) -> Workload:
-    return DiurnalWorkload(DiurnalOptions(queries=400), seed)
+    return DiurnalWorkload(DiurnalOptions(queries=250), seed)
 
 
 def retrieval(seed: int, trace: Path | None) -> Workload:
-    return RetrievalWorkload(RetrievalOptions(queries=400), seed)
+    return RetrievalWorkload(RetrievalOptions(queries=250), seed)
 
 
 def chats(seed: int, trace: Path | None) -> Workload:
-    return ChatWorkload(ChatOptions(sessions=200, think_s=20.0), seed)
+    return ChatWorkload(ChatOptions(sessions=100, think_s=20.0), seed)
 
 
-LOOGLE: dict[str, Any] = {"queries": 400}
+LOOGLE: dict[str, Any] = {"queries": 250}
 
 CASES: dict[str, dict[str, Case]] = {
     "bubbles": {
-        "LooGLE, shuffled": Case(documents(queries=1500)),
-        "LooGLE, max": Case(documents(queries=1500, distance="max")),
+        "LooGLE, shuffled": Case(documents(queries=800)),
+        "LooGLE, max": Case(documents(queries=800, distance="max")),
         "LooGLE, 6/s": Case(documents(**LOOGLE), rate=6.0),
         "LooGLE, Llama-3.1-8B": Case(documents(**LOOGLE), model="llama-3.1-8b"),
-        "NarrativeQA": Case(documents(dataset="narrativeqa", queries=150)),
+        "NarrativeQA": Case(documents(dataset="narrativeqa", queries=80)),
         "trace, slowly": Case(traced_slowly, model="llama-3.1-8b", in_flight=None, device_tokens=200_000),
         "agents": Case(agents, device_tokens=100_000, seeds=SEEDS),
         "chats": Case(chats, "4090", "llama-2-7b", rate=4.0, in_flight=None, device_tokens=30_000),
@@ -147,7 +146,7 @@ CASES: dict[str, dict[str, Case]] = {
             documents(**LOOGLE), rate=1.0, host_tokens=400_000, disk_tokens=4_000_000, disk_slower=6.0
         ),
         "ReviewMT": Case(
-            documents(dataset="reviewmt", queries=150), rate=2.0, host_tokens=300_000, disk_tokens=4_000_000
+            documents(dataset="reviewmt", queries=80), rate=2.0, host_tokens=300_000, disk_tokens=4_000_000
         ),
         "trace, slowly": Case(
             traced_slowly,
@@ -219,18 +218,14 @@ def measure(case: Case, changes: dict[str, Any], seed: int, trace: Path | None) 
     return row
 
 
-def compare(part: str, names: list[str], trace: Path | None) -> dict[str, dict[str, list[Row]]]:
-    """Each case with each variant, at each seed."""
-    found: dict[str, dict[str, list[Row]]] = {}
-    for name, case in CASES[part].items():
-        if names and name not in names:
-            continue
-        found[name] = {}
-        for variant, changes in VARIANTS[part].items():
-            rows = [measure(case, changes, seed, trace) for seed in case.seeds]
-            found[name][variant] = [row for row in rows if row is not None]
-            for row in found[name][variant]:
-                say(part, name, variant, row)
+def compare(part: str, name: str, case: Case, trace: Path | None) -> dict[str, list[Row]]:
+    """A case with each variant, at each seed."""
+    found: dict[str, list[Row]] = {}
+    for variant, changes in VARIANTS[part].items():
+        rows = [measure(case, changes, seed, trace) for seed in case.seeds]
+        found[variant] = [row for row in rows if row is not None]
+        for row in found[variant]:
+            say(part, name, variant, row)
     return found
 
 
@@ -250,7 +245,8 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="without one its cases are left out")
     parser.add_argument("--parts", default=",".join(VARIANTS))
     parser.add_argument("--cases", default="", metavar="NAME;...", help="only these")
-    parser.add_argument("--add", default="", metavar="FILE,...", help="parts that were printed before")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write here, after each case, and nowhere else")
+    parser.add_argument("--add", default="", metavar="FILE,...", help="cases that were kept before")
     options = parser.parse_args()
     parts = [name for name in options.parts.split(",") if name]
     names = [name for name in options.cases.split(";") if name]
@@ -264,11 +260,13 @@ def main() -> None:
         for part, cases in json.loads(Path(name).read_text(encoding="utf-8")).items():
             found.setdefault(part, {}).update(cases)
     for part in parts:
-        found.setdefault(part, {}).update(compare(part, names, options.trace))
-    if {part: set(cases) for part, cases in found.items()} != {part: set(cases) for part, cases in CASES.items()}:
-        print(json.dumps(found, indent=2))
-        return
-    print(results_file.write("papers_strata_switches", {"simulated": True} | found, seed=SEEDS[0]))
+        for name, case in CASES[part].items():
+            if name in names or not names:
+                found.setdefault(part, {})[name] = compare(part, name, case, options.trace)
+                if options.keep is not None:
+                    options.keep.write_text(json.dumps(found), encoding="utf-8")
+    if options.keep is None:
+        print(results_file.write("papers_strata_switches", {"simulated": True} | found, seed=SEEDS[0]))
 
 
 if __name__ == "__main__":

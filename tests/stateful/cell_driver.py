@@ -68,7 +68,6 @@ VARIANTS: dict[str, Any] = {
     "max_queued_per_tenant": (0, 0, 2),
     "aging_requests": (1, 8),
     "bubble_filling": (True, False),
-    "bubble_prefill": (True, False),
     "prefetch_wait": ("best_effort", "deadline", "deadline", "deadline", "full"),
     "prefetch_fraction": (0.5, 0.5, 1.0, 0.1),
     "prefetch_deadline_ms": (2_000, 1),
