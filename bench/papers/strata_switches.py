@@ -123,15 +123,16 @@ def chats(seed: int, trace: Path | None) -> Workload:
     return ChatWorkload(ChatOptions(sessions=100, think_s=20.0), seed)
 
 
-LOOGLE: dict[str, Any] = {"queries": 250}
+LOOGLE: dict[str, Any] = {"contexts": 30, "queries": 250}
+"""So few documents that most of a short run finds its own."""
 
 CASES: dict[str, dict[str, Case]] = {
     "bubbles": {
         "LooGLE, shuffled": Case(documents(queries=800)),
         "LooGLE, max": Case(documents(queries=800, distance="max")),
-        "LooGLE, 6/s": Case(documents(**LOOGLE), rate=6.0),
-        "LooGLE, Llama-3.1-8B": Case(documents(**LOOGLE), model="llama-3.1-8b"),
-        "NarrativeQA": Case(documents(dataset="narrativeqa", queries=80)),
+        "LooGLE, 6/s": Case(documents(**LOOGLE), rate=6.0, device_tokens=200_000),
+        "LooGLE, Llama-3.1-8B": Case(documents(**LOOGLE), model="llama-3.1-8b", device_tokens=200_000),
+        "NarrativeQA": Case(documents(dataset="narrativeqa", contexts=12, queries=120), device_tokens=300_000),
         "trace, slowly": Case(traced_slowly, model="llama-3.1-8b", in_flight=None, device_tokens=200_000),
         "agents": Case(agents, device_tokens=100_000, seeds=SEEDS),
         "chats": Case(chats, "4090", "llama-2-7b", rate=4.0, in_flight=None, device_tokens=30_000),
@@ -140,13 +141,24 @@ CASES: dict[str, dict[str, Case]] = {
         "retrieval, two cores": Case(retrieval, "cpu-2core", "llama-88m", in_flight=8, device_tokens=16_384),
     },
     "waits": {
-        "LooGLE, 1/s": Case(documents(**LOOGLE), rate=1.0, host_tokens=400_000, disk_tokens=4_000_000),
-        "LooGLE, busy": Case(documents(**LOOGLE), host_tokens=400_000, disk_tokens=4_000_000),
+        "LooGLE, 1/s": Case(
+            documents(**LOOGLE), rate=1.0, device_tokens=150_000, host_tokens=200_000, disk_tokens=4_000_000
+        ),
+        "LooGLE, busy": Case(documents(**LOOGLE), device_tokens=150_000, host_tokens=200_000, disk_tokens=4_000_000),
         "LooGLE, slow disk": Case(
-            documents(**LOOGLE), rate=1.0, host_tokens=400_000, disk_tokens=4_000_000, disk_slower=6.0
+            documents(**LOOGLE),
+            rate=1.0,
+            device_tokens=150_000,
+            host_tokens=200_000,
+            disk_tokens=4_000_000,
+            disk_slower=6.0,
         ),
         "ReviewMT": Case(
-            documents(dataset="reviewmt", queries=80), rate=2.0, host_tokens=300_000, disk_tokens=4_000_000
+            documents(dataset="reviewmt", contexts=12, queries=150),
+            rate=3.0,
+            device_tokens=100_000,
+            host_tokens=100_000,
+            disk_tokens=4_000_000,
         ),
         "trace, slowly": Case(
             traced_slowly,

@@ -21,6 +21,11 @@ def percent(value: float, digits: int = 0) -> str:
     return f"{value:.{digits}%}"
 
 
+def signed(value: float, digits: int = 1) -> str:
+    """Write a difference in percent, with its sign."""
+    return f"{value:+.{digits}%}"
+
+
 def times(value: float) -> str:
     """Write a ratio as ``1.23×``, or ``12×`` from ten on."""
     if value == float("inf"):
