@@ -116,7 +116,8 @@ class ModelWorker:
         if not batch.bubble_prefill:
             return
         assert batch.loads, "a bubble without a load"
-        named = {part.request_id for part in (*batch.chunks, *batch.loads, *batch.restores)}
+        parts: tuple[Any, ...] = (*batch.chunks, *batch.loads, *batch.restores)
+        named = {part.request_id for part in parts}
         while self.inbox:
             order = self.inbox[0].order
             match order:

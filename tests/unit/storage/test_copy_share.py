@@ -85,7 +85,11 @@ def test_copies_take_turns() -> None:
         with lock:
             running[0] -= 1
 
-    threads = [threading.Thread(target=lambda: [turns.run(copy) for _ in range(50)]) for _ in range(4)]
+    def copy_often() -> None:
+        for _ in range(50):
+            turns.run(copy)
+
+    threads = [threading.Thread(target=copy_often) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

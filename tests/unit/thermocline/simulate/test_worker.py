@@ -68,7 +68,12 @@ def _admit(name: str, tokens: int, max_tokens: int, *, cached: int = 0, room: in
     )
 
 
-def _batch(*chunks: tuple[str, int, int], loaded: dict[str, int] | None = None, **flags: bool) -> Any:
+def _batch(
+    *chunks: tuple[str, int, int],
+    loaded: dict[str, int] | None = None,
+    fill_bubble: bool = False,
+    bubble_prefill: bool = False,
+) -> Any:
     return plans.RunBatch(
         chunks=tuple(plans.PrefillChunk(request_id=name, attempt=1, start=a, end=b) for name, a, b in chunks),
         loads=tuple(
@@ -82,7 +87,8 @@ def _batch(*chunks: tuple[str, int, int], loaded: dict[str, int] | None = None, 
             )
             for name, pages in (loaded or {}).items()
         ),
-        **flags,
+        fill_bubble=fill_bubble,
+        bubble_prefill=bubble_prefill,
     )
 
 
