@@ -23,7 +23,7 @@ def percent(value: float, digits: int = 0) -> str:
 
 def signed(value: float, digits: int = 1) -> str:
     """Write a difference in percent, with its sign."""
-    return f"{value:+.{digits}%}"
+    return f"{round(value, digits + 2) + 0.0:+.{digits}%}"  # Adding nothing takes the sign from a zero.
 
 
 def times(value: float) -> str:

@@ -15,7 +15,7 @@ def test_numbers_are_as_long_as_they_are_sure() -> None:
 
 def test_differences_have_a_sign() -> None:
     """Nothing is a gain of nothing."""
-    assert [signed(value) for value in (0.0123, -0.5, 0.0)] == ["+1.2%", "-50.0%", "+0.0%"]
+    assert [signed(value) for value in (0.0123, -0.5, -0.0001)] == ["+1.2%", "-50.0%", "+0.0%"]
 
 
 def test_a_table_is_its_titles_a_line_and_rows() -> None:
