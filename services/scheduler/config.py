@@ -71,6 +71,9 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         float, Meta(description="loaded tokens per computed token of a loading-bound batch; 0 measures it", ge=0)
     ] = _CELL.load_compute_ratio
     bubble_filling: Annotated[bool, Meta(description="decode while a loading-bound batch loads")] = _CELL.bubble_filling
+    bubble_prefill: Annotated[bool, Meta(description="prefill meanwhile, too, what needs no load")] = (
+        _CELL.bubble_prefill
+    )
     fair_share: Annotated[bool, Meta(description="tenants of equal priority take turns")] = _CELL.fair_share
     queue_window: Annotated[int, Meta(description="waiting requests a batch looks at", ge=1)] = _CELL.queue_window
     max_queued_per_tenant: Annotated[int, Meta(description="waiting requests of one tenant; 0 is no bound", ge=0)] = (

@@ -46,7 +46,9 @@ async def _serve(config: StorageConfig, life: Lifecycle, tracer: Tracer | None) 
     try:
         bus = await nats_bus.connect_with(config, f"storage {config.id}")
         try:
-            pools = Pools(config.shm_prefix, config.host_kv_bytes, config.hidden_bytes)
+            pools = Pools(
+                config.shm_prefix, config.host_kv_bytes, config.hidden_bytes, backup_share=config.backup_share
+            )
             shell = StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage"), tracer=tracer)
             await shell.run(life)
         finally:

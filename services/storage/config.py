@@ -64,6 +64,10 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
         str, Meta(description="TOML file of encryption keys by cache salt; empty leaves chunks unencrypted")
     ] = ""
     threads: Annotated[int, Meta(description="threads that copy pages", ge=1, le=64)] = 2
+    backup_share: Annotated[
+        float,
+        Meta(description="part of the time in which pages may be copied from devices; 1 is all of it", gt=0, le=1),
+    ] = 1.0
     max_transfers: Annotated[int, Meta(description="backups that may wait or run; more are refused", ge=1)] = 4096
     metrics_port: Annotated[int, Meta(description="port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"

@@ -6,6 +6,7 @@ from shared import metrics
 
 COPIED_BYTES = metrics.counter("storage_copied_bytes", "KV bytes copied and sealed", ("direction",))
 COPY_SECONDS = metrics.counter("storage_copy_seconds", "Time that I/O threads spent copying", ("direction",))
+COPY_PAUSES = metrics.counter("storage_copy_pauses_seconds", "Time that copies waited for their share of the time")
 COPY_LATENCY = metrics.histogram("storage_transfer_seconds", "Time of one copy, without waiting", ("direction",))
 FAILURES = metrics.counter("storage_failures", "Orders answered with an error", ("order",))
 TRANSFERS = metrics.gauge("storage_transfers", "Backups that wait or run")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.storage import measures
+from services.storage.copy_share import CopyShare, SharedDevicePages
 from services.storage.core.backup_check import Transfer, check_backup
 from services.storage.core.fetch_check import FetchChunk, check_fetch
 from services.storage.core.save_check import SaveChunk, check_save, reads_device
@@ -55,12 +56,15 @@ class Pools:
         host_bytes: int,
         hidden_bytes: int = 0,
         *,
+        backup_share: float = 1.0,
         open_device: Callable[[PoolHandle], DevicePages] = open_device_pool,
     ) -> None:
+        """``backup_share`` is the part of the time in which devices may be copied from."""
         self._shm_prefix = shm_prefix
         self._host_bytes = host_bytes
         self._hidden_bytes = hidden_bytes
         self._open_device = open_device
+        self._share = CopyShare(backup_share) if backup_share < 1 else None
         self._host: HostPoolView | None = None
         self._hidden: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
@@ -155,7 +159,8 @@ class Pools:
         except ThermoclineError as error:
             self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, None, error.message)
             raise
-        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, pages)
+        shared = pages if self._share is None else SharedDevicePages(pages, self._share)
+        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, shared)
 
     def detach(self, worker_id: str, incarnation: str) -> bool:
         """Let go of a device pool; False if it is not (or no more) that incarnation's."""

@@ -1,20 +1,22 @@
-"""Bubble filling (Strata 4.3.3): while the loads of a loading-bound batch run, the worker decodes.
+"""Bubble filling (Strata 4.3.3): while the loads of a loading-bound batch run, the worker computes something else.
 
 When the chunks of a batch begin, attention at layer l waits for the load of layer l, and all the requests that
 decode beside them wait too. So the batch is held back while decode steps run, until what remains of the load would
-hardly stall it. Every step of a bubble is a whole step of its own: tokens are those of any other order of steps,
-because sampling is a pure function of seed, position and logits.
+hardly stall it. A whole batch behind it that loads nothing may be computed meanwhile as well, where the scheduler
+allows that and what is left of the load takes longer than the batch. Every step of a bubble is a whole step of its
+own: tokens are those of any other order of steps, because sampling is a pure function of seed, position and logits.
 
-A bubble ends by itself: when the load has ended, when nothing can decode, or when a layer is overdue.
+A bubble ends by itself: when the load has ended, when there is nothing to compute, or when a layer is overdue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import Progress
@@ -77,13 +79,24 @@ class Transfer(Protocol):
     def progress(self) -> Progress: ...
 
 
-def fill(transfer: Transfer, rows: int, pace: Pace, decode: Callable[[], int], clock_ns: Callable[[], int]) -> Bubble:
-    """Call ``decode`` (one step; returns how many tokens it computed) until the batch's chunks should begin.
+def fill(
+    transfer: Transfer,
+    rows: int,
+    pace: Pace,
+    decode: Callable[[], int],
+    clock_ns: Callable[[], int],
+    prefill: Callable[[float], bool] | None = None,
+) -> Bubble:
+    """Compute other things until the batch's chunks, which have ``rows`` rows, should begin.
 
-    ``rows`` are the rows of these chunks.
+    ``decode`` is one step and returns how many tokens it computed. ``prefill`` runs another batch if one is there that
+    takes no longer than the given ns, and returns whether it did; it goes first.
     """
     bubble = Bubble()
-    while not should_start(transfer.progress, rows, pace) and not transfer.gate.expire():
+    while not should_start(progress := transfer.progress, rows, pace) and not transfer.gate.expire():
+        room_ns = float("inf") if progress.is_rejected else stall_ns(progress, rows, pace)
+        if prefill is not None and prefill(room_ns):
+            continue
         before_ns = clock_ns()
         tokens = decode()
         if not tokens:
@@ -131,25 +144,58 @@ def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
 
     Pages are no obstacle: the scheduler gives a page to someone else only after whoever had it has answered, and
     this batch has not. What is left is the order of what happens to one request, so orders for requests of the
-    batch wait for it. Another batch is a barrier of its own, and a host pool may not go while loads read it.
-    A promotion writes pages that nobody has, behind the loads.
+    batch wait for it. Another batch is a barrier unless it :func:`may_go_ahead`, and a host pool may not go while
+    loads read it. A promotion writes pages that nobody has, behind the loads.
     """
     match order:
         case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():
-            parts: tuple[PrefillChunk | PageLoad | RestoreChunk, ...] = (*batch.chunks, *batch.loads, *batch.restores)
-            return order.request_id not in [part.request_id for part in parts]
+            return order.request_id not in _named(batch)
         case PromotePages():
             return True
         case _:
             return False
 
 
+def may_go_ahead(
+    order: WorkerOrder, batch: RunBatch, requests: Mapping[str, RunningRequest], loading: Collection[int]
+) -> TypeGuard[RunBatch]:
+    """Whether an order behind ``batch`` is a batch that may be computed while that is still loading these pages.
+
+    It may if it loads and restores nothing, and no chunk is of a request of the other batch or of one that stands on
+    what is being loaded.
+    """
+    if not batch.bubble_prefill or not isinstance(order, RunBatch) or order.loads or order.restores:
+        return False
+    names = [chunk.request_id for chunk in order.chunks]
+    held = _packed(loading)
+    stands = any(_stands_on(requests[name], held) for name in names if name in requests)
+    return not stands and _named(batch).isdisjoint(names)
+
+
+def fits(rows: int, room_ns: float, pace: Pace) -> bool:
+    """Whether a step of ``rows`` rows is predicted to end within ``room_ns``."""
+    return rows * pace.row_ns <= room_ns
+
+
 def standing_on(requests: Iterable[RunningRequest], loading: Collection[int]) -> frozenset[str]:
     """Ids of decoding requests that have a page that is being loaded in their table: a plan that contradicts
     itself, and no reason to read a page that is half written.
     """
-    pages = np.fromiter(loading, dtype=np.int32, count=len(loading))
-    return frozenset(each.request_id for each in requests if each.is_decoding and np.isin(each.pages_held, pages).any())
+    held = _packed(loading)
+    return frozenset(each.request_id for each in requests if each.is_decoding and _stands_on(each, held))
+
+
+def _stands_on(request: RunningRequest, pages: npt.NDArray[np.int32]) -> bool:
+    return bool(np.isin(request.pages_held, pages).any())
+
+
+def _packed(pages: Collection[int]) -> npt.NDArray[np.int32]:
+    return np.fromiter(pages, dtype=np.int32, count=len(pages))
+
+
+def _named(batch: RunBatch) -> frozenset[str]:
+    parts: tuple[PrefillChunk | PageLoad | RestoreChunk, ...] = (*batch.chunks, *batch.loads, *batch.restores)
+    return frozenset(part.request_id for part in parts)
 
 
 def _smoothed(mean: float, value: float) -> float:

@@ -4,9 +4,9 @@ Orders are carried out in the order of their numbers. A ``RunBatch`` is a barrie
 comes after it waits for that step. Between two steps the thread never waits for the event loop: it takes the
 orders that have arrived, runs the next step, and posts a report.
 
-One thing may happen before a batch's own step: while its loads run, the thread decodes (``bubble``). Between those
-steps it also carries out the orders behind the batch, up to the first that could conflict with it
-(``bubble.may_overtake``). They count as executed only when the batch is.
+One thing may happen before a batch's own step: while its loads run, the thread decodes or computes the next batch
+(``bubble``). Between those steps it also carries out the orders behind the batch, up to the first that could conflict
+with it (``bubble.may_overtake``). All of these count as executed only when the batch is.
 """
 
 from __future__ import annotations
@@ -198,9 +198,7 @@ class Executor:
         transfer = self._loads.start(order.loads) if order.loads else None
         loading = losses.cover(self._roster.requests, order) if order.loads else frozenset()
         planned, outcome.rejected = chunks(self._roster.requests, order.chunks)
-        for item in planned:
-            at = item.request.milestones
-            at.started_ns = at.started_ns or started_ns
+        _note_started(planned, started_ns)
         if transfer is not None and order.fill_bubble:
             outcome.bubble = self._fill_bubble(transfer, order, planned, loading)
             started_ns = self._clock_ns()
@@ -214,6 +212,9 @@ class Executor:
             item.request.note_restored(item.start, item.end)
         self._note_loaded(order, outcome)
         self._take_in(outcome, started_ns, batch)
+        self._note_pace(outcome)
+
+    def _note_pace(self, outcome: Outcome) -> None:
         if not outcome.is_repeated:
             rows = outcome.prefill_rows + outcome.decode_rows
             self._pace.note_step(rows, outcome.took_ns - outcome.stall_ns - outcome.sparse_ns)
@@ -221,25 +222,60 @@ class Executor:
     def _fill_bubble(
         self, transfer: BatchTransfer, order: RunBatch, planned: list[Work], loading: frozenset[int]
     ) -> bubble.Bubble:
-        """Decode while the batch is only loading; orders that may go ahead of it do."""
+        """Compute other things while the batch is only loading; orders that may go ahead of it do."""
         left_out = bubble.standing_on(self._roster.requests.values(), loading)
+
+        def decoding() -> list[Work]:
+            work = decodes(self._roster.requests.values())
+            return [item for item in work if item.request.request_id not in left_out]
+
+        def prefill(room_ns: float) -> bool:
+            if self.inbox.is_closed:
+                return False
+            self._overtake(order)
+            return self._run_ahead(order, loading, decoding(), room_ns)
 
         def decode() -> int:
             if self.inbox.is_closed:
                 return 0
-            while (ahead := self.inbox.peek()) is not None and bubble.may_overtake(ahead.order, order):
-                self.inbox.take()
-                self._apply(ahead.order, ahead.arrived_ns)
-                self._overtaken = max(self._overtaken, ahead.number)
-            self._post()
-            work = [item for item in decodes(self._roster.requests.values()) if item.request.request_id not in left_out]
-            before = self.counters.decode_tokens
+            self._overtake(order)
+            work, before = decoding(), self.counters.decode_tokens
             if work:
                 self._decode(work)
                 self._post()
             return self.counters.decode_tokens - before
 
-        return bubble.fill(transfer, sum(item.rows for item in planned), self._pace, decode, self._clock_ns)
+        rows, also = sum(item.rows for item in planned), prefill if order.bubble_prefill else None
+        return bubble.fill(transfer, rows, self._pace, decode, self._clock_ns, also)
+
+    def _overtake(self, order: RunBatch) -> None:
+        """Carry out what may go ahead of a batch that is only loading."""
+        while (ahead := self.inbox.peek()) is not None and bubble.may_overtake(ahead.order, order):
+            self.inbox.take()
+            self._apply(ahead.order, ahead.arrived_ns)
+            self._overtaken = max(self._overtaken, ahead.number)
+        self._post()
+
+    def _run_ahead(self, order: RunBatch, loading: frozenset[int], decoding: list[Work], room_ns: float) -> bool:
+        """Compute the next batch, if it may go ahead of one that is loading these pages and takes no longer than
+        ``room_ns`` together with one token of each of ``decoding``; returns whether it was computed.
+        """
+        ahead = self.inbox.peek()
+        if ahead is None or not bubble.may_go_ahead(ahead.order, order, self._roster.requests, loading):
+            return False
+        rows = len(decoding) + sum(chunk.end - chunk.start for chunk in ahead.order.chunks)
+        if not bubble.fits(rows, room_ns, self._pace):
+            return False
+        self.inbox.take()
+        outcome, started_ns = Outcome(), self._clock_ns()
+        planned, outcome.rejected = chunks(self._roster.requests, ahead.order.chunks)
+        _note_started(planned, started_ns)
+        self._passes.run(outcome, decoding + planned, None, ahead.order.loads)
+        self._take_in(outcome, started_ns, ahead)
+        self._note_pace(outcome)
+        self._overtaken = max(self._overtaken, ahead.number)
+        self._post()
+        return True
 
     def _restore(
         self, outcome: Outcome, order: RunBatch, planned: list[Work], transfer: BatchTransfer | None, now_ns: int
@@ -284,3 +320,9 @@ class Executor:
             request = self._roster.requests.get(load.request_id)
             if request is not None and outcome.loads is not None:
                 request.milestones.loaded_ns = request.milestones.loaded_ns or outcome.loads.ended_ns
+
+
+def _note_started(planned: list[Work], started_ns: int) -> None:
+    for item in planned:
+        at = item.request.milestones
+        at.started_ns = at.started_ns or started_ns

@@ -38,6 +38,7 @@ class CellConfig(Message, frozen=True):
     defer_deadline_ms: int = 30_000  # Past it a deferred request runs anyway.
     load_compute_ratio: float = 0.0  # Loaded tokens per computed token that make a batch loading-bound; 0 measures.
     bubble_filling: bool = True  # Decode while a loading-bound batch loads.
+    bubble_prefill: bool = False  # Also prefill meanwhile, what needs no load.
     fair_share: bool = True  # Tenants of equal priority take turns, by tokens served.
     queue_window: int = 128  # Waiting requests of a worker that one batch formation looks at.
     max_queued_per_tenant: int = 0  # Waiting requests of one tenant; 0 is no bound of its own.

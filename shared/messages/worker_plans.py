@@ -140,6 +140,7 @@ class RunBatch(Message, frozen=True):
     loads: tuple[PageLoad, ...] = ()
     fill_bubble: bool = False  # Decode while the loads run, and compute the chunks when that stalls no more.
     restores: tuple[RestoreChunk, ...] = ()
+    bubble_prefill: bool = False  # In such a bubble, also compute batches behind this one that load nothing.
 
 
 class PromotePages(Message, frozen=True):

@@ -64,6 +64,7 @@ class ModelWorker:
         self.has_left = False
         self.finishes_before_batch_done = False
         self.prefilled_tokens = 0
+        self.batches_ahead = 0
         self.fail_next_chunk_of: str | None = None
 
     # Plans.
@@ -91,6 +92,8 @@ class ModelWorker:
                 batch = plan
             else:
                 self._execute(plan.order)
+        if batch is not None:
+            self._run_ahead_of(batch)
         decoding = [name for name, request in self.requests.items() if self._is_decoding(request)]
         finished: list[codec.Input] = []
         if batch is not None and isinstance(batch.order, plans.RunBatch) and batch.order.fill_bubble:
@@ -105,6 +108,38 @@ class ModelWorker:
         if done is not None and self.finishes_before_batch_done:
             self.outbox.append(done)
         return worked
+
+    def _run_ahead_of(self, plan: plans.WorkerPlan) -> None:
+        """Carry out what may go ahead of a batch that is only loading, whole batches among it."""
+        batch = plan.order
+        assert isinstance(batch, plans.RunBatch)
+        if not batch.bubble_prefill:
+            return
+        assert batch.loads, "a bubble without a load"
+        parts: tuple[Any, ...] = (*batch.chunks, *batch.loads, *batch.restores)
+        named = {part.request_id for part in parts}
+        while self.inbox:
+            order = self.inbox[0].order
+            match order:
+                case plans.RunBatch():
+                    if order.loads or order.restores or any(chunk.request_id in named for chunk in order.chunks):
+                        return
+                case plans.AdmitRequest() | plans.ExtendLease() | plans.PreemptRequest() | plans.AbortRequest():
+                    if order.request_id in named:
+                        return
+                case plans.PromotePages():
+                    pass
+                case _:
+                    return
+            ahead = self.inbox.popleft()
+            self.last_plan = ahead.number
+            if isinstance(order, plans.RunBatch):
+                finished: list[codec.Input] = []
+                self.outbox.append(self._run_batch(ahead, finished))
+                self.outbox.extend(finished)
+                self.batches_ahead += 1
+            else:
+                self._execute(order)
 
     def _execute(self, order: object) -> None:
         match order:

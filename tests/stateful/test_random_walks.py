@@ -87,6 +87,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         reserve_fraction=chance.choice([0.0, 0.3]),
         min_host_load_tokens=chance.choice([1, 20]),
         max_attempts=chance.choice([2, 6]),
+        bubble_prefill=seed % 2 == 1,
         **{name: chance.choice(values) for name, values in VARIANTS.items()},
     )
     if is_deep:

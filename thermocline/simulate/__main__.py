@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node; what fits if not given")
     known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node; none")
     known.add_argument("--io", choices=("assisted", "per-page"), default="assisted", help="how pages are copied")
+    known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="of a link's time, for backups")
     known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
     known.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals, requests (or sessions) a second")
     known.add_argument(
@@ -106,6 +107,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
         host_tokens=options.host_tokens,
         disk_tokens=options.disk_tokens,
         io=options.io,
+        backup_share=options.backup_share,
         rate=options.rate,
         in_flight=in_flight,
         requests=options.requests,
@@ -136,6 +138,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
         # A comparison that a NaN fails too.
         if (value := getattr(options, name)) is not None and not 0 < value < float("inf")
     ]
+    if not 0 < options.backup_share <= 1:
+        faults.append("--backup-share must be above 0, and 1 at the most")
     if faults:
         raise ConfigError("; ".join(faults))
 

@@ -63,9 +63,18 @@ class Costs:
 
 
 def costs_of(
-    hardware: HardwareProfile, model: ModelProfile, *, page_size: int, tensor_parallel: int = 1, io: Io = "assisted"
+    hardware: HardwareProfile,
+    model: ModelProfile,
+    *,
+    page_size: int,
+    tensor_parallel: int = 1,
+    io: Io = "assisted",
+    backup_share: float = 1.0,
 ) -> Costs:
-    """Combine profiles. Raises ConfigError when the hardware has no rate for the dtype or heads do not divide."""
+    """Combine profiles; backups get ``backup_share`` of a link's time.
+
+    Raises ConfigError when the hardware has no rate for the dtype or heads do not divide.
+    """
     if model.dtype not in hardware.compute.peak_tflops:
         known = ", ".join(hardware.compute.peak_tflops)
         raise ConfigError(
@@ -97,7 +106,7 @@ def costs_of(
         reduce_row_s=reduced_bytes / (hardware.peer.bandwidth_gb_s * _GB),
         link_latency_s=link.latency_us * _US,
         link_token_s=_copy_token_s(hardware, model, kv_token_bytes, page_size, io),
-        backup_token_s=_copy_token_s(hardware, model, kv_token_bytes, page_size, io),
+        backup_token_s=_copy_token_s(hardware, model, kv_token_bytes, page_size, io) / backup_share,
         overlap=link.overlap,
     )
 

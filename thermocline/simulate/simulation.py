@@ -36,6 +36,7 @@ class Setup:
     host_tokens: int | None = None
     disk_tokens: int = 0
     io: Io = "assisted"
+    backup_share: float = 1.0
     rate: float | None = None
     in_flight: int | None = None
     requests: int | None = None
@@ -56,6 +57,7 @@ class Simulation:
             page_size=setup.page_size,
             tensor_parallel=setup.tensor_parallel,
             io=setup.io,
+            backup_share=setup.backup_share,
         )
         self.cell = SimulatedCell(self.shape, setup.config, setup.hardware, setup.model, self.costs, self.queue)
         self.source = Source(

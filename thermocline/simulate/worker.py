@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from shared.errors import InternalError
 from shared.messages import worker_events as events
 from shared.messages import worker_plans as plans
-from thermocline.simulate.batch import BatchUnderWay, WorkerFigures
+from thermocline.simulate.batch import BatchUnderWay, WorkerFigures, may_go_ahead, may_overtake
 from thermocline.simulate.cost import (
     Costs,
     Piece,
@@ -69,6 +69,7 @@ class VirtualWorker:
         self._run: DecodeRun | None = None
         self._run_number = 0  # An event that speaks of another run is void.
         self._batch: BatchUnderWay | None = None
+        self._ahead: BatchUnderWay | None = None  # One behind it whose step fills its bubble.
         self._is_in_step = False  # Of a batch.
         self._said: list[Any] = []
 
@@ -162,6 +163,18 @@ class VirtualWorker:
             pages += len(load.device_pages) // 4
             if request is not None:
                 request.computed = max(request.computed, request.admit.cached_tokens)
+        batch = self._batch = self._open(number, order, pages * self._costs.page_size)
+        if not batch.loaded_tokens:
+            return
+        self.link.up.load(to_ns(batch.load_s))
+        if order.fill_bubble and (self._decoding or order.bubble_prefill):
+            # The chunks start when they would be stalled for no longer than another decode step takes.
+            hidden_s = hidden_after_s(self._costs, self._compute_s(batch), batch.load_s)
+            decode_s = step_s(self._costs, (), len(self._decoding), self._context)
+            batch.fill_until_ns = batch.begun_ns + to_ns(hidden_s - decode_s)
+
+    def _open(self, number: int, order: plans.RunBatch, loaded: int) -> BatchUnderWay:
+        """A batch that loads so many tokens, and what of it can be computed."""
         chunks: list[tuple[RunningRequest, Piece]] = []
         failed = []
         for chunk in order.chunks:
@@ -171,38 +184,56 @@ class VirtualWorker:
                 continue
             request.computed = chunk.end
             chunks.append((request, (chunk.start, chunk.end)))
-        loaded = pages * self._costs.page_size
-        loading_s = load_s(self._costs, loaded)
-        now_ns = self._queue.now_ns
-        self._batch = BatchUnderWay(number, order, now_ns, chunks, failed, loaded, loading_s)
-        if loaded:
-            self.link.up.load(to_ns(loading_s))
-        if order.fill_bubble and loaded and self._decoding:
-            # The chunks start when they would be stalled for no longer than another decode step takes.
-            hidden_s = hidden_after_s(self._costs, self._compute_s(self._batch), loading_s)
-            decode_s = step_s(self._costs, (), len(self._decoding), self._context)
-            self._batch.fill_until_ns = now_ns + to_ns(hidden_s - decode_s)
+        return BatchUnderWay(number, order, self._queue.now_ns, chunks, failed, loaded, load_s(self._costs, loaded))
 
     def _work_on(self, batch: BatchUnderWay) -> None:
-        """Decode while the batch would only wait for its loads; then run its step."""
-        if self._decoding and self._queue.now_ns < batch.fill_until_ns:
-            self._begin_run(batch.fill_until_ns)
-            return
+        """Compute or decode while the batch would only wait for its loads; then run its step."""
         now_ns = self._queue.now_ns
-        head_start_s = (now_ns - batch.begun_ns) / NS_PER_S
-        wall_s, batch.stall_s = overlapped_s(self._costs, self._compute_s(batch), batch.load_s, head_start_s)
-        batch.step_begun_ns = now_ns
+        if now_ns < batch.fill_until_ns:
+            self._ahead = self._take_ahead(batch)
+            if self._ahead is not None:
+                self._begin_step(self._ahead)
+                return
+            if self._decoding:
+                self._begin_run(batch.fill_until_ns)
+                return
+        self._begin_step(batch)
+
+    def _take_ahead(self, batch: BatchUnderWay) -> BatchUnderWay | None:
+        """The next batch, if it may go ahead of one that is loading and its step ends before that could begin."""
+        if not batch.order.bubble_prefill:
+            return None
+        self._overtake(batch.order)
+        if not self._inbox:
+            return None
+        number, order = self._inbox[0]
+        if not isinstance(order, plans.RunBatch) or not may_go_ahead(order, batch.order):
+            return None
+        pieces = [(chunk.start, chunk.end) for chunk in order.chunks]
+        takes_s = step_s(self._costs, pieces, len(self._decoding), self._context)
+        if takes_s > self._overlapped_s(batch)[1]:
+            return None
+        self._inbox.popleft()
+        return self._open(number, order, 0)
+
+    def _begin_step(self, batch: BatchUnderWay) -> None:
+        wall_s, batch.stall_s = self._overlapped_s(batch)
+        batch.step_begun_ns = self._queue.now_ns
         self._is_in_step = True
-        self._queue.at(now_ns + to_ns(wall_s), self._end_batch)
+        self._queue.at(batch.step_begun_ns + to_ns(wall_s), self._end_batch)
+
+    def _overlapped_s(self, batch: BatchUnderWay) -> tuple[float, float]:
+        """Wall time and stall of a batch's step if it began now."""
+        head_start_s = (self._queue.now_ns - batch.begun_ns) / NS_PER_S
+        return overlapped_s(self._costs, self._compute_s(batch), batch.load_s, head_start_s)
 
     def _compute_s(self, batch: BatchUnderWay) -> float:
         pieces = [piece for _, piece in batch.chunks]
         return step_s(self._costs, pieces, len(self._decoding), self._context)
 
     def _end_batch(self, _: None) -> None:
-        batch = self._batch
+        batch = self._ahead or self._batch
         assert batch is not None
-        self._batch = None
         self._is_in_step = False
         wall_ns = self._queue.now_ns - batch.step_begun_ns
         computed_tokens = sum(end - start for _, (start, end) in batch.chunks)
@@ -226,7 +257,12 @@ class VirtualWorker:
         for request, (_start, end) in batch.chunks:
             if end == request.tokens:
                 self._sample_first(request)
-        self._go_on()
+        if self._ahead is None:
+            self._batch = None
+            self._go_on()
+        else:
+            self._ahead = None
+            self._go_on_in_bubble()
 
     def _count(self, batch: BatchUnderWay, wall_ns: int, computed_tokens: int) -> None:
         figures = self.figures
@@ -269,27 +305,21 @@ class VirtualWorker:
             self._batch.bubble_tokens += run.steps * run.requests
         self._advance(run.steps)
         if self._batch is not None:
-            self._overtake(self._batch.order)
-            self._post()
-            self._work_on(self._batch)
+            self._go_on_in_bubble()
         else:
             self._go_on()
 
+    def _go_on_in_bubble(self) -> None:
+        """Between two steps of a bubble."""
+        assert self._batch is not None
+        self._overtake(self._batch.order)
+        self._post()
+        self._work_on(self._batch)
+
     def _overtake(self, batch: plans.RunBatch) -> None:
         """In a bubble, orders that are not about the batch's requests go ahead of it."""
-        named = {chunk.request_id for chunk in batch.chunks} | {load.request_id for load in batch.loads}
-        while self._inbox:
-            order = self._inbox[0][1]
-            match order:
-                case plans.AdmitRequest() | plans.ExtendLease() | plans.PreemptRequest() | plans.AbortRequest():
-                    if order.request_id in named:
-                        return
-                case plans.PromotePages():
-                    pass
-                case _:
-                    return
-            self._inbox.popleft()
-            self._execute(order)
+        while self._inbox and may_overtake(self._inbox[0][1], batch):
+            self._execute(self._inbox.popleft()[1])
 
     def _advance(self, steps: int) -> None:
         """Every decoding request got ``steps`` tokens; deal with those that have something to say."""

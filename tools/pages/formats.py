@@ -21,6 +21,11 @@ def percent(value: float, digits: int = 0) -> str:
     return f"{value:.{digits}%}"
 
 
+def signed(value: float, digits: int = 1) -> str:
+    """Write a difference in percent, with its sign."""
+    return f"{round(value, digits + 2) + 0.0:+.{digits}%}"  # Adding nothing takes the sign from a zero.
+
+
 def times(value: float) -> str:
     """Write a ratio as ``1.23×``, or ``12×`` from ten on."""
     if value == float("inf"):

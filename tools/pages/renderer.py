@@ -47,7 +47,10 @@ PAGES = tuple(
 )
 """Every page with a template, relative to ``docs``."""
 
-_FORMATS = (formats.fixed, formats.number, formats.percent, formats.times, formats.interval, formats.to, formats.spread)
+_FORMATS = (
+    *(formats.fixed, formats.number, formats.percent, formats.signed, formats.times),
+    *(formats.interval, formats.to, formats.spread),
+)
 _TABLES = (formats.cell, formats.row, formats.head, formats.origin)
 _ROWS = (rows.where, rows.column, rows.mean, rows.by)
 _FUNCTIONS = (

@@ -248,8 +248,15 @@ def batch(
     loads: Sequence[PageLoad] = (),
     fill_bubble: bool = False,
     restores: Sequence[RestoreChunk] = (),
+    bubble_prefill: bool = False,
 ) -> RunBatch:
-    return RunBatch(chunks=chunks, loads=tuple(loads), fill_bubble=fill_bubble, restores=tuple(restores))
+    return RunBatch(
+        chunks=chunks,
+        loads=tuple(loads),
+        fill_bubble=fill_bubble,
+        restores=tuple(restores),
+        bubble_prefill=bubble_prefill,
+    )
 
 
 def extend(

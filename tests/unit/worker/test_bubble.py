@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.bubble import Pace, fill, may_overtake, should_start, stall_ns, standing_on
+from services.worker.bubble import Pace, fill, fits, may_overtake, should_start, stall_ns, standing_on
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import Progress
 from shared.messages.pools import PoolHandle
@@ -140,6 +140,43 @@ def test_a_bubble_ends_when_a_layer_is_overdue() -> None:
 
     assert bubble.tokens == 3
     assert transfer.gate.rejected is not None
+
+
+def test_batches_go_before_decode_steps() -> None:
+    """They are offered what is left of the stall, and the bubble ends when the load has."""
+    pace = Pace(row_ns=100, page_ns=200)
+    transfer = ScriptedTransfer([progress(0), progress(2, 800), progress(2, 800), progress(10, 5, has_ended=True)])
+    offered: list[float] = []
+
+    def prefill(room_ns: float) -> bool:
+        offered.append(room_ns)
+        return len(offered) == 1
+
+    bubble = fill(transfer, 5, pace, lambda: 2, ticking(), prefill)
+
+    assert offered == [stall_ns(each, 5, pace) for each in transfer.states[:3]]
+    assert bubble.tokens == 4
+
+
+def test_after_a_failed_load_any_batch_fits() -> None:
+    """Nothing waits for the load any more but its end."""
+    offered: list[float] = []
+    transfer = ScriptedTransfer([progress(4, 400, is_rejected=True), progress(10, 5, has_ended=True)])
+
+    def prefill(room_ns: float) -> bool:
+        offered.append(room_ns)
+        return True
+
+    fill(transfer, 5, Pace(), lambda: 0, ticking(), prefill)
+
+    assert offered == [float("inf")]
+
+
+def test_a_step_fits_as_long_as_its_rows_take_no_longer() -> None:
+    """By the pace of earlier steps; without any everything fits."""
+    assert fits(10, 1000, Pace(row_ns=100))
+    assert not fits(11, 1000, Pace(row_ns=100))
+    assert fits(11, 0, Pace())
 
 
 HANDLE = PoolHandle(kind="shm", layout="page_first", name="x", nbytes=1, pages=1, geometry=GEOMETRY)

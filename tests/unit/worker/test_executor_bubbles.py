@@ -70,7 +70,7 @@ class Bubbles:
         while self.waiting:
             self.waiting.pop(0)()
 
-    def begin(self, *behind: WorkerOrder, sibling: bool = False) -> int:
+    def begin(self, *behind: WorkerOrder, sibling: bool = False, prefill: bool = False) -> int:
         """Admit ``r`` and batch its last two tokens with a load of the others; returns the batch's number."""
         orders: list[WorkerOrder] = [admit(PROMPT, [*LOADED, 5, 6, 9], cached=8, host_tokens=8)]
         chunks = [chunk(8, 10)]
@@ -78,7 +78,7 @@ class Bubbles:
             orders.append(admit(SIBLING, [*LOADED, 12, 13, 14], cached=8, host_tokens=8, request_id="q"))
             chunks.append(chunk(8, 11, request_id="q"))
         loads = [load(PROMPT, [0, 1], [0, 1], LOADED)]
-        number = self.driven.give(*orders, batch(*chunks, loads=loads, fill_bubble=True))
+        number = self.driven.give(*orders, batch(*chunks, loads=loads, fill_bubble=True, bubble_prefill=prefill))
         self.driven.give(*behind)
         return number
 
@@ -292,6 +292,120 @@ def test_a_request_on_a_loading_page_sits_the_bubble_out(made: Bubbles) -> None:
     assert made.steps() == [[1], [1], [1, 1, 2]]
 
 
+# -- batches in a bubble ----------------------------------------------------------------------------------------
+
+NEW = [6, 6, 6]
+
+
+def admit_new(pages: range = range(20, 23), name: str = "n") -> WorkerOrder:
+    return admit(NEW, pages, request_id=name)
+
+
+def test_a_batch_that_loads_nothing_fills_the_bubble(made: Bubbles) -> None:
+    """It is computed with the decoding requests and answered first; its request decodes on in the bubble."""
+    made.when(3, made.land)
+    number = made.begin(admit_new(), batch(chunk(0, 3, request_id="n")), prefill=True)
+
+    made.driven.run(most=1)
+
+    assert made.steps() == [[1, 1, 3], [1, 1, 1], [1, 1, 1], [1, 1, 1, 2]]
+    assert [done.plan for done in made.driven.done()[1:]] == [number + 2, number]
+    assert made.driven.done()[-1].bubble_tokens == 6
+    made.driven.run()
+    assert made.driven.tokens("n") == continuation(NEW, 8)
+    assert made.driven.tokens() == continuation(PROMPT, 8)
+    made.assert_decodes("d", "e")
+
+
+def test_a_batch_fills_a_bubble_in_which_nothing_decodes(made: Bubbles) -> None:
+    """Chunks need no decoding request beside them."""
+    made.driven.run()
+    begun = len(made.steps())
+    made.when(made.passes + 1, made.land)
+    made.begin(admit_new(), batch(chunk(0, 3, request_id="n")), prefill=True)
+
+    made.driven.run(most=1)
+
+    assert made.steps()[begun:] == [[3], [1, 2]]
+
+
+def test_batches_in_a_bubble_count_as_executed_with_the_one_that_loads(made: Bubbles) -> None:
+    """Until then everything from that one on is unfinished."""
+    seen: list[int] = []
+    made.when(2, lambda: seen.append(made.driven.executor.last_executed))
+    made.when(3, made.land)
+    number = made.begin(admit_new(), batch(chunk(0, 3, request_id="n")), prefill=True)
+
+    made.driven.run(most=1)
+
+    assert seen == [number - 1]
+    assert made.driven.executor.last_executed == number + 2
+
+
+def test_a_batch_that_takes_longer_than_the_load_waits_for_it(made: Bubbles) -> None:
+    """The chunks of the loading batch would be the later for it."""
+    made.driven.executor._pace.page_ns, made.driven.executor._pace.row_ns = 1e6, 1e9
+    made.when(2, made.land)
+    made.begin(admit_new(), batch(chunk(0, 3, request_id="n")), prefill=True)
+
+    made.driven.run()
+
+    assert [2 in step for step in made.steps()].index(True) < [3 in step for step in made.steps()].index(True)
+    assert made.driven.tokens("n") == continuation(NEW, 8)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [batch(chunk(10, 11))],
+        [batch(chunk(0, 3, request_id="n"), loads=[load(NEW, [2], [2], [20], request_id="n")])],
+        [abort("r"), batch(chunk(0, 3, request_id="n"))],
+    ],
+    ids=["of one of its requests", "with a load", "behind what waits"],
+)
+def test_batches_that_could_conflict_wait(made: Bubbles, behind: list[WorkerOrder]) -> None:
+    """The bubble is filled with decoding alone."""
+    made.when(2, made.land)
+    made.begin(admit_new(), *behind, prefill=True)
+
+    made.driven.run(most=1)
+
+    assert made.steps() == [[1, 1], [1, 1], [1, 1, 2]]
+
+
+def test_a_batch_on_a_loading_page_waits(made: Bubbles) -> None:
+    """A plan that contradicts itself does not make a chunk read what is half written."""
+    made.when(2, made.land)
+    made.begin(
+        admit([*PROMPT[:4], 3], [LOADED[0], 21], request_id="n", cached=4),
+        batch(chunk(4, 5, request_id="n")),
+        prefill=True,
+    )
+
+    made.driven.run(most=1)
+
+    assert made.steps() == [[1, 1], [1, 1], [1, 1, 2]]
+
+
+def test_a_batch_that_breaks_in_a_bubble_costs_its_request_alone(made: Bubbles) -> None:
+    """It is answered as failed, and everybody else gets their tokens."""
+
+    def broken() -> None:
+        raise RuntimeError("out of memory")
+
+    for step in (1, 4):  # All together, and the chunk alone behind the two decoding requests.
+        made.when(step, broken)
+    made.when(6, made.land)
+    made.begin(admit_new(), batch(chunk(0, 3, request_id="n")), prefill=True)
+
+    made.driven.run()
+
+    assert [done.failed for done in made.driven.done()[1:]] == [("n",), ()]
+    assert made.driven.tokens("n") == []
+    made.assert_decodes("d", "e")
+    assert made.driven.tokens() == continuation(PROMPT, 8)
+
+
 # -- loads that fail in a bubble --------------------------------------------------------------------------------
 
 
@@ -366,6 +480,7 @@ def test_bubbles_change_no_token(data: st.DataObject) -> None:
             extend([55], request_id="e"),
             admit([6, 6, 6], [20, 21, 22], request_id="n"),
             promote(PROMPT, [0], [0], [56]),
+            batch(chunk(0, 3, request_id="n")),
             abort("r"),
         ]
         for order in data.draw(st.permutations(candidates), label="orders"):
@@ -373,16 +488,16 @@ def test_bubbles_change_no_token(data: st.DataObject) -> None:
             made.when(step, partial(made.driven.give, order))
         landing = data.draw(st.integers(1, 14), label="landing")
         made.when(landing, made.land)
-        made.begin(sibling=True)
+        loading = made.begin(sibling=True, prefill=data.draw(st.booleans(), label="prefill"))
         made.driven.run()
         made.land()
         made.driven.run()
 
-        prompts = {"d": LONG, "e": SHORT, "r": PROMPT, "q": SIBLING}
+        prompts = {"d": LONG, "e": SHORT, "r": PROMPT, "q": SIBLING, "n": [6, 6, 6]}
         for name, prompt in prompts.items():
             told = made.driven.tokens(name)
             assert told == continuation(prompt, len(told))
-        _, done = made.driven.done()
+        done = next(done for done in made.driven.done() if done.plan == loading)
         assert set(done.failed) == ({"q", "r"} if corrupted else set())
         if not corrupted:
             assert made.driven.tokens("q") == continuation(SIBLING, 8)

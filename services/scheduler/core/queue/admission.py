@@ -84,6 +84,8 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     if state.recollection is not None:
         note_admission(step, state.recollection, request, worker, path, found, span)
     _take_over(step, request, worker, found, pages, span)
+    if found.loaded or found.joined or span is not None:
+        builder.standing[request.request_id] = None
     if found.loaded:
         _begin_loads(step, request, worker, found, pages, builder)
     _send(step, request, worker, found)

@@ -55,15 +55,19 @@ class BatchBuilder:
     beside: int = 0  # Computed tokens that take as long as the device works on what it restores.
     context: int = 0  # Sum over the computed tokens of the context before each.
     stage: int = 0  # Requests admitted so far.
+    standing: dict[str, None] = field(default_factory=dict)  # Requests that stand on its loads or read in part.
 
     @property
     def is_full(self) -> bool:
         return self.budget <= 0 or self.places <= 0
 
-    @property
-    def tokens(self) -> int:
-        """Of all its chunks, computed and restored."""
-        return self.computed + self.restored
+    def split(self) -> tuple[list[Chunk], list[Chunk]]:
+        """Its chunks that are restored or stand on its loads, and those that could be computed before the loads end."""
+        parts: tuple[list[Chunk], list[Chunk]] = ([], [])
+        for chunk in self.chunks:
+            waits = chunk.is_restored or chunk.request_id in self.standing
+            parts[not waits].append(chunk)
+        return parts
 
     def add_chunk(self, chunk: Chunk) -> None:
         size = chunk.end - chunk.start

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Load
 
 
 _FIRST_LOOK = 16
@@ -42,7 +43,11 @@ def send_batches(step: Step, worker: Worker) -> bool:
 
 
 def _send_batch(step: Step, worker: Worker) -> bool:
-    """Form one batch and send it; returns whether there was anything to do."""
+    """Form one batch and send it; returns whether there was anything to do.
+
+    Where prefill fills bubbles, what of a loading-bound batch needs none of its loads goes behind it, as a batch that
+    the worker can compute meanwhile.
+    """
     state = step.state
     config = state.config
     builder = BatchBuilder(budget=config.max_batch_tokens, places=config.max_running - len(worker.work.running))
@@ -57,22 +62,37 @@ def _send_batch(step: Step, worker: Worker) -> bool:
     if not builder.chunks:
         return False
     is_bound = is_loading_bound(state, worker, builder)
+    fills = is_bound and config.bubble_filling and bool(builder.orders)
+    chunks, rest = builder.split() if fills and config.bubble_prefill else (builder.chunks, [])
     order = RunBatch(
-        chunks=tuple(
-            PrefillChunk(request_id=chunk.request_id, attempt=chunk.attempt, start=chunk.start, end=chunk.end)
-            for chunk in builder.chunks
-            if not chunk.is_restored
-        ),
+        chunks=_ordered(chunks),
         loads=tuple(builder.orders),
-        fill_bubble=is_bound and config.bubble_filling and bool(builder.orders),
+        fill_bubble=fills,
         restores=tuple(builder.restores),
+        bubble_prefill=fills and config.bubble_prefill,
     )
-    plan = step.to_worker(worker, order)
-    worker.work.batches.append(Batch(plan, builder.chunks, builder.loads, builder.tokens))
-    worker.work.outstanding += builder.tokens
+    _send(step, worker, order, chunks, builder.loads)
+    if rest:
+        _send(step, worker, RunBatch(chunks=_ordered(rest)), rest, [])
+        state.count("batches_split")
     state.count("batches_planned")
     state.count("batches_loading_bound", int(is_bound))
     return True
+
+
+def _send(step: Step, worker: Worker, order: RunBatch, chunks: list[Chunk], loads: list[Load]) -> None:
+    tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    worker.work.batches.append(Batch(step.to_worker(worker, order), chunks, loads, tokens))
+    worker.work.outstanding += tokens
+
+
+def _ordered(chunks: list[Chunk]) -> tuple[PrefillChunk, ...]:
+    """Those that are computed."""
+    return tuple(
+        PrefillChunk(request_id=chunk.request_id, attempt=chunk.attempt, start=chunk.start, end=chunk.end)
+        for chunk in chunks
+        if not chunk.is_restored
+    )
 
 
 def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:

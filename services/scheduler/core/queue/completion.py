@@ -48,6 +48,8 @@ _TIMES = (
 def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
     """Take over loaded and computed pages; restart what failed."""
     state = step.state
+    if batch is not worker.work.batches[0]:
+        state.count("batches_in_bubbles")
     worker.work.batches.remove(batch)
     worker.work.outstanding -= batch.tokens
     _measure(step, worker, batch, message)

@@ -68,7 +68,12 @@ def _admit(name: str, tokens: int, max_tokens: int, *, cached: int = 0, room: in
     )
 
 
-def _batch(*chunks: tuple[str, int, int], loaded: dict[str, int] | None = None, fill_bubble: bool = False) -> Any:
+def _batch(
+    *chunks: tuple[str, int, int],
+    loaded: dict[str, int] | None = None,
+    fill_bubble: bool = False,
+    bubble_prefill: bool = False,
+) -> Any:
     return plans.RunBatch(
         chunks=tuple(plans.PrefillChunk(request_id=name, attempt=1, start=a, end=b) for name, a, b in chunks),
         loads=tuple(
@@ -83,6 +88,7 @@ def _batch(*chunks: tuple[str, int, int], loaded: dict[str, int] | None = None, 
             for name, pages in (loaded or {}).items()
         ),
         fill_bubble=fill_bubble,
+        bubble_prefill=bubble_prefill,
     )
 
 
@@ -202,6 +208,24 @@ def test_in_a_bubble_orders_about_others_go_ahead() -> None:
 
     assert alone.of(events.BatchDone)[1][1].bubble_tokens > 20
     assert alone.of(events.BatchDone)[1][1].failed == ()
+
+
+@pytest.mark.parametrize(
+    ("bubble_prefill", "tokens", "is_ahead"), [(True, 200, True), (False, 200, False), (True, 20_000, False)]
+)
+def test_a_bubble_is_filled_with_a_batch_that_fits(bubble_prefill: bool, tokens: int, is_ahead: bool) -> None:
+    """What loads nothing and is short enough is answered before the batch that loads, which takes no longer for it."""
+    alone = _Alone()
+    loading = _batch(("b", 63_984, 64_000), loaded={"b": 3999}, fill_bubble=True, bubble_prefill=bubble_prefill)
+    alone.order(_admit("a", 16, 1), _batch(("a", 0, 16)))
+    alone.order(_admit("b", 64_000, 1, cached=63_984), loading)
+    alone.order(_admit("c", tokens, 1), _batch(("c", 0, tokens)))
+    alone.run()
+
+    done_s = {done.plan: time_s for time_s, done in alone.of(events.BatchDone)}
+    assert list(done_s) == ([2, 6, 4] if is_ahead else [2, 4, 6])
+    compute_s, loading_s = step_s(alone.costs, [(63_984, 64_000)], 0, 0), load_s(alone.costs, 63_984)
+    assert done_s[4] - done_s[2] == pytest.approx(loading_s + compute_s / alone.costs.layers, rel=0.02)
 
 
 def test_a_preempted_request_is_forgotten_with_its_output() -> None:

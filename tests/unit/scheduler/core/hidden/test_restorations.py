@@ -274,7 +274,7 @@ def test_a_restoration_counts_as_a_load_of_its_bytes() -> None:
 
     draft.add_restored(Chunk("a", 1, 0, 64, is_restored=True), order, 1 / 8, 1 / 4)
 
-    assert (draft.budget, draft.loaded, draft.beside, draft.computed, draft.tokens) == (92, 16, 8, 0, 64)
+    assert (draft.budget, draft.loaded, draft.beside, draft.computed, draft.restored) == (92, 16, 8, 0, 64)
 
 
 def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell: MakeCell) -> None:
