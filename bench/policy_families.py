@@ -1,8 +1,8 @@
 """Hit ratio of every policy on families of seeded workloads, beside the offline optimum.
 
 By default on the workloads that policies are developed with (``bench/held_out.py``) and, with ``--trace``, on that
-trace; with ``--held-out`` on those that are held out instead, which is for the report alone. Each in pools of an
-eighth, a quarter and half of the blocks that are asked for more than once.
+trace; with ``--held-out`` on those that are held out instead, which is for the report alone, and with its seeds unless
+others are named. Each in pools of an eighth, a quarter and half of the blocks that are asked for more than once.
 
 ``python -m bench.policy_families [--seeds 1,2] [--families a,b] [--policies a,b] [--held-out] [--trace FILE]
 [--out FILE]``
@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import results_file
 from bench.blocks import BlockRequest, read_blocks
-from bench.held_out import BLOCK_TOKENS, is_held_out, requests_of
+from bench.held_out import BLOCK_TOKENS, REPORT_SEEDS, is_held_out, requests_of
 from bench.policy_hit_ratio import EXACT, OPTIMUM, OURS, chosen, measure, reused_blocks
 from thermocline.simulate.workloads import WORKLOADS
 from thermocline.trace.format import BLOCK_TOKENS as TRACE_BLOCK_TOKENS
@@ -56,7 +56,7 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--seeds", default="")
     parser.add_argument("--families", default=",".join(WORKLOADS))
     parser.add_argument("--policies", default="")
     parser.add_argument("--held-out", action="store_true", help="the report: only what is held out")
@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     names = [*(name for name in chosen(options.policies) if name != EXACT), OPTIMUM]
-    seeds = [int(text) for text in options.seeds.split(",")]
+    seeds = [int(text) for text in options.seeds.split(",") if text] or [
+        *(REPORT_SEEDS if options.held_out else (1, 2))
+    ]
     workloads: list[dict[str, Any]] = []
     for family in options.families.split(","):
         for seed in seeds:

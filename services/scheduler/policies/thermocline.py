@@ -12,19 +12,22 @@ Where a simple rule does better than what was learned so far, that rule ranks th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
+from services.scheduler.policies.thermo.columns import decoded, encoded
 from services.scheduler.policies.thermo.duel import Duel
 from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import Fit
 from services.scheduler.policies.thermo.law import Law
+from services.scheduler.policies.thermo.prefixes import NO_SAMPLE, Prefixes, head_of
 from services.scheduler.policies.thermo.ranking import Ranking
-from services.scheduler.policies.thermo.record import Context, Record
-from services.scheduler.policies.thermo.records import Records, head_of
+from services.scheduler.policies.thermo.rules import MOST_USES
 from services.scheduler.policies.thermo.spacing import Spacing
+from shared.errors import CodecError
+from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +44,9 @@ LABELS = 128  # Samples whose features are corrected in one request; a fit waits
 MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
 MOST_LATER = 1024  # Samples of running requests that are looked at once more; others stay as they are.
 MOST_RUNNING = 1024  # Requests whose end is waited for; what is known of more is taken for all that there is to know.
+MOST_OFFERED = 64  # Nodes that wait to be ranked; they are, all together, before more do.
 HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
+_MOST_ANSWER = 2**31 - 1
 TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
 
 
@@ -55,7 +60,7 @@ class ThermoclinePolicy(Policy):
     """
 
     name = "thermocline"
-    state_version = 2
+    state_version = 3
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
@@ -66,8 +71,8 @@ class ThermoclinePolicy(Policy):
     learned_at: int = -1  # Sequence number of the input in which the last slice of learning was done.
     tokens_seen: int = 0
     spacing: Spacing = msgspec.field(default_factory=Spacing)
-    records: Records = msgspec.field(default_factory=Records)
-    resident: dict[int, int] = {}  # Digest by node id.
+    prefixes: Prefixes = msgspec.field(default_factory=Prefixes)
+    offered: dict[int, float] = {}  # Cost by node id, of nodes that are to be ranked before the next victim.
     running: dict[int, list[int]] = {}  # By admission: digests of samples in the duel, to be corrected when it ends.
     newest: int = 0  # The admission that was visited last.
     unlabelled: list[int] = []  # Digests of samples whose features may still change.
@@ -82,8 +87,9 @@ class ThermoclinePolicy(Policy):
             self.began_ns = moment.time_ns
         self.clock = max((moment.time_ns - self.began_ns) / 1e9, self.clock + TICK)
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
+        contexts = self.prefixes.contexts
         if self.requests:
-            self.records.release(self.newest)
+            contexts.release(contexts.find(self.newest))
             self._settle()
         self.requests += 1
         self.tokens_seen += prompt_tokens
@@ -94,79 +100,76 @@ class ThermoclinePolicy(Policy):
             self.fit.advance(self.law)
         # The policy itself holds on to the contexts of those that run, and of the newest.
         number = self.newest = moment.admission or self.requests
-        self.records.contexts[number] = Context(self.clock, prompt_tokens, users=2)
+        context = contexts.open(number, self.clock, prompt_tokens, users=2)
         self.running[number] = []
         if len(self.running) > MOST_RUNNING:
             self._leave(next(iter(self.running)))
-        above: Record | None = None
+        above = 0
         for node in path:
-            record = self._record(node.id)
-            if record is None:
-                continue
-            self._reuse(record, number)
-            self._sample(record, size_of(node))
-            self._follow(above, record)
-            above = record
+            row = self.prefixes.of_node(node.id)
+            if row:
+                self._reuse(row, context)
+                self._sample(row, size_of(node))
+                self._follow(above, row)
+                above = row
 
     def ended(self, admission: int, answer_tokens: int) -> None:
         if admission in self.running:
-            self.records.contexts[admission].answer = max(answer_tokens, 0)
+            contexts = self.prefixes.contexts
+            contexts.answer[contexts.find(admission)] = min(max(answer_tokens, 0), _MOST_ANSWER)
             self._leave(admission)
 
     def add(self, node: Node, moment: Moment) -> None:
-        records = self.records
-        parent = self._record(node.parent)
-        number = moment.admission
-        if not number or number not in records.contexts:
-            number = parent.context if parent is not None else self.newest
-        if number not in records.contexts:
-            number = 0
-            records.contexts.setdefault(0, Context(self.clock, 0))
-        record = records.revive(node.end_digest)
-        if record is not None:
-            self._reuse(record, number)
+        prefixes = self.prefixes
+        parent = prefixes.of_node(node.parent)
+        context = self._context_for(moment.admission, parent)
+        row = prefixes.find(node.end_digest)
+        if row:
+            prefixes.revive(row, node.id)
+            self._reuse(row, context)
         else:
-            record = self._new_record(node, parent, number)
-        self.resident[node.id] = node.end_digest
-        self._sample(record, size_of(node))
-        self._follow(parent, record)
+            row = self._new_prefix(node, parent, context)
+        self._sample(row, size_of(node))
+        self._follow(parent, row)
 
     def admission_of(self, node: Node) -> int:
-        record = self._record(node.id)
-        return record.context if record is not None else 0
+        return self.prefixes.contexts.number[self.prefixes.context[self.prefixes.of_node(node.id)]]
 
     def remove(self, node: Node, moment: Moment) -> None:
+        self.offered.pop(node.id, None)
         self.ranking.withdraw(node.id)
-        digest = self.resident.pop(node.id, None)
-        if digest is None:
-            return
-        head = head_of(self.resident.get(node.parent, node.parent), node.tokens)
-        self._give_up(self.records.make_ghost(digest, head))
+        prefixes = self.prefixes
+        row = prefixes.of_node(node.id)
+        if row:
+            prefixes.make_ghost(row)
+            self._give_up(prefixes.oldest())
 
     def split(self, upper: Node, lower: Node) -> None:
-        digest = self.resident.get(lower.id)
-        if digest is None:
+        prefixes = self.prefixes
+        row = prefixes.of_node(lower.id)
+        if not row:
             return
-        records = self.records
-        record = records.by_digest[digest]
-        self._give_up(records.forget(upper.end_digest))
-        top = Record(upper.end_digest, record.end - size_of(lower), count=record.count, turn=record.turn)
-        top.pace, top.children, top.latest, top.passed = record.pace, 1, digest, record.passed
-        records.by_digest[top.digest] = top
-        records.bind(top, record.context)
-        self.resident[upper.id] = top.digest
-        parent = self._record(upper.parent)
-        if parent is not None and parent.latest == digest:
-            parent.latest = top.digest
+        digest = prefixes.digest[row]
+        self._give_up(prefixes.find(upper.end_digest))
+        top = prefixes.open(upper.end_digest, prefixes.head[row], upper.id, prefixes.end[row] - size_of(lower))
+        prefixes.head[row] = head_of(upper.end_digest, lower.tokens)
+        for column in (prefixes.count, prefixes.turn, prefixes.passed):
+            column[top] = column[row]
+        prefixes.pace[top], prefixes.children[top], prefixes.latest[top] = prefixes.pace[row], 1, digest
+        prefixes.bind(top, prefixes.context[row])
+        parent = prefixes.of_node(upper.parent)
+        if parent and prefixes.latest[parent] == digest:
+            prefixes.latest[parent] = upper.end_digest
 
     def offer(self, node: Node) -> None:
-        record = self._record(node.id)
-        if record is not None:
-            context = self.records.contexts[record.context]
-            self.ranking.offer(node.id, context.last, code_of(record, context), self._cost(node), self.clock, self.law)
+        self.offered[node.id] = self._cost(node)
+        if len(self.offered) > MOST_OFFERED:
+            self._rank_offered()
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
         while True:
+            if self.offered:
+                self._rank_offered()
             node_id = self.ranking.lowest(self.clock, self.requests, self.law)
             if node_id is None:
                 return None
@@ -177,11 +180,22 @@ class ThermoclinePolicy(Policy):
     def prepare(self) -> bool:
         return self.fit.make_ahead()
 
+    def encode(self) -> bytes:
+        return _ENCODER.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        try:
+            return msgspec.msgpack.decode(data, type=cls, dec_hook=decoded)
+        except UNDECODABLE as error:
+            raise CodecError(f"not a state of policy {cls.name!r}: {error}") from error
+
     def check(self) -> str:
-        users = self.records.users()
-        users.update(list(self.running))
-        users.update([self.newest] if self.requests else [])
-        kept = {number: context.users for number, context in self.records.contexts.items()}
+        contexts = self.prefixes.contexts
+        users = self.prefixes.users()
+        users.update([contexts.find(number) for number in self.running])
+        users.update([contexts.find(self.newest)] if self.requests else [])
+        kept = {row: count for row, count in enumerate(contexts.users) if count and row}
         return "" if kept == users else f"requests are referred to as {dict(users)}, and counted as {kept}"
 
     def _cost(self, node: Node) -> float:
@@ -195,138 +209,160 @@ class ThermoclinePolicy(Policy):
         cost *= node.importance
         return cost * self.host_cost if node.host else cost
 
-    def _record(self, node_id: int) -> Record | None:
-        digest = self.resident.get(node_id)
-        return None if digest is None else self.records.by_digest[digest]
+    def _context_for(self, number: int, parent: int) -> int:
+        """The row of the request of that admission, or of what used the parent last, or of the newest."""
+        contexts = self.prefixes.contexts
+        context = contexts.find(number) if number else self.prefixes.context[parent]
+        context = context or self.prefixes.context[parent] or contexts.find(self.newest)
+        return context or contexts.open(0, self.clock, 0, users=0)
 
-    def _new_record(self, node: Node, parent: Record | None, number: int) -> Record:
-        records = self.records
-        head = head_of(parent.digest if parent is not None else node.parent, node.tokens)
-        ghosts, beyond = records.absorbed(node, parent, head)
-        context = records.contexts[number]
+    def _rank_offered(self) -> None:
+        prefixes, ranking = self.prefixes, self.ranking
+        for node_id, cost in self.offered.items():
+            row = prefixes.of_node(node_id)
+            if row:
+                last = prefixes.contexts.last[prefixes.context[row]]
+                ranking.offer(node_id, last, code_of(prefixes, row), cost, self.clock, self.law)
+        self.offered = {}
+
+    def _new_prefix(self, node: Node, parent: int, context: int) -> int:
+        prefixes = self.prefixes
+        head = head_of(prefixes.digest[parent] if parent else node.parent, node.tokens)
+        ghosts, beyond = prefixes.absorbed(node, parent, head)
         for ghost in ghosts:
-            self._reuse(ghost, number)
-        record = Record(node.end_digest, node.depth + size_of(node))
-        record.turn, record.pace = context.turn, context.pace
-        records.bind(record, number)  # Before the ghosts let go of the request: nothing else may refer to it.
-        if beyond is not None:
-            records.hopes[record.digest] = beyond.digest
+            self._reuse(ghost, context)
+        row = prefixes.open(node.end_digest, head, node.id, node.depth + size_of(node))
+        contexts = prefixes.contexts
+        prefixes.turn[row], prefixes.pace[row] = contexts.turn[context], contexts.pace[context]
+        prefixes.bind(row, context)  # Before the ghosts let go of the request: nothing else may refer to it.
+        if beyond:
+            prefixes.hopes[row] = prefixes.digest[beyond]
         for ghost in ghosts:
-            records.ghosts.take(ghost.digest)
-            records.release(ghost.context)
-        records.by_digest[record.digest] = record
-        if parent is not None:
-            parent.children += 1
-        return record
+            prefixes.forget(ghost)
+        if parent and prefixes.children[parent] < MOST_USES:
+            prefixes.children[parent] += 1
+        return row
 
-    def _reuse(self, record: Record, number: int) -> None:
-        records = self.records
-        gap = max(self.clock - records.contexts[record.context].last, 0.0)
-        if record.sample >= 0:
-            self._label(record)
-            self.law.samples.close(record.sample, self.clock, is_reused=True)
-            record.sample = -1
-        self.duel.reused(record.digest)
-        weight = max(1.0 / max(record.count, record.turn + 1), 1.0 / MEMORY)
-        record.pace = gap if record.pace < 0 else record.pace + weight * (gap - record.pace)
-        record.count += 1
-        record.passed = 0
-        records.bind(record, number)
-        context = records.contexts[number]
-        if record.end > context.known:
-            context.known = record.end
-            context.turn = record.turn + 1
-            context.pace = record.pace
-            context.branches = record.children + 1
+    def _reuse(self, row: int, context: int) -> None:
+        prefixes = self.prefixes
+        contexts = prefixes.contexts
+        gap = max(self.clock - contexts.last[prefixes.context[row]], 0.0)
+        if prefixes.sample[row] != NO_SAMPLE:
+            self._label(row)
+            self.law.samples.close(prefixes.sample[row], self.clock, is_reused=True)
+            prefixes.sample[row] = NO_SAMPLE
+        self.duel.reused(prefixes.digest[row])
+        count, turn, pace = prefixes.count[row], prefixes.turn[row], prefixes.pace[row]
+        prefixes.pace[row] = gap if pace < 0 else pace + max(1 / max(count, turn + 1), 1 / MEMORY) * (gap - pace)
+        if count < MOST_USES:
+            prefixes.count[row] = count + 1
+        prefixes.passed[row] = 0
+        prefixes.bind(row, context)
+        if prefixes.end[row] > contexts.known[context]:
+            contexts.known[context] = prefixes.end[row]
+            contexts.turn[context] = min(turn + 1, MOST_USES)
+            contexts.pace[context] = prefixes.pace[row]
+            contexts.branches[context] = min(prefixes.children[row] + 1, MOST_USES)
 
-    def _follow(self, parent: Record | None, record: Record) -> None:
-        """A request went from parent to this record: where the one before it went is passed by."""
-        if parent is None:
+    def _follow(self, parent: int, row: int) -> None:
+        """A request went from parent to this prefix: where the one before it went is passed by."""
+        if not parent:
             return
-        previous = parent.latest
-        parent.latest = record.digest
-        if previous in (0, record.digest) or parent.children >= HUB_CHILDREN:
+        prefixes = self.prefixes
+        previous, digest = prefixes.latest[parent], prefixes.digest[row]
+        if previous == digest:
             return
-        passed = 1 + (parent.children > 2) + (parent.children > 4) + (parent.children > 8)
+        prefixes.latest[parent] = digest
+        children = prefixes.children[parent]
+        if not previous or children >= HUB_CHILDREN:
+            return
+        passed = 1 + (children > 2) + (children > 4) + (children > 8)
         while previous:
-            left = self.records.find(previous)
-            if left is None or left.passed or left.digest == record.digest:
+            left = prefixes.find(previous)
+            if not left or left == row or prefixes.passed[left]:
                 return
             self._pass(left, passed)
-            previous = left.latest
+            previous = prefixes.latest[left]
 
-    def _pass(self, record: Record, passed: int) -> None:
-        begin = self.law.samples.begun(record.sample) if record.sample >= 0 else -1.0
+    def _pass(self, row: int, passed: int) -> None:
+        prefixes, samples = self.prefixes, self.law.samples
+        sample = prefixes.sample[row]
+        begin = samples.begun(sample) if sample != NO_SAMPLE else -1.0
         if begin >= 0:
-            self._label(record)
-            self.law.samples.close(record.sample, self.clock, is_reused=False)
-        record.passed = passed
-        code = self._code(record)
-        self.duel.changed(record.digest, code)
+            self._label(row)
+            samples.close(sample, self.clock, is_reused=False)
+        prefixes.passed[row] = passed
+        self.duel.changed(prefixes, row)
         if begin >= 0:
-            record.sample = self.law.samples.open(begin, self.clock, code)
-        self.records.changed(record)
+            prefixes.sample[row] = samples.open(begin, self.clock, code_of(prefixes, row))
 
-    def _give_up(self, forgotten: Record | None) -> None:
-        """Watch a prefix no longer, of which nothing is remembered from now on."""
-        if forgotten is not None:
-            self.law.samples.close(forgotten.sample, self.clock, is_reused=False)
+    def _give_up(self, row: int) -> None:
+        """Watch a ghost no longer, of which nothing is remembered from now on; row 0 is none."""
+        if row:
+            self.law.samples.close(self.prefixes.sample[row], self.clock, is_reused=False)
+            self.prefixes.forget(row)
 
-    def _code(self, record: Record) -> int:
-        return code_of(record, self.records.contexts[record.context])
-
-    def _sample(self, record: Record, size: int) -> None:
+    def _sample(self, row: int, size: int) -> None:
         """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
         if not self.requests:
             return  # What the pool was filled with was used by nobody, as far as is known.
-        self.duel.used(record.digest, size)
+        digest = self.prefixes.digest[row]
+        self.duel.used(digest, size)
         rate = EARLY_SAMPLES if self.requests < EARLY else SAMPLES_PER_REQUEST
         if not self.spacing.picks(size, self.tokens_seen / self.requests / rate):
             return
-        record.sample = self.law.samples.open(self.clock, self.clock, self._code(record))
-        self.unlabelled.append(record.digest)
+        self.prefixes.sample[row] = self.law.samples.open(self.clock, self.clock, code_of(self.prefixes, row))
+        self.unlabelled.append(digest)
         if len(self.unlabelled) > MOST_UNLABELLED:
             del self.unlabelled[: MOST_UNLABELLED // 2]
 
     def _leave(self, admission: int) -> None:
         """All is known of a request that will ever be."""
+        prefixes = self.prefixes
+        context = prefixes.contexts.find(admission)
         for digest in self.running.pop(admission):
-            record = self.records.find(digest)
-            if record is not None and record.context == admission:
-                self.duel.changed(digest, self._code(record))
-        self.records.release(admission)
+            row = prefixes.find(digest)
+            if row and prefixes.context[row] == context:
+                self.duel.changed(prefixes, row)
+        prefixes.contexts.release(context)
 
     def _settle(self) -> None:
         """Behind the request before this one: its samples enter the duel, which says what is ranked by from now on."""
-        duel, records = self.duel, self.records
-        for digest in duel.entering:
-            record = records.find(digest)
-            if record is not None:
-                context = records.contexts[record.context]
-                duel.enter(digest, context.last, code_of(record, context))
-                if record.context in self.running:
-                    self.running[record.context].append(digest)
+        duel, prefixes = self.duel, self.prefixes
+        for digest, weight in duel.entering:
+            row = prefixes.find(digest)
+            if row:
+                context = prefixes.context[row]
+                duel.enter(digest, prefixes.contexts.last[context], code_of(prefixes, row), weight)
+                held = self.running.get(prefixes.contexts.number[context])
+                if held is not None:
+                    held.append(digest)
         duel.entering = []
         mean = max(self.tokens_seen / self.requests, 1.0)
         rule = duel.settle(self.capacity, mean, max(self.clock, TICK) / self.requests, self.clock, self.law)
         self.ranking.follow(rule, duel.shadows.turnover_s)
 
-    def _label(self, record: Record) -> None:
-        if record.sample >= 0:
-            self.law.samples.relabel(record.sample, self._code(record))
+    def _label(self, row: int) -> None:
+        sample = self.prefixes.sample[row]
+        if sample != NO_SAMPLE:
+            self.law.samples.relabel(sample, code_of(self.prefixes, row))
 
     def _fit(self) -> None:
         """Begin a fit once the features of all new samples are as they should be, a few in each request."""
         if self.fit.stage:
             return
+        prefixes = self.prefixes
         labelled, self.unlabelled = self.unlabelled[:LABELS], self.unlabelled[LABELS:]
         for digest in labelled:
-            record = self.records.find(digest)
-            if record is not None:
-                self._label(record)
-                if record.context in self.running and len(self.later) < MOST_LATER:
+            row = prefixes.find(digest)
+            if row:
+                self._label(row)
+                if prefixes.contexts.number[prefixes.context[row]] in self.running and len(self.later) < MOST_LATER:
                     self.later.append(digest)
         if not self.unlabelled:
             self.unlabelled, self.later = self.later, []
             is_begun = self.fit.start(self.law, self.clock)
             self.fit_at = self.requests + (min(FIT_INTERVAL, self.requests) if is_begun else FIRST_FIT)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encoded)

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from bench.held_out import HELD_OUT_FAMILIES, HeldOutError, is_held_out, requests_of
+from bench.held_out import HELD_OUT_FAMILIES, REPORT_SEEDS, SPENT_SEEDS, HeldOutError, is_held_out, requests_of
 from thermocline.simulate.workloads import WORKLOADS
 
 
@@ -21,6 +21,19 @@ def test_development_is_refused_what_is_held_out(family: str, seed: int) -> None
     """Only the report gets it."""
     with pytest.raises(HeldOutError, match=family):
         requests_of(family, seed)
+
+
+@pytest.mark.parametrize("seed", SPENT_SEEDS)
+def test_a_report_is_refused_what_was_reported(seed: int) -> None:
+    """Nobody can have been blind to it since."""
+    with pytest.raises(HeldOutError, match="reported before"):
+        requests_of("tenants", seed, is_report=True)
+
+
+def test_the_next_report_is_on_held_out_seeds_that_are_not_spent() -> None:
+    """All ten families are held out with each of them."""
+    assert all(is_held_out(family, seed) for family in WORKLOADS for seed in REPORT_SEEDS)
+    assert not set(REPORT_SEEDS) & set(SPENT_SEEDS)
 
 
 @pytest.mark.parametrize("family", sorted(set(WORKLOADS) - set(HELD_OUT_FAMILIES)))

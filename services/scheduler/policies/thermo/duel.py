@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.rules import LEARNED, RECENCY, ROUNDS, RULES
 from services.scheduler.policies.thermo.shadows import Shadows
 from services.scheduler.policies.thermo.spacing import Spacing
 
 if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
+    from services.scheduler.policies.thermo.prefixes import Prefixes
 
 SAMPLES_PER_REQUEST = 4.0  # At most;
 MOST_HELD = 2048  # fewer where the pool would hold more samples than this.
@@ -39,22 +41,22 @@ class Duel(msgspec.Struct):
 
     rule: int = ROUNDS
     spacing: Spacing = msgspec.field(default_factory=Spacing)
-    tokens: float = 1.0  # That one sample stands for.
-    entering: list[int] = []  # Digests of the newest request's samples.
+    tokens: float = 0.0  # That one sample stands for; 0 before that is known.
+    entering: list[tuple[int, float]] = []  # Digests of the newest request's samples, and what each weighs.
     shadows: Shadows = msgspec.field(default_factory=Shadows)
     scouts: Shadows | None = msgspec.field(default_factory=Shadows)  # None once the others have evicted.
 
     def used(self, digest: int, size: int) -> None:
         """So many tokens were used at the end of this prefix."""
         if self.spacing.picks(size, self.tokens) and len(self.entering) < MOST_ENTERING:
-            self.entering.append(digest)
+            self.entering.append((digest, max(size / self.tokens, 1.0) if self.tokens else 1.0))
 
-    def enter(self, digest: int, last: float, code: int) -> None:
+    def enter(self, digest: int, last: float, code: int, weight: float) -> None:
         """One of ``entering``, with the features that it has by now."""
         self.reused(digest)
-        self.shadows.enter(digest, last, code)
+        self.shadows.enter(digest, last, code, weight)
         if self.scouts is not None:
-            self.scouts.enter(digest, last, code)
+            self.scouts.enter(digest, last, code, weight)
 
     def reused(self, digest: int) -> None:
         """A prefix that may be sampled was used again."""
@@ -62,11 +64,15 @@ class Duel(msgspec.Struct):
         if self.scouts is not None:
             self.scouts.reused(digest)
 
-    def changed(self, digest: int, code: int) -> None:
+    def changed(self, prefixes: Prefixes, row: int) -> None:
         """A prefix that may be sampled has other features now."""
-        self.shadows.changed(digest, code)
-        if self.scouts is not None:
-            self.scouts.changed(digest, code)
+        digest = prefixes.digest[row]
+        is_watched = digest in self.shadows.rows
+        if is_watched or (self.scouts is not None and digest in self.scouts.rows):
+            code = code_of(prefixes, row)
+            self.shadows.changed(digest, code)
+            if self.scouts is not None:
+                self.scouts.changed(digest, code)
 
     def settle(self, capacity: int, request_tokens: float, request_s: float, now: float, law: Law) -> int:
         """Behind a request: the rule from now on. ``capacity`` is in tokens, as is the average prompt.
@@ -77,25 +83,28 @@ class Duel(msgspec.Struct):
         held = capacity / self.tokens
         fading = 1 - 1 / max(TURNOVERS * capacity / request_tokens, LEAST_HORIZON)
         turnover_s = capacity / request_tokens * request_s
-        self.shadows.settle(held, now, law, fading, turnover_s)
-        if self.scouts is not None:
-            self.scouts.settle(held * SCOUT_SHARE, now, law, fading, turnover_s * SCOUT_SHARE)
+        is_changed = self.shadows.settle(held, now, law, fading, turnover_s)
+        scouts = self.scouts
+        if scouts is not None:
+            is_changed |= scouts.settle(held * SCOUT_SHARE, now, law, fading, turnover_s * SCOUT_SHARE)
             if self.shadows.is_full:
-                part = min(1.0, HANDED_OVER / max(1.0, *self.scouts.squares))
-                self.shadows.leads = [part * lead for lead in self.scouts.leads]
-                self.shadows.squares = [part * square for square in self.scouts.squares]
+                part = min(1.0, HANDED_OVER * scouts.unit / max(scouts.unit, *scouts.squares)) / scouts.unit
+                part *= self.shadows.unit
+                self.shadows.leads = [part * lead for lead in scouts.leads]
+                self.shadows.squares = [part * square for square in scouts.squares]
                 self.scouts = None
-        self.rule = self._winner(self.shadows if self.scouts is None else self.scouts, bool(law.index))
+        if is_changed or (self.rule != LEARNED and bool(law.index)):
+            self.rule = self._winner(self.shadows if self.scouts is None else self.scouts, bool(law.index))
         return self.rule
 
     def _winner(self, shadows: Shadows, is_learned: bool) -> int:
         best, most = self.rule, 0.0
-        leads = shadows.leads[self.rule :: RULES]
-        for other, lead in enumerate(leads):
-            if lead <= most or (other == LEARNED and not is_learned):
+        for other in range(RULES):
+            if other == LEARNED and not is_learned:
                 continue  # The law is recency until something is learned.
+            lead, square = shadows.lead(other, self.rule)
             deviations, least = (FAVOURED_DEVIATIONS, 0.0) if other in FAVOURED else (DEVIATIONS, LEAST_LEAD)
-            surplus = lead - least - deviations * sqrt(shadows.squares[RULES * other + self.rule])
+            surplus = lead - least - deviations * sqrt(square)
             if surplus > most:
                 best, most = other, surplus
         return best

@@ -13,10 +13,9 @@ from services.scheduler.policies.thermo.law import COUNT_SHIFT, FEATURE_BITS, PA
 from services.scheduler.policies.thermo.rules import MOST_USES
 
 if TYPE_CHECKING:
-    from services.scheduler.policies.thermo.record import Context, Record
+    from services.scheduler.policies.thermo.prefixes import Prefixes
 
 _MOST = PACES - 1
-_KNOWN = 1024
 _PART_BITS = 8  # Prompts are told apart by doublings of 256 tokens.
 _SHORT_ANSWER, _MIDDLE_ANSWER = 32, 256  # Tokens: a label or a number; a paragraph; more.
 
@@ -32,26 +31,26 @@ def _halves(count: int) -> int:
     return min(2 * octave - 2 + ((count >> (octave - 2)) & 1), _MOST)
 
 
-_HALVES = tuple(_halves(count) for count in range(_KNOWN))
+_HALVES = tuple(_halves(count) for count in range(MOST_USES + 1))
 
 
-def code_of(record: Record, context: Context) -> int:
-    """The code (see :func:`law.pack`) of a prefix that the request of this context used last."""
-    prompt, count, turn = context.prompt, record.count, context.turn
-    branches, children, pace = context.branches, record.children, record.pace
-    answer = context.answer
-    new = prompt - context.known
+def code_of(prefixes: Prefixes, row: int) -> int:
+    """The code (see :func:`law.pack`) of a prefix, of which the request of its context is the last use."""
+    contexts, context = prefixes.contexts, prefixes.context[row]
+    prompt, answer, turn = contexts.prompt[context], contexts.answer[context], contexts.turn[context]
+    count, pace = prefixes.count[row], prefixes.pace[row]
+    new = prompt - contexts.known[context]
     pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
     return (
         (pace_bits if pace_bits < _MOST else _MOST)
         | (0 if answer < 0 else 1 + (answer >= _SHORT_ANSWER) + (answer >= _MIDDLE_ANSWER)) << _ANSWER
-        | (_HALVES[count] if count < _KNOWN else _halves(count)) << _COUNT
+        | _HALVES[count] << _COUNT
         | ((new >> _PART_BITS).bit_length() << _NEW if new > 0 else 0)
         | (prompt >> _PART_BITS).bit_length() << _PROMPT
-        | (_HALVES[turn] if turn < _KNOWN else _halves(turn)) << _TURN
-        | (record.end >= prompt) << _END
-        | (_HALVES[branches] if branches < _KNOWN else _halves(branches)) << _BRANCHES
-        | (_HALVES[children] if children < _KNOWN else _halves(children)) << _CHILDREN
-        | record.passed << PASSED_SHIFT
-        | (count if count < MOST_USES else MOST_USES) << COUNT_SHIFT
+        | _HALVES[turn] << _TURN
+        | (prefixes.end[row] >= prompt) << _END
+        | _HALVES[contexts.branches[context]] << _BRANCHES
+        | _HALVES[prefixes.children[row]] << _CHILDREN
+        | prefixes.passed[row] << PASSED_SHIFT
+        | count << COUNT_SHIFT
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.policies.thermo.elementary import exp2, exp2_one, log2_one
+from services.scheduler.policies.thermo.elementary import exp2, exp2_one, log2
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT, Law, rounded, rounded_one
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _USE = 2.0**37  # Ticks that one use more outweighs: four years. With the uses t
 _PASSED = (PACES - 1) << PASSED_SHIFT
 _PASSED_BY_ONE = 1 << PASSED_SHIFT  # The other one of two ways was taken; a greater number says that there are more.
 _NO_LAW = Law()
+_MOST_COUNTED = 4095
+_LOG2_USES = rounded(log2(np.maximum(np.arange(_MOST_COUNTED + 1.0), 1.0)))
 _LEAST_EXPONENT = -120.0  # Powers of two that single precision holds.
 
 
@@ -71,14 +73,16 @@ def score_one(rule: int, now: float, last: float, code: int, law: Law, turnover_
     return uses + ticks if rule == FREQUENCY else uses + (_USE - ticks)
 
 
-def fixed_key(rule: int, last: float, code: int, turnover_s: float = 1.0) -> float:
+def order_keys(rule: int, lasts: Floats, codes: Ints, turnover_s: float = 1.0) -> Floats:
     """Of a simple rule: in the order of its scores, nearly so for recency, and the same while the turnover is."""
     if rule == RECENCY:
-        return last
+        return lasts
     if rule in HALF_LIVES:
         half_life_s = HALF_LIVES[rule] * turnover_s
-        return rounded_one(log2_one(_left(code, half_life_s))) * half_life_s + last
-    return score_one(rule, last, last, code, _NO_LAW)
+        uses = _LOG2_USES[np.minimum(codes >> COUNT_SHIFT, _MOST_COUNTED)]
+        uses = np.minimum(uses, np.frombuffer(_log2_most(half_life_s))[codes & (PACES - 1)])
+        return np.where((codes & _PASSED) == _PASSED_BY_ONE, 0.0, uses) * half_life_s + lasts
+    return score(rule, 0.0, lasts, codes, _NO_LAW)
 
 
 def _left(code: int, half_life_s: float) -> float:
@@ -96,3 +100,10 @@ def _most_left(half_life_s: float) -> tuple[float, ...]:
     """
     paces_s = [0.75e-3 * 2.0 ** (bits - 1) for bits in range(1, PACES)]
     return inf, *(1 / (1 - exp2_one(-max(pace_s / half_life_s, 1e-9))) for pace_s in paces_s)
+
+
+@lru_cache(maxsize=64)
+def _log2_most(half_life_s: float) -> bytes:
+    """The logarithms of :func:`_most_left`, float64."""
+    most = np.array(_most_left(half_life_s))
+    return rounded(log2(np.minimum(most, 2.0**100))).tobytes()

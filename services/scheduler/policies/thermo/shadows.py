@@ -1,195 +1,177 @@
 """Shadow caches of metadata, one a rule, of sampled tokens: what each rule would have kept, and hit.
 
-A sample stands for the tokens that were used around it. Each cache holds it until its rule evicts it or the prefix is
-used again, which is a hit. All caches see the same samples and have one capacity, so rules are compared on what some of
-them hit and others missed. Such hits come in bundles, because what one request touches comes back together: the
-request, not the sample, is what evidence is counted in.
+A sample stands for the tokens that were used around it, and weighs more where its own prefix has more of them. Each
+cache holds it until its rule evicts it or the prefix is used again, which is a hit. All caches see the same samples and
+have one capacity, so rules are compared on what some of them hit and others missed. Such hits come in bundles, because
+what one request touches comes back together: the request, not the sample, is what evidence is counted in.
+
+A cache evicts now and then, several samples at once: down to half of what it evicts below its capacity, so that it has
+its capacity on average. The samples are columns with a row each, so that this is done by whole columns.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from itertools import islice
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from services.scheduler.policies.thermo.elementary import log2_one
-from services.scheduler.policies.thermo.rules import HALF_LIVES, LEARNED, RULES, fixed_key, score
+from services.scheduler.policies.thermo.rules import LEARNED, RULES, order_keys, score
 
 if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
+    from services.scheduler.policies.thermo.samples import Floats, Ints
 
-_SLACK_SHARE = 128  # A cache exceeds its capacity by one in so many before it evicts down to as many below.
-_SLICE = 512  # Samples that the learned rule scores behind one request. Of more it finds the lowest in several.
-_MOST_EVICTED = 32  # At once, by one rule.
-_SPARE = 64  # Void entries that a small heap may hold.
+SLACK_SHARE = 64  # A cache evicts when the samples that came since are one in so many of its capacity,
+LEAST_SLACK = 4  # and at least so many.
+SMALL = 512  # Rows; among so many all rules evict at once, else one behind each request.
 _ALL = (1 << RULES) - 1
 _PAIRS = RULES * RULES
-_PAIR_OF = tuple(divmod(place, RULES) for place in range(_PAIRS))
+_MOST_WEIGHT = 2.0**40
+_SPARE = 64  # Rows of samples that ended that are not worth removing.
+_FLOAT = Struct("<d")
+_WHOLE = Struct("<q")
+_DIGEST = Struct("<Q")
 _HOLDERS = tuple(tuple(rule for rule in range(RULES) if held >> rule & 1) for held in range(1 << RULES))
 """The rules that a sample's ``held`` stands for."""
-
-
-class Shadow(msgspec.Struct, array_like=True, gc=False):
-    """A sampled token. ``held`` has a bit for each rule whose cache has it."""
-
-    last: float
-    code: int
-    held: int = _ALL
 
 
 class Shadows(msgspec.Struct):
     """``leads[RULES * i + j]`` is what rule i hit more than rule j lately, ``squares`` the same squared by request.
 
-    At most RULES times the capacity in samples are remembered.
+    Both are in units of ``unit``, which grows where older evidence would have to fade. At most RULES times the
+    capacity in samples are remembered, and as many rows of samples that ended.
     """
 
-    known: dict[int, Shadow] = {}  # By digest of the prefix.
-    sizes: list[int] = msgspec.field(default_factory=lambda: [0] * RULES)
-    heaps: list[list[tuple[float, int]]] = msgspec.field(default_factory=lambda: [[] for _ in range(RULES)])
-    round: list[int] = []  # Digests that the learned rule's cache has; void where it has lost them.
-    at: int = 0  # How many of them it has scored in the round that is under way; 0 is none.
-    coming: list[tuple[float, int]] = []  # The lowest of each slice that was scored in it, by score.
-    hits: list[int] = msgspec.field(default_factory=lambda: [0] * (1 << RULES))  # Of a request, by who held it.
+    rows: dict[int, int] = {}  # By digest of the prefix.
+    digests: bytearray = msgspec.field(default_factory=bytearray)
+    lasts: bytearray = msgspec.field(default_factory=bytearray)
+    codes: bytearray = msgspec.field(default_factory=bytearray)
+    weights: bytearray = msgspec.field(default_factory=bytearray)
+    held: bytearray = msgspec.field(default_factory=bytearray)  # A bit for each rule whose cache has it; 0: it ended.
+    came: float = 0.0  # Weight of the samples since the caches began to evict last.
+    total: float = 0.0  # And of all that are known.
+    turn: int = RULES  # The rule that is to evict next; behind the last one none is.
+    hits: dict[int, float] = {}  # Of a request, by who held it.
     leads: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
     squares: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
+    unit: float = 1.0  # Of a hit now.
     turnover_s: float = 1.0  # Of the cache, a power of two.
     is_full: bool = False  # Whether something was evicted ever.
 
-    def enter(self, digest: int, last: float, code: int) -> None:
+    def enter(self, digest: int, last: float, code: int, weight: float) -> None:
         """A prefix was used of which no sample is known."""
-        shadow = self.known[digest] = Shadow(last, code)
-        for rule in range(RULES):
-            self.sizes[rule] += 1
-            self._rank(rule, digest, shadow)
+        self.rows[digest] = len(self.held)
+        self.digests += _DIGEST.pack(digest)
+        self.lasts += _FLOAT.pack(last)
+        self.codes += _WHOLE.pack(code)
+        self.weights += _FLOAT.pack(weight)
+        self.held.append(_ALL)
+        self.came += weight
+        self.total += weight
 
     def changed(self, digest: int, code: int) -> None:
         """The prefix has other features now."""
-        shadow = self.known.get(digest)
-        if shadow is None or shadow.code == code:
-            return
-        shadow.code = code
-        for rule in range(RULES):
-            if rule != LEARNED and shadow.held >> rule & 1:
-                self._rank(rule, digest, shadow)
+        row = self.rows.get(digest)
+        if row is not None:
+            _WHOLE.pack_into(self.codes, 8 * row, code)
 
     def reused(self, digest: int) -> None:
         """The prefix was used again, which ends its sample."""
-        shadow = self.known.pop(digest, None)
-        if shadow is None:
-            return
-        self.hits[shadow.held] += 1
-        for rule in range(RULES):
-            self.sizes[rule] -= shadow.held >> rule & 1
+        row = self.rows.pop(digest, None)
+        if row is not None:
+            held = self.held[row]
+            weight = _FLOAT.unpack_from(self.weights, 8 * row)[0]
+            self.hits[held] = self.hits.get(held, 0.0) + weight
+            self.total -= weight
+            self.held[row] = 0
 
-    def settle(self, capacity: float, now: float, law: Law, fading: float, turnover_s: float) -> None:
-        """Behind a request: count its hits, and those before it less, and evict what is too much for each rule."""
-        self._count(fading)
-        self._follow(turnover_s)
-        slack = capacity / _SLACK_SHARE
-        for rule in range(RULES):
-            # The learned rule begins early to look for its lowest, because it finds them a few requests later.
-            if self.sizes[rule] <= (capacity if rule == LEARNED else capacity + slack):
-                continue
-            self.is_full = True
-            surplus = min(int(self.sizes[rule] - capacity + slack), _MOST_EVICTED)
-            lowest = self._lowest_learned(surplus, now, law) if rule == LEARNED else self._lowest(rule, surplus)
-            for digest in lowest:
-                self._evict(rule, digest)
+    def settle(self, capacity: float, now: float, law: Law, fading: float, turnover_s: float) -> bool:
+        """Behind a request: count its hits, and those before it less, and let caches evict what is too much.
 
-    def _follow(self, turnover_s: float) -> None:
-        """Measure half-lives by the turnover once it is another by far, so that order changes a few times only."""
-        if self.turnover_s / 2 < turnover_s < 2 * self.turnover_s:
-            return
-        self.turnover_s = 2.0 ** round(log2_one(max(turnover_s, 1e-9)))
-        for rule in HALF_LIVES:
-            self._rank_all(rule)
+        Returns whether the evidence has changed.
+        """
+        self.unit /= fading
+        if self.unit > _MOST_WEIGHT:
+            self.leads = [lead / self.unit for lead in self.leads]
+            self.squares = [square / self.unit for square in self.squares]
+            self.unit = 1.0
+        is_changed = bool(self.hits) and self._count()
+        if len(self.held) > 2 * len(self.rows) + _SPARE:
+            self._drop_ended()
+        slack = max(capacity / SLACK_SHARE, LEAST_SLACK)
+        if self.turn == RULES and self.came >= slack and self.total > capacity:
+            self.turn, self.came = 0, 0.0
+            if not self.turnover_s / 2 < turnover_s < 2 * self.turnover_s:
+                self.turnover_s = 2.0 ** round(log2_one(max(turnover_s, 1e-9)))
+        while self.turn < RULES:
+            self._evict(self.turn, capacity, slack, now, law)
+            self.turn += 1
+            if len(self.held) > SMALL:
+                break
+        return is_changed
 
-    def _count(self, fading: float) -> None:
-        self.leads = [lead * fading for lead in self.leads]
-        self.squares = [square * fading for square in self.squares]
-        if not any(self.hits[:_ALL]):  # What all rules held tells none from another.
-            self.hits[_ALL] = 0
-            return
-        by_rule = [0] * RULES
-        for held, count in enumerate(self.hits):
-            if count:
+    def lead(self, one: int, other: int) -> tuple[float, float]:
+        """What one rule hit more than another lately, and the same squared by request."""
+        place = RULES * one + other
+        return self.leads[place] / self.unit, self.squares[place] / self.unit
+
+    def _count(self) -> bool:
+        by_rule = [0.0] * RULES
+        for held, count in self.hits.items():
+            if held != _ALL:  # What all rules held tells none from another.
                 for rule in _HOLDERS[held]:
                     by_rule[rule] += count
-        for place, (one, other) in enumerate(_PAIR_OF):
-            lead = by_rule[one] - by_rule[other]
-            if lead:
-                self.leads[place] += lead
-                self.squares[place] += lead * lead
-        self.hits = [0] * (1 << RULES)
+        self.hits = {}
+        if not any(by_rule):
+            return False
+        for one, hits in enumerate(by_rule):
+            for other in range(one):
+                lead = hits - by_rule[other]
+                if lead:
+                    weighted = self.unit * lead
+                    self.leads[RULES * one + other] += weighted
+                    self.leads[RULES * other + one] -= weighted
+                    self.squares[RULES * one + other] += weighted * lead
+                    self.squares[RULES * other + one] += weighted * lead
+        return True
 
-    def _rank(self, rule: int, digest: int, shadow: Shadow) -> None:
-        if rule == LEARNED:
-            self.round.append(digest)
-            if len(self.round) > 2 * self.sizes[LEARNED] + _SPARE:
-                self.round = [
-                    other
-                    for other in dict.fromkeys(self.round)
-                    if other in self.known and self.known[other].held >> LEARNED & 1
-                ]
-                self.at, self.coming = 0, []
+    def _drop_ended(self) -> None:
+        """Remove the rows of samples that ended."""
+        kept = np.flatnonzero(np.frombuffer(self.held, np.uint8))
+        for column in (self.digests, self.lasts, self.codes, self.weights):
+            left = np.frombuffer(column, np.int64)[kept].tobytes()
+            column[:] = left
+        self.held = bytearray(np.frombuffer(self.held, np.uint8)[kept].tobytes())
+        self.rows = dict(zip(np.frombuffer(self.digests, np.uint64).tolist(), range(len(kept)), strict=True))
+
+    def _evict(self, rule: int, capacity: float, slack: float, now: float, law: Law) -> None:
+        held = np.frombuffer(self.held, np.uint8)
+        its = np.flatnonzero(held & (1 << rule))
+        weights = np.frombuffer(self.weights)[its]
+        surplus = float(weights.sum()) - capacity
+        if surplus <= 0:
             return
-        heap = self.heaps[rule]
-        heappush(heap, (fixed_key(rule, shadow.last, shadow.code, self.turnover_s), digest))
-        if len(heap) > 2 * self.sizes[rule] + _SPARE:
-            self._rank_all(rule)
+        self.is_full = True
+        lasts, codes = np.frombuffer(self.lasts, np.float64)[its], np.frombuffer(self.codes, np.int64)[its]
+        if rule == LEARNED:
+            keys = score(LEARNED, now, lasts, codes, law)
+        else:
+            keys = order_keys(rule, lasts, codes, self.turnover_s)
+        gone = its[lowest(keys, weights, surplus + slack / 2)]
+        held[gone] &= _ALL ^ (1 << rule)
+        ended = gone[held[gone] == 0]
+        self.total -= float(np.frombuffer(self.weights)[ended].sum())
+        for digest in np.frombuffer(self.digests, np.uint64)[ended].tolist():
+            del self.rows[digest]
 
-    def _rank_all(self, rule: int) -> None:
-        """Make the heap of a simple rule anew, of all that its cache has."""
-        self.heaps[rule] = [
-            (fixed_key(rule, known.last, known.code, self.turnover_s), other)
-            for other, known in self.known.items()
-            if known.held >> rule & 1
-        ]
-        heapify(self.heaps[rule])
 
-    def _lowest(self, rule: int, count: int) -> list[int]:
-        heap, found = self.heaps[rule], dict[int, None]()
-        while len(found) < count:
-            key, digest = heappop(heap)
-            shadow = self.known.get(digest)
-            if shadow is None or not shadow.held >> rule & 1:
-                continue
-            if fixed_key(rule, shadow.last, shadow.code, self.turnover_s) == key:
-                found[digest] = None
-        return list(found)
-
-    def _lowest_learned(self, count: int, now: float, law: Law) -> list[int]:
-        """The lowest of all, once every slice was scored; until then one slice more is, and there are none."""
-        held = dict[int, Shadow]()
-        for digest in islice(self.round, self.at, None):
-            self.at += 1
-            shadow = self.known.get(digest)
-            if shadow is not None and shadow.held >> LEARNED & 1:
-                held[digest] = shadow
-                if len(held) == _SLICE:
-                    break
-        lasts = np.array([shadow.last for shadow in held.values()])
-        codes = np.array([shadow.code for shadow in held.values()], dtype=np.int64)
-        scores = score(LEARNED, now, lasts, codes, law)
-        digests = list(held)
-        order = np.argsort(scores, kind="stable")[:_MOST_EVICTED].tolist()
-        self.coming += [(float(scores[place]), digests[place]) for place in order]
-        if self.at < len(self.round):
-            return []
-        lowest = dict[int, None]()
-        for _, digest in sorted(self.coming):
-            shadow = self.known.get(digest)
-            if len(lowest) < count and shadow is not None and shadow.held >> LEARNED & 1:
-                lowest[digest] = None
-        self.at, self.coming = 0, []
-        return list(lowest)
-
-    def _evict(self, rule: int, digest: int) -> None:
-        shadow = self.known[digest]
-        self.sizes[rule] -= 1
-        shadow.held &= ~(1 << rule)
-        if not shadow.held:
-            del self.known[digest]
+def lowest(keys: Floats, weights: Floats, wanted: float) -> Ints:
+    """Places of those with the least keys, so many that they weigh as much as is wanted; of equal ones the first."""
+    # At most so many are needed, because none weighs less than one. Their values do not depend on how machines part.
+    count = min(int(wanted) + 1, len(keys))
+    near = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
+    order = near[np.argsort(keys[near], kind="stable")]
+    return order[: int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1]

@@ -12,19 +12,17 @@ import pytest
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.policies.thermo.columns import ROWS
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins
-from services.scheduler.policies.thermo.ghosts import Ghosts
 from services.scheduler.policies.thermo.law import AGE_BINS, EDGES, LEVELS, Law, pack
+from services.scheduler.policies.thermo.prefixes import start_digest
 from services.scheduler.policies.thermo.ranking import SLICE, Ranking, _least
-from services.scheduler.policies.thermo.record import Record
-from services.scheduler.policies.thermo.records import start_digest
 from services.scheduler.policies.thermo.rules import RECENCY, RULES
-from services.scheduler.policies.thermocline import MOST_LATER, MOST_RUNNING, ThermoclinePolicy
+from services.scheduler.policies.thermocline import MOST_LATER, MOST_OFFERED, MOST_RUNNING, ThermoclinePolicy
 from tests.present import present
 
 BLOCK = 512
 TOKENS = b"\1\0\0\0" * BLOCK
-ROW_BYTES = 60  # Of a ghost.
 
 
 class NoHotness:
@@ -191,8 +189,8 @@ def test_snapshot_goes_on_with_the_same_victims() -> None:
     events = chats(300)
     cache = run(ThermoclinePolicy(), 120, events[:400])
 
-    packed = msgspec.msgpack.encode(cache.policy)
-    cache.policy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
+    packed = cache.policy.encode()
+    cache.policy = ThermoclinePolicy.decode(packed)
     for seconds, blocks in events[400:]:
         cache.request(seconds, blocks)
 
@@ -220,25 +218,26 @@ def test_no_single_rule_is_ahead_by_much(workload: str) -> None:
 def test_state_is_bounded() -> None:
     """However many prefixes are seen, records, contexts and samples stay within their limits."""
     policy = ThermoclinePolicy()
-    policy.records.ghosts.limit = 500
+    policy.prefixes.limit = 500
     policy.law.samples.window = 400
     cache = BlockCache(policy, 100)
     for number in range(2500):
         cache.request(number * 0.1, [1, 2 * number + 2, 2 * number + 3])
 
-    assert len(policy.resident) <= 100
-    assert len(policy.records.ghosts) <= 500
-    assert len(policy.records.by_digest) <= 100
-    assert len(policy.records.ghosts.rows) <= 500 * 64
-    assert len(policy.records.hopes) <= 100
+    prefixes = policy.prefixes
+    assert prefixes.resident() <= 100
+    assert prefixes.ghosts <= 500
+    assert len(prefixes.digest) <= 601 + ROWS
+    assert len(prefixes.hopes) <= 100
+    assert len(policy.offered) <= MOST_OFFERED
     assert len(policy.running) <= MOST_RUNNING
-    assert len(policy.records.contexts) <= 601 + MOST_RUNNING
+    assert len(prefixes.contexts.number) <= 601 + MOST_RUNNING + ROWS
     assert policy.law.samples.count() <= 700
     assert len(policy.ranking.slots) <= 100
     assert len(policy.ranking.fresh) <= 200
     assert len(policy.unlabelled) <= MOST_LATER + 1000
     assert len(policy.later) <= MOST_LATER
-    assert len(policy.duel.shadows.known) <= RULES * 100
+    assert len(policy.duel.shadows.rows) <= RULES * 100
     assert len(policy.duel.entering) <= 64
 
 
@@ -271,11 +270,12 @@ def test_split_keeps_totals() -> None:
     upper, lower = chain("a", words(0, 16), words(16, 48))
     upper.id, upper.parent, lower.id, lower.parent = 99, whole.parent, whole.id, 99
     policy.split(upper, lower)
-    top, rest = (policy.records.by_digest[policy.resident[node_id]] for node_id in (99, whole.id))
+    prefixes = policy.prefixes
+    top, rest = (prefixes.of_node(node_id) for node_id in (99, whole.id))
 
-    assert (top.end, rest.end) == (16, 64)
-    assert top.count == rest.count == 2
-    assert policy.records.contexts[top.context].users == 3  # The two parts, and the policy itself.
+    assert (prefixes.end[top], prefixes.end[rest]) == (16, 64)
+    assert prefixes.count[top] == prefixes.count[rest] == 2
+    assert prefixes.contexts.users[prefixes.context[top]] == 3  # The two parts, and the policy itself.
 
 
 @pytest.mark.parametrize("cut", [(64,), (40, 24), (16, 8, 40)])
@@ -298,10 +298,11 @@ def test_evicted_history_is_recognised_however_it_is_cut_on_return(cut: tuple[in
     for node in chain("a", *spans):
         policy.add(node, moment)
 
-    context = policy.records.contexts[policy.requests]
-    assert context.known == 48
-    assert context.turn == 1
-    assert context.pace == pytest.approx(5.0, rel=0.01)
+    contexts = policy.prefixes.contexts
+    context = contexts.find(policy.requests)
+    assert contexts.known[context] == 48
+    assert contexts.turn[context] == 1
+    assert contexts.pace[context] == pytest.approx(5.0, rel=0.01)
 
 
 def test_digest_above_a_span_follows_from_its_own() -> None:
@@ -335,10 +336,10 @@ def test_index_looks_ahead_where_the_hazard_rises() -> None:
 
 def test_fit_goes_on_from_a_snapshot_between_any_two_slices() -> None:
     """A fit that is encoded and decoded after every slice ends with the same tables, byte for byte."""
-    packed = msgspec.msgpack.encode(unbroken().policy)
+    packed = unbroken().policy.encode()
     results = []
     for is_broken in (False, True):
-        copy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
+        copy = ThermoclinePolicy.decode(packed)
         while copy.fit.stage:
             copy.fit.advance(copy.law)
         copy.law.index = b""
@@ -349,9 +350,9 @@ def test_fit_goes_on_from_a_snapshot_between_any_two_slices() -> None:
             slices += 1
             assert bool(copy.law.index) == (not copy.fit.stage)  # The new tables come into force all at once.
             if is_broken:
-                copy = msgspec.msgpack.decode(msgspec.msgpack.encode(copy), type=ThermoclinePolicy)
+                copy = ThermoclinePolicy.decode(copy.encode())
         assert slices > 10
-        results.append((slices, msgspec.msgpack.encode(copy)))
+        results.append((slices, copy.encode()))
 
     assert results[0] == results[1]
 
@@ -364,21 +365,21 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit() -> None:
     for seconds, blocks in events:
         cache.request(seconds, blocks)
         if cache.policy.fit.stage and cache.moment.seq % 7 == 0:
-            packed = msgspec.msgpack.encode(cache.policy)
-            cache.policy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
+            packed = cache.policy.encode()
+            cache.policy = ThermoclinePolicy.decode(packed)
             broken += 1
 
     assert broken > 3
     assert cache.evicted == unbroken().evicted
-    assert msgspec.msgpack.encode(cache.policy) == msgspec.msgpack.encode(unbroken().policy)
+    assert cache.policy.encode() == unbroken().policy.encode()
 
 
 def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force() -> None:
     """Slices of the index that are made between requests are not made again, and the law is the same byte for byte."""
-    packed = msgspec.msgpack.encode(unbroken().policy)
+    packed = unbroken().policy.encode()
     results = []
     for is_ahead in (False, True):
-        policy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
+        policy = ThermoclinePolicy.decode(packed)
         while policy.fit.stage:
             policy.fit.advance(policy.law)
         assert not policy.prepare()
@@ -390,7 +391,7 @@ def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_for
             policy.fit.advance(policy.law)
             slices += 1
         assert bool(made) == is_ahead
-        results.append((slices, msgspec.msgpack.encode(policy)))
+        results.append((slices, policy.encode()))
 
     assert results[0] == results[1]
 
@@ -468,74 +469,3 @@ def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
                 copy = msgspec.msgpack.decode(msgspec.msgpack.encode(copy), type=Ranking)
 
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("limit", [5, 50])
-def test_ghosts_are_found_until_they_are_overwritten(limit: int) -> None:
-    """Against a dictionary: the latest ones are known by digest and by key, those that were taken are not."""
-    ghosts = Ghosts(limit=limit, buckets=8)
-    known: dict[Any, Any] = {}
-    order, heads = [], {}
-    for number in range(1, 300):
-        record = Record(
-            number * 0x9E3779B97F4A7C15 % 2**64, number, context=number, count=number, pace=0.5, latest=number
-        )
-        lost = ghosts.put(record, number % 90)
-        order.append(record.digest)
-        expected = known.pop(order[-1 - limit], None) if len(order) > limit else None
-        assert lost == expected
-        known[record.digest] = record
-        heads[number % 90] = record.digest
-        if number % 3 == 0:
-            digest = order[-1 - number % min(limit, len(order))]
-            assert ghosts.take(digest) == known.pop(digest, None)
-        if number % 5 == 0 and record.digest in known:
-            record.passed = 2
-            ghosts.update(record)
-        assert len(ghosts) == len(known)
-        assert all(ghosts.get(digest) == known.get(digest) for digest in order)
-        for head, digest in heads.items():
-            assert ghosts.under(head) == known.get(digest)
-    assert len(ghosts.rows) <= limit * 64
-
-
-@pytest.mark.parametrize(("kept", "most_rows"), [(40, 1025), (900, 1801)])
-def test_ghosts_that_were_taken_leave_no_room_behind(kept: int, most_rows: int) -> None:
-    """Nearly every prefix comes back: the rest is found as before, in as many rows as are worth moving, or twice it."""
-    ghosts, known = Ghosts(limit=4096, buckets=64), {}
-    heads: dict[int, list[int]] = {}
-    rng = np.random.default_rng(kept)
-    for number in range(1, 9000):
-        record = Record(
-            number * 0x9E3779B97F4A7C15 % 2**64, number, context=number, count=number, pace=0.5, latest=number
-        )
-        head = int(rng.integers(50))
-        assert ghosts.put(record, head) is None
-        known[record.digest] = record
-        heads.setdefault(head, []).append(record.digest)
-        if len(known) > kept:
-            digest = list(known)[int(rng.integers(len(known)))]
-            assert ghosts.take(digest) == known.pop(digest)
-        if number % 500 == 0:
-            assert all(ghosts.get(digest) == record for digest, record in known.items())
-            assert [ghosts.under(head) for head in heads] == [known.get(digests[-1]) for digests in heads.values()]
-
-    assert len(ghosts) == len(known) == kept
-    assert len(ghosts.rows) <= most_rows * ROW_BYTES
-
-
-def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together() -> None:
-    """Moving keeps their order: once the ring is full of living ones, they are overwritten as they came."""
-    ghosts = Ghosts(limit=2048, buckets=64)
-    for number in range(1, 1501):
-        ghosts.put(Record(number, 1), number)
-        if number % 10:
-            ghosts.take(number)
-    assert len(ghosts.rows) < 1500 * ROW_BYTES
-    left, added = list(range(10, 1501, 10)), list(range(2001, 5001))
-
-    lost = [ghosts.put(Record(number, 1), number) for number in added]
-
-    overwritten = [record.digest for record in lost if record is not None]
-    assert len(overwritten) > len(left)
-    assert overwritten == [*left, *added][: len(overwritten)]

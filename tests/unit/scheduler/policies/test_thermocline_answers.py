@@ -8,11 +8,10 @@ from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import _departures, _fit_base
 from services.scheduler.policies.thermo.law import AGE_BINS, ANSWERS, FEATURE_BITS, PACES, RHYTHMS
-from services.scheduler.policies.thermo.record import Context
 from services.scheduler.policies.thermocline import MOST_RUNNING, ThermoclinePolicy
-from tests.present import present
 
 
 def at(seconds: int, admission: int) -> Moment:
@@ -29,14 +28,25 @@ def node(number: int, parent: int = 0, tokens: int = 16) -> Node:
     return Node(id=number, parent=parent, tokens=words, depth=0, digest=digest, end_digest=digest)
 
 
-def context_of(policy: ThermoclinePolicy, one: Node) -> Context:
-    """What the policy knows of the request that used the node last."""
-    return policy.records.contexts[policy.records.by_digest[policy.resident[one.id]].context]
+def context_of(policy: ThermoclinePolicy, one: Node) -> int:
+    """The row of the request that used the node last."""
+    return policy.prefixes.context[policy.prefixes.of_node(one.id)]
+
+
+def numbers(policy: ThermoclinePolicy) -> list[int]:
+    """The admissions that something refers to."""
+    contexts = policy.prefixes.contexts
+    return [number for number, users in zip(contexts.number, contexts.users, strict=True) if users]
+
+
+def code_in(policy: ThermoclinePolicy, row: int) -> int:
+    """Of a sample in the duel."""
+    return int.from_bytes(policy.duel.shadows.codes[8 * row : 8 * row + 8], "little")
 
 
 def answer_class(policy: ThermoclinePolicy, one: Node) -> int:
     """As the node is ranked by it."""
-    return policy._code(present(policy._record(one.id))) >> FEATURE_BITS & (ANSWERS - 1)
+    return code_of(policy.prefixes, policy.prefixes.of_node(one.id)) >> FEATURE_BITS & (ANSWERS - 1)
 
 
 def test_node_belongs_to_the_request_that_computed_it() -> None:
@@ -49,7 +59,8 @@ def test_node_belongs_to_the_request_that_computed_it() -> None:
     policy.add(first, at(3, 8))
     policy.add(second, at(3, 9))
 
-    assert [context_of(policy, one).prompt for one in (shared, first, second)] == [300, 200, 300]
+    prompts = policy.prefixes.contexts.prompt
+    assert [prompts[context_of(policy, one)] for one in (shared, first, second)] == [300, 200, 300]
     assert [policy.admission_of(one) for one in (shared, first, second)] == [9, 8, 9]
 
 
@@ -77,9 +88,11 @@ def test_request_that_only_an_evicted_prefix_remembers_is_known_when_it_comes_ba
 
     policy.add(longer, at(3, 1))
 
-    assert len(policy.records.ghosts) == 0
+    contexts = policy.prefixes.contexts
+    assert policy.prefixes.ghosts == 0
     assert policy.admission_of(longer) == 1
-    assert (context_of(policy, longer).answer, context_of(policy, longer).users) == (40, 1)
+    assert contexts.answer[context_of(policy, longer)] == 40
+    assert contexts.users[context_of(policy, longer)] == 1
     assert policy.check() == ""
 
 
@@ -88,7 +101,7 @@ def test_miscounted_requests_are_found() -> None:
     policy, one = ThermoclinePolicy(), node(1)
     policy.visit([], 100, at(0, 1))
     policy.add(one, at(0, 1))
-    context_of(policy, one).users += 1
+    policy.prefixes.contexts.users[context_of(policy, one)] += 1
 
     assert "counted as {1: 4}" in policy.check()
 
@@ -127,12 +140,12 @@ def test_samples_of_the_duel_are_corrected_at_the_end() -> None:
     policy.visit([], 16, at(0, 1))
     policy.add(one, at(0, 1))
     policy.visit([], 16, at(1, 2))
-    (shadow,) = policy.duel.shadows.known.values()
-    before = shadow.code
+    (row,) = policy.duel.shadows.rows.values()
+    before = code_in(policy, row)
 
     policy.ended(1, 4000)
 
-    assert shadow.code == before | 3 << FEATURE_BITS
+    assert code_in(policy, row) == before | 3 << FEATURE_BITS
 
 
 def test_requests_that_never_end_are_given_up() -> None:
@@ -142,7 +155,7 @@ def test_requests_that_never_end_are_given_up() -> None:
         policy.visit([], 16, at(number, number))
 
     assert list(policy.running) == list(range(11, MOST_RUNNING + 11))
-    assert list(policy.records.contexts) == list(policy.running)
+    assert sorted(numbers(policy)) == list(policy.running)
 
 
 def test_what_is_known_of_an_age_is_taken_for_true_of_later_ones() -> None:

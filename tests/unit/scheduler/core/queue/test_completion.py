@@ -114,6 +114,7 @@ def test_eviction_policies_hear_how_long_each_answer_is(make_cell: MakeCell) -> 
     assert len(cell.state.orders) == 2
     for order in cell.state.orders.values():
         assert isinstance(order, ThermoclinePolicy)
-        used_by = [order.records.contexts[record.context] for record in order.records.by_digest.values()]
-        assert {(context.prompt, context.answer) for context in used_by} == {(3, 4), (4, 30)}
+        contexts = order.prefixes.contexts
+        used_by = [context for node, context in zip(order.prefixes.node, order.prefixes.context, strict=True) if node]
+        assert {(contexts.prompt[context], contexts.answer[context]) for context in used_by} == {(3, 4), (4, 30)}
         assert not order.running

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from services.scheduler.policies.thermo.features import _halves, code_of
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, PACES, RHYTHMS, pack
-from services.scheduler.policies.thermo.record import Context, Record
+from services.scheduler.policies.thermo.prefixes import Prefixes
 from services.scheduler.policies.thermo.rules import MOST_USES
 
-counts = st.integers(0, 2**20)
+counts = st.integers(0, MOST_USES)
 tokens = st.integers(0, 2**30)
 
 
@@ -26,7 +26,7 @@ ANSWERS = ((-1, 0), (0, 1), (31, 1), (32, 2), (255, 2), (256, 3), (2**20, 3))
     tokens,
     tokens,
     tokens,
-    st.floats(-1.0, 1e5),
+    st.floats(-1.0, 1e5, width=32),
     st.integers(0, 4),
     st.sampled_from(ANSWERS),
 )
@@ -43,10 +43,16 @@ def test_code_has_all_features_and_the_uses(
     answer: tuple[int, int],
 ) -> None:
     """Feature by feature in the law's order, each within its bits, with the uses above them."""
-    record = Record(1, end, count=count, pace=pace, children=children, passed=passed)
-    context = Context(0.0, prompt, known=known, turn=turn, branches=branches, answer=answer[0])
+    prefixes = Prefixes()
+    row, context = prefixes.open(1, 1, 1, end), prefixes.contexts.open(1, 0.0, prompt, users=1)
+    prefixes.bind(row, context)
+    prefixes.count[row], prefixes.pace[row] = count, pace
+    prefixes.children[row], prefixes.passed[row] = children, passed
+    contexts = prefixes.contexts
+    contexts.known[context], contexts.turn[context] = known, turn
+    contexts.branches[context], contexts.answer[context] = branches, answer[0]
 
-    code = code_of(record, context)
+    code = code_of(prefixes, row)
 
     features = (
         (0 if pace < 0 else 1 + int(pace * 1000).bit_length()) + PACES * answer[1],
@@ -73,6 +79,11 @@ def test_halves_do_not_fall() -> None:
 
 def test_no_pace_looks_like_an_answer() -> None:
     """A pace of centuries counts as the slowest there is, of a request that has not ended."""
-    code = code_of(Record(1, 16, pace=1e12), Context(0.0, 16))
+    prefixes = Prefixes()
+    row = prefixes.open(1, 1, 1, 16)
+    prefixes.bind(row, prefixes.contexts.open(1, 0.0, 16, users=1))
+    prefixes.pace[row] = 1e12
+
+    code = code_of(prefixes, row)
 
     assert code & (RHYTHMS - 1) == PACES - 1

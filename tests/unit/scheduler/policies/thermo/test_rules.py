@@ -14,7 +14,7 @@ from services.scheduler.policies.thermo.rules import (
     RECENCY,
     ROUNDS,
     RULES,
-    fixed_key,
+    order_keys,
     score,
     score_one,
 )
@@ -100,10 +100,13 @@ def test_uses_far_apart_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS, FADING, LASTING])
-def test_fixed_keys_are_in_the_order_of_scores(rule: int) -> None:
+def test_order_keys_are_in_the_order_of_scores(rule: int) -> None:
     """At any time."""
     prefixes = [(float(number * 37 % 11), code(1 + number % 3)) for number in range(11)]
 
-    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, prefix[0], prefix[1], 5.0))
+    lasts, codes = np.array([last for last, _ in prefixes]), np.array([uses for _, uses in prefixes])
+    keys = order_keys(rule, lasts, codes, 5.0)
 
-    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 60.0, prefix[0], prefix[1], Law(), 5.0))
+    assert [prefixes[place] for place in np.argsort(keys, kind="stable")] == sorted(
+        prefixes, key=lambda prefix: score_one(rule, 60.0, prefix[0], prefix[1], Law(), 5.0)
+    )

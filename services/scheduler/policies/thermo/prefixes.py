@@ -1,0 +1,184 @@
+"""What is known of each prefix that ends where a node ends, or ended: a row each, resident or not.
+
+A row stays where it is when its node is evicted, and is a ghost from then on, so that reuse after an eviction is seen
+as what it is. Ghosts are bounded in number; the one that was evicted longest ago is forgotten. A prefix costs about
+90 bytes, in memory as in a snapshot.
+
+Prefixes that one request used together share a row of :class:`Contexts`, so that a fact about the request (how much of
+it was new, which turn of a conversation it was) is stored once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node
+from services.scheduler.policies.thermo.columns import ROWS, Reals, Wholes, grow, reals, wholes
+from services.scheduler.policies.thermo.contexts import Contexts
+from services.scheduler.policies.thermo.index import Index
+from shared.ids import TOKEN_BYTES
+
+_MASK = 2**64 - 1
+NO_SAMPLE = -1
+
+
+class Prefixes(msgspec.Struct):
+    """Columns by row, from 1 on. At most ``limit`` ghosts. Row 0 stands for none, and for both ends of the ghosts."""
+
+    limit: int = 65536
+    digest: Wholes = wholes("Q")
+    head: Wholes = wholes("Q")  # Key of the span's beginning, see head_of.
+    latest: Wholes = wholes("Q")  # Digest of the continuation that was used last; 0 is none.
+    node: Wholes = wholes("Q")  # Id of its node; 0 of a ghost.
+    sample: Wholes = wholes("q")  # In the law's window; NO_SAMPLE is none.
+    end: Wholes = wholes("I")  # Depth of its end, in tokens.
+    context: Wholes = wholes("I")  # Row of the request that used it last; 0 is none yet.
+    pace: Reals = reals("f")  # Smoothed seconds between uses; -1 with fewer than two.
+    count: Wholes = wholes("H")
+    turn: Wholes = wholes("H")
+    children: Wholes = wholes("H")  # Continuations ever seen.
+    passed: Wholes = wholes("B")  # Since its last use a request took another branch: 0 no, else how many there are.
+    is_headed: Wholes = wholes("B")  # 1: of a ghost that ``by_head`` finds.
+    older: Wholes = wholes("I")  # Of a ghost: the ones that were evicted before
+    newer: Wholes = wholes("I")  # and after it.
+    ghosts: int = 0
+    contexts: Contexts = msgspec.field(default_factory=Contexts)
+    by_digest: Index = msgspec.field(default_factory=Index)
+    by_node: Index = msgspec.field(default_factory=Index)
+    by_head: Index = msgspec.field(default_factory=Index)  # The latest ghost under each key.
+    hopes: dict[int, int] = {}  # By row of a resident prefix: digest of a longer ghost of which it is a beginning.
+    free: Wholes = wholes("I")
+
+    def find(self, digest: int) -> int:
+        """The row of this prefix, resident or not, or 0."""
+        return self.by_digest.find(self.digest, digest)
+
+    def of_node(self, node_id: int) -> int:
+        """The row of a resident node, or 0."""
+        return self.by_node.find(self.node, node_id)
+
+    def resident(self) -> int:
+        """How many nodes are."""
+        return self.by_node.count
+
+    def open(self, digest: int, head: int, node_id: int, end: int) -> int:
+        """A row for a prefix that has none, of a node that became resident."""
+        if len(self.free) == 1:
+            first = len(self.digest)
+            columns = (self.digest, self.head, self.latest, self.node, self.sample, self.end, self.context, self.pace)
+            counts = (self.count, self.turn, self.children, self.passed, self.is_headed, self.older, self.newer)
+            grow((*columns, *counts), ROWS)
+            self.free.extend(range(first + ROWS - 1, first - 1, -1))
+        row = self.free.pop()
+        self.digest[row], self.head[row], self.node[row], self.end[row] = digest, head, node_id, end
+        self.latest[row], self.sample[row], self.context[row], self.pace[row] = 0, NO_SAMPLE, 0, -1.0
+        self.count[row], self.turn[row], self.children[row], self.passed[row] = 1, 0, 0, 0
+        self.by_digest.add(self.digest, row)
+        self.by_node.add(self.node, row)
+        return row
+
+    def bind(self, row: int, context: int) -> None:
+        """Let the prefix refer to this request, and no longer to an older one."""
+        before = self.context[row]
+        if before != context:
+            self.contexts.users[context] += 1
+            self.contexts.release(before)
+            self.context[row] = context
+
+    def make_ghost(self, row: int) -> None:
+        """The prefix's node is gone."""
+        self.by_node.remove(self.node, row)
+        self.node[row] = 0
+        if self.hopes:
+            self.hopes.pop(row, None)
+        last = self.older[0]
+        self.older[row], self.newer[row], self.newer[last], self.older[0] = last, 0, row, row
+        self.ghosts += 1
+        earlier = self.by_head.find(self.head, self.head[row])
+        if earlier:
+            self.by_head.remove(self.head, earlier)  # One row a key, so that chains stay short.
+            self.is_headed[earlier] = 0
+        self.by_head.add(self.head, row)
+        self.is_headed[row] = 1
+
+    def revive(self, row: int, node_id: int) -> None:
+        """A ghost has a node again from now on."""
+        self._leave_ghosts(row)
+        self.node[row] = node_id
+        self.by_node.add(self.node, row)
+
+    def forget(self, row: int) -> None:
+        """Remove a ghost for good."""
+        self._leave_ghosts(row)
+        self.by_digest.remove(self.digest, row)
+        self.contexts.release(self.context[row])
+        self.context[row] = 0
+        self.free.append(row)
+
+    def oldest(self) -> int:
+        """The ghost that was evicted longest ago, once there are more than the limit; else 0."""
+        return self.newer[0] if self.ghosts > self.limit else 0
+
+    def users(self) -> Counter[int]:
+        """How many prefixes refer to each request's row, counted afresh. Does not mutate."""
+        found = Counter(np.frombuffer(self.context, np.uint32).tolist())
+        del found[0]
+        return found
+
+    def absorbed(self, node: Node, parent: int, head: int) -> tuple[list[int], int]:
+        """Ghosts whose prefixes end within the node's span, top first, and one that goes on beyond it, or 0.
+
+        A history that was cached turn by turn comes back as one span when it was evicted, or cut by chunks.
+        """
+        found: list[int] = []
+        digest, is_exact = self.digest[parent], parent > 0
+        offset, end = node.depth, node.depth + len(node.tokens) // TOKEN_BYTES
+        hoped = self.hopes.get(parent) if self.hopes else None
+        ghost = self._ghost_under(head) if hoped is None else self._ghost(hoped)
+        while ghost and self.end[ghost] > offset:
+            if self.end[ghost] > end:
+                return found, ghost
+            if not is_exact:
+                digest, is_exact = start_digest(node), True
+            span = node.tokens[(offset - node.depth) * TOKEN_BYTES : (self.end[ghost] - node.depth) * TOKEN_BYTES]
+            if extend(digest, span) != self.digest[ghost]:
+                break
+            found.append(ghost)
+            digest, offset = self.digest[ghost], self.end[ghost]
+            following = node.tokens[(offset - node.depth) * TOKEN_BYTES :]
+            if not following:
+                break
+            # What is left of the span may be too short for a key; then the way that was last taken is a guess.
+            ghost = self._ghost_under(head_of(digest, following)) or self._ghost(self.latest[ghost])
+        return found, 0
+
+    def _ghost_under(self, head: int) -> int:
+        return self.by_head.find(self.head, head)
+
+    def _ghost(self, digest: int) -> int:
+        row = self.find(digest)
+        return 0 if self.node[row] else row
+
+    def _leave_ghosts(self, row: int) -> None:
+        older, newer = self.older[row], self.newer[row]
+        self.newer[older], self.older[newer] = newer, older
+        self.ghosts -= 1
+        if self.is_headed[row]:
+            self.by_head.remove(self.head, row)
+            self.is_headed[row] = 0
+
+
+def head_of(above: int, tokens: bytes) -> int:
+    """Key of a span by the prefix above it and its first tokens; the same however long the span is."""
+    return extend(above, tokens[: HEAD_TOKENS * TOKEN_BYTES])
+
+
+def start_digest(node: Node) -> int:
+    """Digest of the prefix above a node, from its own: the digest is a polynomial with an odd, invertible base."""
+    tail = extend(0, node.tokens)
+    power = (extend(1, node.tokens) - tail) & _MASK
+    return ((node.end_digest - tail) * pow(power, -1, 1 << 64)) & _MASK
