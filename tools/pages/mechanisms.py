@@ -185,7 +185,16 @@ STRATA = (
         where="services/worker/kv/movers/gpu_assisted.py:LOAD_PROGRAMS",
         setting="worker.mover_programs",
         is_on=lambda value: value >= 0,
-        differs="0 takes what was measured, else the paper's; on CPUs backups have no quota of their own",
+        differs="0 takes what was measured, else the paper's; on CPUs see the next row",
+    ),
+    Mechanism(
+        section="4.2",
+        what="backups take a bounded share of the link",
+        where="services/storage/copy_share.py:CopyShare",
+        setting="storage.backup_share",
+        is_on=lambda value: value < 1,
+        differs="a share of the time; a load beside a bounded backup loses less, for longer, and as much in all",
+        figure=("backups in half of the time", "strata.md#backups-in-half-of-the-time"),
     ),
     Mechanism(
         section="4.2",
@@ -217,12 +226,12 @@ STRATA = (
         setting="scheduler.prefetch_wait",
         is_on=lambda value: value == "best_effort",
         differs="by default the request waits up to a deadline, never longer than computing would take",
-        figure=("disk", "data-plane.md#disk"),
+        figure=("cut off at dispatch", "strata.md#fetches-cut-off-at-dispatch"),
     ),
     Mechanism(
         section="4.3.1",
         what="deferral on a delay hit, by transient nodes",
-        where=f"{CORE}/waiting/waits.py:find_producer",
+        where=f"{CORE}/waiting/waits.py:find_aside",
         setting="scheduler.defer_tokens",
         differs="transient nodes have a tree of their own; waits for the tokens it needs, and has a deadline",
         figure=("a burst on one new document", "strata.md#a-burst-on-one-new-document"),
@@ -263,6 +272,9 @@ STRATA = (
     Mechanism(
         section="4.3.3",
         what="bubbles are filled by another prefill batch",
-        differs="a batch is a barrier for the next one",
+        where="services/worker/bubble.py:may_go_ahead",
+        setting="scheduler.bubble_prefill",
+        differs="only a batch that loads nothing goes ahead; few could, and no workload gained by more than 0.4%",
+        figure=("bubbles filled with prefill", "strata.md#bubbles-filled-with-prefill"),
     ),
 )
