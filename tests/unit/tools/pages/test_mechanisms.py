@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler.config import SchedulerConfig
+from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
 from tools.pages.mechanisms import (
     ABSENT,
@@ -42,7 +43,7 @@ def test_a_file_or_a_name_that_is_gone_is_found_out(where: str) -> None:
 def test_the_default_is_that_of_a_cell_whose_settings_nobody_changed(setting: str) -> None:
     """The table reads the same defaults that a process starts with."""
     command, _, name = setting.partition(".")
-    started = {"scheduler": SchedulerConfig(), "worker": WorkerConfig(model="any")}
+    started = {"scheduler": SchedulerConfig(), "worker": WorkerConfig(model="any"), "storage": StorageConfig()}
 
     assert default_of(setting) == getattr(started[command], name)
 
