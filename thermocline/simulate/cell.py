@@ -68,8 +68,11 @@ class SimulatedCell:
         model: ModelProfile,
         costs: Costs,
         queue: EventQueue,
+        *,
+        remembers: bool = False,
     ) -> None:
-        self.state = new_state(remembers=False)
+        """With ``remembers`` the core keeps what explains its choices, as a live scheduler's does."""
+        self.state = new_state(remembers=remembers)
         self.queue = queue
         self.figures = RequestFigures()
         self.answered: Callable[[Asked], None] = lambda asked: None

@@ -40,6 +40,7 @@ class Setup:
     in_flight: int | None = None
     requests: int | None = None
     seed: int = 1
+    remembers: bool = False  # What explains the core's choices: takes time and memory, and decides nothing.
 
 
 class Simulation:
@@ -57,7 +58,15 @@ class Simulation:
             tensor_parallel=setup.tensor_parallel,
             io=setup.io,
         )
-        self.cell = SimulatedCell(self.shape, setup.config, setup.hardware, setup.model, self.costs, self.queue)
+        self.cell = SimulatedCell(
+            self.shape,
+            setup.config,
+            setup.hardware,
+            setup.model,
+            self.costs,
+            self.queue,
+            remembers=setup.remembers,
+        )
         self.source = Source(
             workload,
             self.queue,
