@@ -4,8 +4,9 @@ The fold alone: a busy cell of many workers is simulated until its pools evict (
 of the next requests are then decoded, folded and their outputs encoded once more, each part timed in processor time of
 the thread and summed by the kind of input. What a second of one core holds is the core's ceiling, sockets excluded.
 
-Processor time grows where others use the same caches and the other thread of a core: ``yardstick_ms`` is what a fixed
-piece of Python took meanwhile, by which two runs may be compared.
+Processor time grows where others use the same caches and the other thread of a core. A fixed piece of Python is timed
+again and again meanwhile (``yardstick_ms``, the mean; ``YARDSTICK_MS`` on a machine of its own), and the ``quiet`` figures
+are what was measured, divided by how much longer than that it took.
 
 ``python -m bench.scheduler_rate [--trace FILE] [--profile FILE] [--requests 4000]``
 """
@@ -30,6 +31,11 @@ from shared.lifecycle import quiet_collector
 from thermocline.simulate.__main__ import GC_THRESHOLDS
 
 PARTS = ("decode", "fold", "encode")
+
+YARDSTICK_MS = 10.1
+"""The least of 30 readings on this machine, two cores of an AMD EPYC."""
+
+_YARDSTICKS = 40
 
 
 class Spent:
@@ -75,14 +81,19 @@ def yardstick_ms() -> float:
     return (time.thread_time_ns() - began) / 1e6
 
 
-def fold_again(recorded: Recorded, profile: cProfile.Profile | None = None) -> dict[str, Spent]:
+def fold_again(
+    recorded: Recorded, profile: cProfile.Profile | None = None, yardsticks: list[float] | None = None
+) -> dict[str, Spent]:
     """Take the recorded inputs in once more. Raises SystemExit where the fold does not say what it said."""
     quiet_collector()
     state = core.decode_state(recorded.state)
     spent: dict[str, Spent] = {}
     chain = OutputChain(Mark())
     clock = time.thread_time_ns
+    every = len(recorded.inputs) // _YARDSTICKS + 1
     for (seq, time_ns, data), expected in zip(recorded.inputs, recorded.outputs, strict=True):
+        if yardsticks is not None and seq % every == 0:
+            yardsticks.append(yardstick_ms())
         if profile is not None:
             profile.enable()
         began = clock()
@@ -162,13 +173,16 @@ def main() -> None:
         fold_again(recorded, profile)
         profile.dump_stats(options.profile)
         return
-    yardsticks = [yardstick_ms() for _ in range(5)]
-    results = summary(fold_again(recorded), options.requests)
-    yardsticks += [yardstick_ms() for _ in range(5)]
+    yardsticks: list[float] = []
+    results = summary(fold_again(recorded, yardsticks=yardsticks), options.requests)
     show(results)
+    yardstick = statistics.fmean(yardsticks)
+    quiet_ms = results["all"]["ms_per_request"] * min(1.0, YARDSTICK_MS / yardstick)
+    quiet = {"ms_per_request": round(quiet_ms, 3), "requests_per_s_of_one_core": round(1e3 / quiet_ms)}
+    print(f"yardstick {yardstick:.1f} ms, quiet {quiet}")
     settings = {"workers": load.workers, "device_tokens": load.device_tokens, "warm": load.warm}
-    yardstick = {"yardstick_ms": round(statistics.median(yardsticks), 2)}
-    written = {"settings": settings, "cell": recorded.figures, **yardstick, **results}
+    figures = {"yardstick_ms": round(yardstick, 2), "quiet": quiet, **results}
+    written = {"settings": settings, "cell": recorded.figures, **figures}
     print(results_file.write(options.name, written, seed=options.seed))
 
 
