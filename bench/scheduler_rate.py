@@ -5,7 +5,7 @@ of the next requests are then decoded, folded and their outputs encoded once mor
 the thread and summed by the kind of input. What a second of one core holds is the core's ceiling, sockets excluded.
 
 Processor time grows where others use the same caches and the other thread of a core. A fixed piece of Python is timed
-again and again meanwhile (``yardstick_ms``, the mean; ``YARDSTICK_MS`` on a machine of its own), and the ``quiet`` figures
+again and again meanwhile (``yardstick_ms``, the mean; ``YARDSTICK_MS`` on a machine of its own); ``quiet`` figures
 are what was measured, divided by how much longer than that it took.
 
 ``python -m bench.scheduler_rate [--trace FILE] [--profile FILE] [--requests 4000]``
@@ -28,6 +28,7 @@ from services.scheduler.core import CancelTimer, SetTimer, Stamped
 from services.scheduler.output_chain import Mark, OutputChain
 from shared.codec import decode_input, encode
 from shared.lifecycle import quiet_collector
+from shared.messages.cell_events import CellConfig
 from thermocline.simulate.__main__ import GC_THRESHOLDS
 
 PARTS = ("decode", "fold", "encode")
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=defaults.warm)
     parser.add_argument("--requests", type=int, default=defaults.measured)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", default=defaults.config.policy, help="another one than the default")
     parser.add_argument("--profile", type=Path, default=None, help="write cProfile's figures of the fold there")
     parser.add_argument("--name", default="scheduler_rate", help="of the results file")
     options = parser.parse_args()
@@ -164,6 +166,7 @@ def main() -> None:
         warm=options.warm,
         measured=options.requests,
         seed=options.seed,
+        config=CellConfig(policy=options.policy),
     )
     gc.set_threshold(*GC_THRESHOLDS)
     recorded = record(load)
@@ -180,7 +183,12 @@ def main() -> None:
     quiet_ms = results["all"]["ms_per_request"] * min(1.0, YARDSTICK_MS / yardstick)
     quiet = {"ms_per_request": round(quiet_ms, 3), "requests_per_s_of_one_core": round(1e3 / quiet_ms)}
     print(f"yardstick {yardstick:.1f} ms, quiet {quiet}")
-    settings = {"workers": load.workers, "device_tokens": load.device_tokens, "warm": load.warm}
+    settings = {
+        "policy": options.policy,
+        "workers": load.workers,
+        "device_tokens": load.device_tokens,
+        "warm": load.warm,
+    }
     figures = {"yardstick_ms": round(yardstick, 2), "quiet": quiet, **results}
     written = {"settings": settings, "cell": recorded.figures, **figures}
     print(results_file.write(options.name, written, seed=options.seed))

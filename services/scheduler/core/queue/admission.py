@@ -25,6 +25,7 @@ from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
 from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
+from services.scheduler.core.queue.leases import decode_room
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -66,7 +67,7 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
         found = reach(state, path, worker, builder.loading)
     choice = request.sparse.choice
     span = None if choice is None else span_for(state, request, worker, found.pages * state.tree.page_size)
-    fresh = _fresh_pages(state, request, found, span)
+    fresh = _fresh_pages(state, worker, request, found, span)
     locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
     if not worker.pool.can_free(fresh + locked_anew):
         return False
@@ -92,9 +93,11 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     return True
 
 
-def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: SparseSpan | None) -> int:
+def _fresh_pages(
+    state: CellState, worker: Worker, request: Request, found: PrefixMatch, span: SparseSpan | None
+) -> int:
     """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
-    tokens = request.token_count + lease_room(state, request)
+    tokens = request.token_count + first_lease(state, worker, request)
     fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
     if span is None:
         return fresh
@@ -103,9 +106,10 @@ def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: S
     return fresh - pages_spared(span, page_size) + chosen
 
 
-def lease_room(state: CellState, request: Request) -> int:
-    """Decode tokens that a request gets pages for at once."""
-    return min(state.config.lease_tokens, request.max_tokens_total - request.token_count)
+def first_lease(state: CellState, worker: Worker, request: Request) -> int:
+    """Decode tokens that a request gets pages for when it is admitted."""
+    generated = request.token_count - request.submit.prompt_tokens
+    return min(decode_room(state, worker, generated), request.max_tokens_total - request.token_count)
 
 
 def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:
