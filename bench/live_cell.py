@@ -89,7 +89,7 @@ class LiveCell:
         self._outgoing: list[Input] = []
         self._incarnations = {name: worker.incarnation for name, worker in self.cell.state.workers.items()}
         self._storages = {name: storage.incarnation for name, storage in self.cell.state.storages.items()}
-        self.cell.fold = self._outgoing.append  # type: ignore[method-assign]
+        self.cell.fold = self._outgoing.append  # type: ignore[method-assign, assignment]
         self._rate, self._seed = rate, seed + 1
 
     async def received(self, delivery: Delivery) -> None:

@@ -31,12 +31,16 @@ from shared.bus.nats_bus import connect
 from shared.codec import decode, encode
 from shared.errors import Unavailable
 from shared.messages.status import CellStatus, GetStatus
-from tests.nats_server import NatsServer
 from thermocline.simulate.__main__ import GC_THRESHOLDS
+from thermocline.supervisor.nats_config import nats_config_text
+from thermocline.supervisor.nats_program import find_nats_program
+from thermocline.supervisor.nats_server import wait_until_up
+from thermocline.supervisor.ports import free_ports
 
 START_S = 60.0
 YARDSTICK_S = 0.5
 
+_SERVER_NAME = "scheduler-process"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,6 +48,16 @@ def process_seconds(pid: int) -> dict[str, float]:
     """Processor time of a process so far, in its own code and in the kernel's."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return {"user": int(fields[11]) / _TICKS, "system": int(fields[12]) / _TICKS}
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A nats-server of this benchmark's own, as the embedded one is configured, and its port."""
+    (port,) = free_ports(1)
+    config = folder / "nats.conf"
+    text = nats_config_text(server_name=_SERVER_NAME, port=port, store_dir=folder / "store")
+    config.write_text(text, encoding="utf-8")
+    program = str(find_nats_program().path)
+    return subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL), port
 
 
 def start_scheduler(url: str, profile: Path | None) -> subprocess.Popen[bytes]:
@@ -66,15 +80,17 @@ async def wait_until_live(bus: Any) -> CellStatus:
     raise SystemExit(f"the scheduler did not answer within {START_S} s")
 
 
-async def measure(server: NatsServer, options: argparse.Namespace, load: Load) -> dict[str, Any]:
+async def measure(port: int, options: argparse.Namespace, load: Load) -> dict[str, Any]:
     """Run the cell, and read the window."""
     simulation = warm_simulation(load)
     gc.freeze()
-    bus = await connect((server.url,), "live")
-    await leave_snapshot(bus, simulation, server.port)
+    await wait_until_up(_SERVER_NAME, "127.0.0.1", port, timeout_s=START_S)
+    url = f"nats://127.0.0.1:{port}"
+    bus = await connect((url,), "live")
+    await leave_snapshot(bus, simulation, port)
     live = LiveCell(bus, simulation, rate=options.rate, seed=load.seed)
     await bus.subscribe(subjects.OUTPUTS, live.received)
-    scheduler = start_scheduler(server.url, options.profile)
+    scheduler = start_scheduler(url, options.profile)
     tasks = [asyncio.create_task(live.beat())]
     try:
         status = await wait_until_live(bus)
@@ -148,12 +164,12 @@ def main() -> None:
     load = Load(workers=options.workers, device_tokens=options.device_tokens, warm=options.warm, seed=options.seed)
     gc.set_threshold(*GC_THRESHOLDS)
     with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(Path(folder), max_payload=8 * 2**20)
-        server.start()
+        server, port = start_server(Path(folder))
         try:
-            results = asyncio.run(measure(server, options, load))
+            results = asyncio.run(measure(port, options, load))
         finally:
-            server.stop()
+            server.terminate()
+            server.wait()
     print(results)
     settings = {"workers": load.workers, "device_tokens": load.device_tokens, "warm": load.warm, "rate": options.rate}
     print(results_file.write(options.name, {"settings": settings, **results}, seed=options.seed))

@@ -130,9 +130,7 @@ class Reporter:
                 attempt=first.attempt,
                 generated=len(first.answer.tokens),
                 others=tuple(
-                    LeaseWanted(
-                        request_id=other.request_id, attempt=other.attempt, generated=len(other.answer.tokens)
-                    )
+                    LeaseWanted(request_id=other.request_id, attempt=other.attempt, generated=len(other.answer.tokens))
                     for other in others
                 ),
             )

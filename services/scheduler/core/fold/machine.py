@@ -138,7 +138,8 @@ def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is None:
         return
-    for wanted in (message, *message.others):
+    asked: tuple[worker_events.LeaseRequested | worker_events.LeaseWanted, ...] = (message, *message.others)
+    for wanted in asked:
         request = _runs_at(step, worker, wanted.request_id, wanted.attempt)
         if request is not None:
             request_lease(step, worker, request, wanted.generated)

@@ -25,7 +25,6 @@ from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
 from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
-from services.scheduler.core.queue.leases import decode_room
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -56,6 +55,16 @@ if TYPE_CHECKING:
     from services.scheduler.core.sparse.sparse_records import SparseSpan
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
+
+
+_GROWTH = 2
+"""Leases are so many times what is generated, and the first is so many times the least."""
+
+_MOST_LEASES = 8
+"""So many times the least lease is the most that is granted at once."""
+
+_UNUSED_SHARE = 2
+"""One page in so many must be free or evictable for leases to be more than the least."""
 
 
 def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
@@ -97,7 +106,8 @@ def _fresh_pages(
     state: CellState, worker: Worker, request: Request, found: PrefixMatch, span: SparseSpan | None
 ) -> int:
     """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
-    tokens = request.token_count + first_lease(state, worker, request)
+    known = request.token_count
+    tokens = known + first_lease(state, worker, request, known)
     fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
     if span is None:
         return fresh
@@ -106,10 +116,18 @@ def _fresh_pages(
     return fresh - pages_spared(span, page_size) + chosen
 
 
-def first_lease(state: CellState, worker: Worker, request: Request) -> int:
-    """Decode tokens that a request gets pages for when it is admitted."""
-    generated = request.token_count - request.submit.prompt_tokens
-    return min(decode_room(state, worker, generated), request.max_tokens_total - request.token_count)
+def decode_room(state: CellState, worker: Worker, generated: int) -> int:
+    """Tokens beyond ``generated`` output tokens for which a request gets pages at once. Does not mutate."""
+    least, pool = state.config.lease_tokens, worker.pool
+    if (pool.free + pool.cached - pool.locked) * _UNUSED_SHARE < pool.total:
+        return least
+    return min(_GROWTH * max(least, generated), _MOST_LEASES * least)
+
+
+def first_lease(state: CellState, worker: Worker, request: Request, known: int) -> int:
+    """Decode tokens that a request of so many ``known`` tokens gets pages for when it is admitted."""
+    generated = len(request.output) // TOKEN_BYTES
+    return min(decode_room(state, worker, generated), request.max_tokens_total - known)
 
 
 def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:

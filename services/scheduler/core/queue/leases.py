@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.queue.admission import decode_room
 from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.waiting.waits import withdraw
@@ -19,23 +20,6 @@ from shared.messages.worker_plans import ExtendLease, PreemptRequest
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
-
-_GROWTH = 2
-"""Leases are so many times what is generated, and the first is so many times the least."""
-
-_MOST_LEASES = 8
-"""So many times the least lease is the most that is granted at once."""
-
-_UNUSED_SHARE = 2
-"""One page in so many must be free or evictable for leases to be more than the least."""
-
-
-def decode_room(state: CellState, worker: Worker, generated: int) -> int:
-    """Tokens beyond ``generated`` output tokens for which a request gets pages at once. Does not mutate."""
-    least, pool = state.config.lease_tokens, worker.pool
-    if (pool.free + pool.cached - pool.locked) * _UNUSED_SHARE < pool.total:
-        return least
-    return min(_GROWTH * max(least, generated), _MOST_LEASES * least)
 
 
 def request_lease(step: Step, worker: Worker, request: Request, generated: int) -> None:
