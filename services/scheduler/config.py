@@ -88,7 +88,10 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     batches_ahead: Annotated[int, Meta(description="batches sent before the first is answered", ge=1)] = (
         _CELL.batches_ahead
     )
-    lease_tokens: Annotated[int, Meta(description="decode room granted at a time", ge=1)] = _CELL.lease_tokens
+    lease_tokens: Annotated[
+        int,
+        Meta(description="least decode room granted at a time; longer answers get more where the pool has room", ge=1),
+    ] = _CELL.lease_tokens
     reserve_fraction: Annotated[float, Meta(description="device pages kept free", ge=0, lt=1)] = _CELL.reserve_fraction
     host_tier: Annotated[bool, Meta(description="keep evicted KV in host memory")] = _CELL.host_tier
     min_host_load_tokens: Annotated[int, Meta(description="a shorter host hit is recomputed", ge=1)] = (

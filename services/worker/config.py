@@ -80,7 +80,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         int, Doc(description="longest wait of one such process for another; past it the worker ends", ge=1000)
     ] = 60_000
     lease_low_tokens: Annotated[
-        int, Doc(description="decode room below which more pages are asked for, or half the last lease", ge=1)
+        int, Doc(description="decode room below which more pages are asked for; half of a small lease", ge=1)
     ] = 32
     load_timeout_ms: Annotated[
         int, Doc(description="longest wait for one layer of a host load; past it the request recomputes", ge=1)

@@ -16,6 +16,7 @@ from shared.messages.worker_events import (
     FinishReason,
     HiddenSaved,
     LeaseRequested,
+    LeaseWanted,
     LoadFailure,
     PagesPromoted,
     RequestFinished,
@@ -119,13 +120,19 @@ class Reporter:
             HiddenSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
         )
 
-    def lease_requested(self, request: RunningRequest) -> None:
+    def leases_requested(self, requests: Sequence[RunningRequest]) -> None:
+        """All of these, at least one, want decode room."""
+        first, *others = requests
         self.report.events.append(
             LeaseRequested(
                 **self._who,
-                request_id=request.request_id,
-                attempt=request.attempt,
-                generated=len(request.answer.tokens),
+                request_id=first.request_id,
+                attempt=first.attempt,
+                generated=len(first.answer.tokens),
+                others=tuple(
+                    LeaseWanted(request_id=other.request_id, attempt=other.attempt, generated=len(other.answer.tokens))
+                    for other in others
+                ),
             )
         )
 

@@ -27,6 +27,9 @@ from shared.messages.worker_plans import SparsePrefix
 State = Literal["waiting", "prefilling", "decoding", "finished", "preempted", "replaced"]
 Change = Literal["compute", "sample", "finish", "preempt", "replace"]
 
+ASK_TOKENS = 32
+"""Decode room with which a request asks for pages at the latest, where half of its lease is not less."""
+
 _LIVE: tuple[State, ...] = ("waiting", "prefilling", "decoding")
 
 TRANSITIONS: dict[tuple[State, Change], State] = {
@@ -206,9 +209,17 @@ class RunningRequest:
 
     def needs_lease(self, low_tokens: int) -> bool:
         """Whether to ask for pages now: room is short, the answer may need more, and nobody has asked yet."""
-        if not self.is_decoding or self.lease_requested:
+        return self._wants_lease(self._lease_mark(low_tokens))
+
+    def may_join_lease(self, low_tokens: int) -> bool:
+        """Whether it would ask soon, and may as well ask now that another does: half of its lease is used."""
+        return self._wants_lease(max(self._lease_mark(low_tokens), min(self.lease_tokens // 2, 2 * ASK_TOKENS)))
+
+    def _wants_lease(self, mark: int) -> bool:
+        if not self.is_decoding or self.lease_requested or self.room > mark:
             return False
-        still_to_come = self.answer.max_tokens - len(self.answer.tokens)
-        # A low mark above the lease itself would make every single token ask.
-        low = max(self.lease_tokens // 2, min(low_tokens, self.lease_tokens - self.page_size))
-        return self.room < still_to_come and self.room <= low
+        return self.room < self.answer.max_tokens - len(self.answer.tokens)
+
+    def _lease_mark(self, low_tokens: int) -> int:
+        """Decode room at which it asks: half of a small lease. A mark above the lease would make every token ask."""
+        return max(min(self.lease_tokens // 2, ASK_TOKENS), min(low_tokens, self.lease_tokens - self.page_size))

@@ -24,6 +24,7 @@ class StepResults:
         for computed in outcome.done:
             self._advance(computed, now_ns)
         self._blame(outcome)
+        self._ask_for_leases()
 
     def _advance(self, computed: Computed, now_ns: int) -> None:
         work, request = computed.work, computed.work.request
@@ -48,10 +49,17 @@ class StepResults:
         self._reporter.item(request, (token,), growth, logprob=computed.sampled.logprob)
         if growth.finish is not None:
             self._roster.close(request, growth)
-        elif request.needs_lease(self._lease_low_tokens):
+
+    def _ask_for_leases(self) -> None:
+        """Ask for those that need pages now, and with them for those that would ask soon."""
+        requests, low = self._roster.requests.values(), self._lease_low_tokens
+        if not any(request.needs_lease(low) for request in requests):
+            return
+        asking = [request for request in requests if request.may_join_lease(low)]
+        for request in asking:
             request.lease_requested = True
-            self._counters.leases_requested += 1
-            self._reporter.lease_requested(request)
+        self._counters.leases_requested += len(asking)
+        self._reporter.leases_requested(asking)
 
     def _blame(self, outcome: Outcome) -> None:
         for item, error in outcome.broken:

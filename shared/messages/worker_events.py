@@ -143,14 +143,26 @@ class PagesPromoted(Message, frozen=True):
     load_us: int = 0
 
 
+class LeaseWanted(Message, frozen=True):
+    """One more request that wants decode room; fields as in ``LeaseRequested``."""
+
+    request_id: str
+    attempt: int
+    generated: int
+
+
 class LeaseRequested(Message, frozen=True):
-    """A decoding request will run out of page room soon. ``generated`` counts its output tokens so far."""
+    """A decoding request will run out of page room soon. ``generated`` counts its output tokens so far.
+
+    ``others`` of the same worker would ask a little later: one message for all of them is less for the scheduler.
+    """
 
     worker_id: str
     incarnation: str
     request_id: str
     attempt: int
     generated: int
+    others: tuple[LeaseWanted, ...] = ()
 
 
 class RequestFinished(Message, frozen=True):

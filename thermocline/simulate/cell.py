@@ -68,8 +68,11 @@ class SimulatedCell:
         model: ModelProfile,
         costs: Costs,
         queue: EventQueue,
+        *,
+        remembers: bool = False,
     ) -> None:
-        self.state = new_state(remembers=False)
+        """With ``remembers`` the core keeps what explains its choices, as a live scheduler's does."""
+        self.state = new_state(remembers=remembers)
         self.queue = queue
         self.figures = RequestFigures()
         self.answered: Callable[[Asked], None] = lambda asked: None
@@ -220,9 +223,9 @@ class SimulatedCell:
             self.watch(stamped, outputs)
         self._scheduler_free_ns = max(self._scheduler_free_ns, self.queue.now_ns) + self._scheduler_ns
         if outputs:
-            self._hand_on(outputs, self._scheduler_free_ns + self._message_ns)
+            self.hand_on(outputs, self._scheduler_free_ns + self._message_ns)
 
-    def _hand_on(self, outputs: list[Any], arrival_ns: int) -> None:
+    def hand_on(self, outputs: list[Any], arrival_ns: int) -> None:
         """Deliver plans, all of one target together, and keep timers."""
         deliveries: dict[str, list[tuple[int, Any]]] = {}
         for output in outputs:

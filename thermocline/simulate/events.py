@@ -23,6 +23,11 @@ class EventQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def next_ns(self) -> int | None:
+        """When the next event is due, or None."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, time_ns: int, action: Action, argument: Any = None) -> None:
         """Plan ``action(argument)``; a time that has passed already means now."""
         self._planned += 1

@@ -79,9 +79,15 @@ class RunningRequest:
             stop = min(stop, self._lease_at(page_size))
         return stop - self.generated
 
+    def may_join_lease(self, generated: int) -> bool:
+        """Whether one that decodes and has generated so much may ask now that another does."""
+        if self.asked_lease or self.capacity + 1 >= self.prompt_tokens + self.max_tokens:
+            return False
+        return self.capacity - self.prompt_tokens + 1 - generated <= min(self.lease_tokens // 2, 2 * LEASE_LOW_TOKENS)
+
     def _lease_at(self, page_size: int) -> int:
         """``generated`` from which on it asks: the room left is low, and the answer may need more than the room."""
         if self.capacity + 1 >= self.prompt_tokens + self.max_tokens:
             return NEVER
-        low = max(self.lease_tokens // 2, min(LEASE_LOW_TOKENS, self.lease_tokens - page_size))
+        low = max(min(self.lease_tokens // 2, LEASE_LOW_TOKENS), min(LEASE_LOW_TOKENS, self.lease_tokens - page_size))
         return self.capacity - self.prompt_tokens + 1 - low

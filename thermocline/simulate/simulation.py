@@ -41,6 +41,8 @@ class Setup:
     in_flight: int | None = None
     requests: int | None = None
     seed: int = 1
+    start_ns: int = 0  # What the clock shows at the start.
+    remembers: bool = False  # What explains the core's choices: takes time and memory, and decides nothing.
 
 
 class Simulation:
@@ -50,7 +52,7 @@ class Simulation:
         """Raises ConfigError for settings that contradict each other or the profiles."""
         self.setup = setup
         self.shape = shape_of(setup)
-        self.queue = EventQueue()
+        self.queue = EventQueue(setup.start_ns)
         self.costs: Costs = costs_of(
             setup.hardware,
             setup.model,
@@ -59,7 +61,15 @@ class Simulation:
             io=setup.io,
             backup_share=setup.backup_share,
         )
-        self.cell = SimulatedCell(self.shape, setup.config, setup.hardware, setup.model, self.costs, self.queue)
+        self.cell = SimulatedCell(
+            self.shape,
+            setup.config,
+            setup.hardware,
+            setup.model,
+            self.costs,
+            self.queue,
+            remembers=setup.remembers,
+        )
         self.source = Source(
             workload,
             self.queue,

@@ -72,6 +72,7 @@ class VirtualWorker:
         self._ahead: BatchUnderWay | None = None  # One behind it whose step fills its bubble.
         self._is_in_step = False  # Of a batch.
         self._said: list[Any] = []
+        self._asking: list[RunningRequest] = []  # They want a lease, and the scheduler was not told yet.
 
     # -- orders -----------------------------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class VirtualWorker:
             return
         if request.wants_lease(self._costs.page_size):
             request.asked_lease = True
-            self._say(events.LeaseRequested, request, generated=request.generated)
+            self._asking.append(request)
         self._resume(request)
 
     def _resume(self, request: RunningRequest) -> None:
@@ -393,7 +394,31 @@ class VirtualWorker:
             )
         )
 
+    def _ask(self) -> None:
+        """Ask for pages, in one message with those that would ask soon; see the real worker's ``StepResults``."""
+        asking = [request for request in self._asking if request.admit.request_id in self.requests]
+        self._asking = []
+        if not asking:
+            return
+        for request in self._decoding.values():
+            if request.may_join_lease(self._generated(request)):
+                request.asked_lease = True
+                asking.append(request)
+        first, *others = asking
+        wanted = tuple(
+            events.LeaseWanted(
+                request_id=other.admit.request_id, attempt=other.admit.attempt, generated=self._generated(other)
+            )
+            for other in others
+        )
+        self._say(events.LeaseRequested, first, generated=self._generated(first), others=wanted)
+
+    def _generated(self, request: RunningRequest) -> int:
+        """Output tokens so far, also while it decodes."""
+        return request.generated + (self._steps - request.joined_step if request.joined_step >= 0 else 0)
+
     def _post(self) -> None:
+        self._ask()
         if self._said:
             said, self._said = self._said, []
             self._audience.tell(said)

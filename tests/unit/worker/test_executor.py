@@ -144,6 +144,23 @@ def test_a_request_without_room_waits_for_its_lease(driven: Driven) -> None:
     assert driven.finished()[0].reason == "length"
 
 
+def test_one_message_asks_for_all_that_would_ask_soon(driven: Driven) -> None:
+    """Whoever has used half of a long lease joins one that must ask now, and asks no more until it has its pages."""
+    long = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+    driven.give(admit(PROMPT, range(20), request_id="q", params=long), batch(chunk(0, 10, request_id="q")))
+    for _ in range(35):  # 70 tokens of room, of which fewer than half are left.
+        driven.executor.run_one_step()
+    assert driven.lease_requests() == []
+
+    driven.give(admit(PROMPT[:9], range(30, 33), params=long), batch(chunk(0, 9)))
+    driven.run()
+
+    asked = driven.lease_requests()[0]
+    assert (asked.request_id, asked.generated) == ("q", 38)  # With room for 33 more it need not ask yet.
+    assert [(other.request_id, other.generated) for other in asked.others] == [("r", 3)]
+    assert len(driven.lease_requests()) == 1
+
+
 def test_a_starved_request_does_not_hold_others_up(driven: Driven) -> None:
     """Those with room go on."""
     driven.give(

@@ -83,6 +83,20 @@ def test_pages_are_asked_for_when_half_the_lease_is_used() -> None:
     assert request.needs_lease(low_tokens=1) is False  # Room for 15 of 8.
 
 
+def test_of_a_long_lease_the_last_part_is_enough_to_ask_in_time() -> None:
+    """Half of it would be asked for long before it is used; one that asks then joins another's message only."""
+    request = decoding(tokens=10, max_tokens=500)
+    request.grant(np.arange(100, 132, dtype=np.int32))  # 128 tokens; with what there was, 135 steps.
+
+    request.tokens += [1] * (135 - 64)
+    assert not request.needs_lease(low_tokens=32)
+    assert request.may_join_lease(low_tokens=32)
+
+    request.tokens += [1] * 32
+    assert request.room == 32
+    assert request.needs_lease(low_tokens=32)
+
+
 def test_a_low_mark_above_the_lease_does_not_make_every_token_ask() -> None:
     """A lease of one page is asked for again when half of it is used."""
     request = decoding(tokens=9)

@@ -76,22 +76,28 @@ def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
 
 def _running(
     step: Step,
-    message: worker_events.LeaseRequested | worker_events.RequestFinished | worker_events.RequestPreempted,
+    message: worker_events.RequestFinished | worker_events.RequestPreempted,
 ) -> tuple[Worker, Request] | None:
     """The worker and the request that an event speaks of, if that attempt runs there."""
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is None:
         return None
-    request = step.state.requests.get(message.request_id)
+    request = _runs_at(step, worker, message.request_id, message.attempt)
+    return None if request is None else (worker, request)
+
+
+def _runs_at(step: Step, worker: Worker, request_id: str, attempt: int) -> Request | None:
+    """The request, if this attempt of it runs there."""
+    request = step.state.requests.get(request_id)
     if (
         request is None
         or request.state not in ADMITTED
         or request.worker_id != worker.worker_id
-        or request.attempt != message.attempt
+        or request.attempt != attempt
     ):
         _stale(step)
         return None
-    return worker, request
+    return request
 
 
 def _cancel(step: Step, message: requests.CancelRequest) -> None:
@@ -135,9 +141,14 @@ def _batch_done(step: Step, message: worker_events.BatchDone) -> None:
 
 
 def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
-    found = _running(step, message)
-    if found is not None:
-        request_lease(step, *found, message)
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is None:
+        return
+    asked: tuple[worker_events.LeaseRequested | worker_events.LeaseWanted, ...] = (message, *message.others)
+    for wanted in asked:
+        request = _runs_at(step, worker, wanted.request_id, wanted.attempt)
+        if request is not None:
+            request_lease(step, worker, request, wanted.generated)
 
 
 def _request_finished(step: Step, message: worker_events.RequestFinished) -> None:

@@ -57,6 +57,16 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
 
 
+_GROWTH = 2
+"""Leases are so many times what is generated, and the first is so many times the least."""
+
+_MOST_LEASES = 8
+"""So many times the least lease is the most that is granted at once."""
+
+_UNUSED_SHARE = 2
+"""One page in so many must be free or evictable for leases to be more than the least."""
+
+
 def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
     """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the batch."""
     state, request = step.state, candidate.request
@@ -66,7 +76,7 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
         found = reach(state, path, worker, builder.loading)
     choice = request.sparse.choice
     span = None if choice is None else span_for(state, request, worker, found.pages * state.tree.page_size)
-    fresh = _fresh_pages(state, request, found, span)
+    fresh = _fresh_pages(state, worker, request, found, span)
     locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
     if not worker.pool.can_free(fresh + locked_anew):
         return False
@@ -94,9 +104,12 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     return True
 
 
-def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: SparseSpan | None) -> int:
+def _fresh_pages(
+    state: CellState, worker: Worker, request: Request, found: PrefixMatch, span: SparseSpan | None
+) -> int:
     """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
-    tokens = request.token_count + lease_room(state, request)
+    known = request.token_count
+    tokens = known + first_lease(state, worker, request, known)
     fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
     if span is None:
         return fresh
@@ -105,9 +118,18 @@ def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: S
     return fresh - pages_spared(span, page_size) + chosen
 
 
-def lease_room(state: CellState, request: Request) -> int:
-    """Decode tokens that a request gets pages for at once."""
-    return min(state.config.lease_tokens, request.max_tokens_total - request.token_count)
+def decode_room(state: CellState, worker: Worker, generated: int) -> int:
+    """Tokens beyond ``generated`` output tokens for which a request gets pages at once. Does not mutate."""
+    least, pool = state.config.lease_tokens, worker.pool
+    if (pool.free + pool.cached - pool.locked) * _UNUSED_SHARE < pool.total:
+        return least
+    return min(_GROWTH * max(least, generated), _MOST_LEASES * least)
+
+
+def first_lease(state: CellState, worker: Worker, request: Request, known: int) -> int:
+    """Decode tokens that a request of so many ``known`` tokens gets pages for when it is admitted."""
+    generated = len(request.output) // TOKEN_BYTES
+    return min(decode_room(state, worker, generated), request.max_tokens_total - known)
 
 
 def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:

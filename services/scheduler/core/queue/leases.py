@@ -1,4 +1,8 @@
-"""Decode room: a running request gets pages a few at a time; when a pool is short, the latest arrival yields."""
+"""Decode room: a running request gets pages some at a time; when a pool is short, the latest arrival yields.
+
+Leases grow with the answer, so that a long one asks a few times and not every few steps. What a lease holds and the
+answer does not use is lost to the cache meanwhile, so they grow only where most of the pool serves nobody who runs.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +11,34 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.queue.admission import decode_room
 from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Worker
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
-    from shared.messages.worker_events import LeaseRequested
 
 
-def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRequested) -> None:
-    """Note that a request needs pages; they are granted when the step ends."""
+def request_lease(step: Step, worker: Worker, request: Request, generated: int) -> None:
+    """Note that a request that has generated so much needs pages; they are granted when the step ends."""
     state = step.state
     if request.state not in (RequestState.PREFILLING, RequestState.DECODING):
         return  # It is about to stop.
     waiting = any(wait.request_id == request.request_id for wait in worker.lease_waits)
-    if waiting or message.generated < request.lease_generated:
+    if waiting or generated < request.lease_generated:
         state.count("stale_inputs")
         return
     held = len(request.pages) // PAGE_NUMBER_BYTES
-    known = request.submit.prompt_tokens + message.generated
-    wanted = request.pages_for(known + state.config.lease_tokens, state.tree.page_size)
+    known = request.submit.prompt_tokens + generated
+    wanted = request.pages_for(known + decode_room(state, worker, generated), state.tree.page_size)
     most = request.pages_for(request.max_tokens_total, state.tree.page_size)
     # A worker that asks gets a page at least, however early it asks: it will not ask again before it used it.
     missing = min(max(wanted, held + 1), most) - held
     if missing > 0:
-        worker.lease_waits.append(LeaseWait(request.request_id, message.generated, missing))
+        worker.lease_waits.append(LeaseWait(request.request_id, generated, missing))
 
 
 def serve_leases(step: Step, worker: Worker) -> None:
@@ -43,6 +47,8 @@ def serve_leases(step: Step, worker: Worker) -> None:
     waits = sorted(worker.lease_waits, key=lambda wait: state.requests[wait.request_id].arrival_order)
     for wait in waits:
         request = state.requests[wait.request_id]
+        if not worker.pool.can_free(wait.pages):
+            wait.pages = min(wait.pages, _least_pages(state))
         if not worker.pool.can_free(wait.pages):
             _preempt_latest(step, worker)
             return
@@ -62,6 +68,11 @@ def serve_leases(step: Step, worker: Worker) -> None:
             hidden_pages=more_hidden_pages(step, request, wait.pages),
         )
         step.to_worker(worker, order)
+
+
+def _least_pages(state: CellState) -> int:
+    """Pages of the least lease."""
+    return -(-state.config.lease_tokens // state.tree.page_size)
 
 
 def _preempt_latest(step: Step, worker: Worker) -> None:

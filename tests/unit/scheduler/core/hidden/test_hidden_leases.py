@@ -223,7 +223,7 @@ def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
     cell.submit(prompt(1, tail=0), max_tokens=300, ignore_eos=True)
     cell.drain()
 
-    assert sum(len(pages) for pages in extensions(cell)) == 3 * EACH
+    assert sum(len(pages) for pages in extensions(cell)) == 2 * EACH
     answered = cell.gateways["gateway"].tokens["request-1"]
     assert list(hidden_storage(cell).hidden.chunks) == names_of(prompt(1, tail=0) + answered)[:5]
     assert hidden_storage(cell).disk.chunks == {}

@@ -61,13 +61,13 @@ def test_a_request_that_may_not_write_leaves_nothing(make_cell: MakeCell) -> Non
 
 
 def test_pages_cover_the_prompt_and_a_lease_and_no_more(make_cell: MakeCell, orders: FindOrders) -> None:
-    """The lease ends where the longest answer does."""
+    """The lease is twice the least where there is room, and ends where the longest answer does."""
     cell = make_cell(lease_tokens=8)
     cell.submit([1] * 10, max_tokens=100)
     cell.submit([2] * 10, max_tokens=3)
 
     admitted = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
-    assert [len(order.pages) // 4 for order in admitted] == [5, 4]
+    assert [len(order.pages) // 4 for order in admitted] == [7, 4]
 
 
 def test_nobody_overtakes_a_request_that_waits_for_pages(make_cell: MakeCell) -> None:

@@ -1,13 +1,15 @@
 """Decode leases and preemption."""
 
 from services.scheduler.core.step import Output
-from shared.messages.worker_events import LeaseRequested
+from shared.messages.worker_events import LeaseRequested, LeaseWanted
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def ask(cell: CellModel, name: str, generated: int, attempt: int = 1) -> list[Output]:
+def ask(
+    cell: CellModel, name: str, generated: int, attempt: int = 1, others: tuple[LeaseWanted, ...] = ()
+) -> list[Output]:
     """A lease request as a worker sends it."""
     worker = cell.workers["worker-0"]
     return cell.feed(
@@ -17,14 +19,57 @@ def ask(cell: CellModel, name: str, generated: int, attempt: int = 1) -> list[Ou
             request_id=name,
             attempt=attempt,
             generated=generated,
+            others=others,
         )
     )
+
+
+def test_leases_grow_with_the_answer_up_to_a_bound(make_cell: MakeCell, orders: FindOrders) -> None:
+    """Each reaches twice of what is generated beyond it, and eight times the least at the most."""
+    cell = make_cell(lease_tokens=4, pages=1024, page_size=4)
+    cell.submit([1] * 4, max_tokens=500, request_id="a")
+    (admitted,) = cell.admitted
+
+    granted = []
+    for generated in (8, 24, 72):
+        (order,) = orders(ask(cell, "a", generated), ExtendLease)
+        granted.append(len(order.pages) // 4)
+
+    assert len(admitted.pages) // 4 == 1 + 2  # Twice the least.
+    # Room behind 4 + generated tokens: 16, then 32 (bounded), then 32.
+    assert [sum(granted[: index + 1]) + 3 for index in range(3)] == [(4 + 8 + 16) // 4, (4 + 24 + 32) // 4, 27]
+
+
+def test_leases_do_not_grow_where_half_of_the_pool_is_in_use(make_cell: MakeCell, orders: FindOrders) -> None:
+    """What a lease holds unused must not be missing to those who run."""
+    cell = make_cell(lease_tokens=4, pages=32, page_size=4)
+    cell.submit([1] * 64, max_tokens=40, request_id="a")
+
+    (order,) = orders(ask(cell, "a", 8), ExtendLease)
+
+    assert len(order.pages) // 4 == 1  # 64 + 8 + 4 tokens, where the first lease has reached 64 + 8.
+
+
+def test_one_message_asks_for_several_requests(make_cell: MakeCell, orders: FindOrders) -> None:
+    """All are granted; of them, what is stale gives nothing and keeps nobody from his pages."""
+    cell = make_cell(lease_tokens=4)
+    for name in ("a", "b"):
+        cell.submit([ord(name)] * 4, max_tokens=50, request_id=name)
+
+    others = (
+        LeaseWanted(request_id="gone", attempt=1, generated=3),
+        LeaseWanted(request_id="b", attempt=1, generated=4),
+    )
+    granted = [order.request_id for order in orders(ask(cell, "a", 4, others=others), ExtendLease)]
+
+    assert granted == ["a", "b"]
+    assert cell.state.counters["stale_inputs"] == 1
 
 
 def test_a_lease_is_extended_up_to_the_longest_answer(make_cell: MakeCell, orders: FindOrders) -> None:
     """Each grant reaches a lease beyond what is generated, and never beyond max_tokens."""
     cell = make_cell(lease_tokens=4)
-    cell.submit([1] * 4, max_tokens=9, request_id="a")
+    cell.submit([1] * 4, max_tokens=13, request_id="a")
 
     (first,) = orders(ask(cell, "a", 4), ExtendLease)
     (second,) = orders(ask(cell, "a", 5), ExtendLease)
