@@ -27,6 +27,7 @@ IDLE_S = 30.0
 class UpstreamLost(Unavailable):
     """The gateway could not be reached, or its connection ended too soon. ``has_answered``: a head had come."""
 
+    code = "gateway_lost"
     has_answered = False
 
 
