@@ -62,7 +62,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 def start_scheduler(url: str, profile: Path | None) -> subprocess.Popen[bytes]:
     """The scheduler with its defaults, but for patience with a machine that does other work."""
-    flags = ["--nats", url, "--log-level", "warning", "--lease-ms", "10000", "--heartbeat-lost-ms", "60000"]
+    flags = ["--nats", url, "--log-level", "warning", "--lead-ms", "10000", "--heartbeat-lost-ms", "60000"]
     command = [sys.executable, "-m", "services.scheduler", *flags]
     if profile is not None:
         command = [sys.executable, "-m", "cProfile", "-o", str(profile), "-m", "services.scheduler", *flags]

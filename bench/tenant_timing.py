@@ -40,7 +40,7 @@ from thermocline.supervisor.config import SupervisorConfig
 MODEL = Path(__file__).parents[1] / "models" / "thermocline-mha"
 VOCABULARY = 2_500
 WARM_UP = 5
-LEASE_MS = 10_000  # A busy machine may hold a scheduler up for longer than the default, and this is no chaos.
+LEAD_MS = 10_000  # A busy machine may hold a scheduler up for longer than the default, and this is no chaos.
 ALPHA = 0.01
 TRIALS = 500
 LEAKS = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -166,7 +166,7 @@ def measure(folder: Path, *, rounds: int, tokens: int, seed: int) -> dict[str, l
     tenants = {name: Tenant(salt=new_salt(), keys=(key_hash(key.encode()),)) for name, key in keys.items()}
     write_tenants(folder / "tenants.toml", tenants)
     config = SupervisorConfig(model=str(MODEL), dtype="float32", port=0)
-    environ = {"THERMOCLINE_TENANTS": str(folder / "tenants.toml"), "THERMOCLINE_LEASE_MS": str(LEASE_MS)}
+    environ = {"THERMOCLINE_TENANTS": str(folder / "tenants.toml"), "THERMOCLINE_LEAD_MS": str(LEAD_MS)}
     with running(config, environ=environ) as cell:
         times: dict[str, list[float]] = asyncio.run(drive(cell.base_url, cell.nats_url, keys, rounds, tokens, seed))
     return times

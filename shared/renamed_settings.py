@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 RENAMED = {
+    "lease_ms": "lead_ms",
     "state_form": "hidden_form",
     "state_bytes": "hidden_bytes",
     "state_ring_bytes": "hidden_ring_bytes",

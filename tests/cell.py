@@ -40,7 +40,7 @@ from thermocline.supervisor.ports import free_port
 
 READY_S = 120.0
 IDLE_S = 60.0
-LEASE_MS = 10_000
+LEAD_MS = 10_000
 """One loop runs everything here, and it may stand still for longer than a scheduler's own loop ever does."""
 
 
@@ -130,7 +130,7 @@ async def running_cell(
         "scheduler": (
             scheduler.run,
             SchedulerConfig(
-                **common, **({"check_invariants_every": 1, "lease_ms": LEASE_MS} | (scheduler_settings or {}))
+                **common, **({"check_invariants_every": 1, "lead_ms": LEAD_MS} | (scheduler_settings or {}))
             ),
         ),
         "storage": (

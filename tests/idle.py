@@ -40,7 +40,7 @@ async def settled(
             try:
                 status = await status_of()
             except Unavailable:
-                status = None  # On busy cores a scheduler may lose its lease for a moment.
+                status = None  # On busy cores a scheduler may lose the lead for a moment.
     for pool in status.pools:
         assert pool.free + pool.cached == pool.total, pool
     return status

@@ -18,7 +18,7 @@ from shared.bus.protocol import (
     CallHandler,
     Delivery,
     Handler,
-    LeaseRecord,
+    Record,
     StreamInfo,
     StreamLimits,
     StreamMessage,
@@ -83,8 +83,8 @@ class MemoryBroker:
         self.max_payload = max_payload
         self._streams: dict[str, _Stream] = {}
         self._objects: dict[str, bytes] | None = None
-        self.leases: dict[str, LeaseRecord] = {}
-        self._lease_revisions = 0
+        self.records: dict[str, Record] = {}
+        self._record_revisions = 0
         self._clients: list[MemoryBus] = []
         self._stored: list[asyncio.Future[None]] = []
 
@@ -115,14 +115,14 @@ class MemoryBroker:
             raise TransportError(f"there is no bucket {subjects.SNAPSHOT_BUCKET}")
         return self._objects
 
-    def write_lease(self, name: str, data: bytes, revision: int) -> int | None:
+    def write_record(self, name: str, data: bytes, revision: int) -> int | None:
         """Compare and set; one count of revisions serves all names."""
-        known = self.leases.get(name)
+        known = self.records.get(name)
         if revision != (known.revision if known is not None else 0):
             return None
-        self._lease_revisions += 1
-        self.leases[name] = LeaseRecord(self._lease_revisions, data)
-        return self._lease_revisions
+        self._record_revisions += 1
+        self.records[name] = Record(self._record_revisions, data)
+        return self._record_revisions
 
     def publish(self, delivery: Delivery, message_id: str = "") -> int:
         """Hand a message to every subscriber and to the stream that captures it; 0 when none does."""
@@ -341,15 +341,15 @@ class MemoryBus:
         self._require()
         return sorted(self._broker.objects)
 
-    # -- leases -----------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------------------
 
-    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
+    async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
         self._require()
-        return self._broker.leases.get(name)
+        return self._broker.records.get(name)
 
-    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+    async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         self._require(data)
-        return self._broker.write_lease(name, data, revision)
+        return self._broker.write_record(name, data, revision)
 
     def _require(self, data: bytes = b"") -> None:
         """Raise what the real bus raises when it is disconnected or ``data`` is too long."""

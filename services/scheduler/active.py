@@ -1,7 +1,7 @@
 """One term of the active scheduler: take over, then keep timers, watch heartbeats, answer and take snapshots.
 
-Everything here is what a standby does not do. A term ends when its task is cancelled, because the lease went to
-another or the process stops; while the lease's time is over but nobody has taken it, the term is paused.
+Everything here is what a standby does not do. A term ends when its task is cancelled, because the lead went to
+another or the process stops; while the lead's time is over but nobody has taken it, the term is paused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logs.get_logger("scheduler")
 
 
 class Active:
-    """Made when the lease was taken; ``epoch`` is the least that the term may have, and rises to the one announced."""
+    """Made when the lead was taken; ``epoch`` is the least that the term may have, and rises to the one announced."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Active:
         config: SchedulerConfig,
         incarnation: str,
         epoch: int,
-        lease: Leadership,
+        lead: Leadership,
         follower: Follower,
         outbox: Outbox,
         collector: cell_metrics.CellCollector,
@@ -70,7 +70,7 @@ class Active:
         self._bus = bus
         self._config = config
         self._incarnation = incarnation
-        self._lease = lease
+        self._lead = lead
         self._claim_now = claim_now
         self._follower = follower
         self._outbox = outbox
@@ -84,7 +84,7 @@ class Active:
         self._clock = StreamClock()
         store = SnapshotStore(bus)
         self.snapshots = SnapshotKeeper(
-            store, follower, outbox, config, lambda: lease.is_held, expect_pause, monotonic_ns
+            store, follower, outbox, config, lambda: lead.is_held, expect_pause, monotonic_ns
         )
         self._timers = Timers()
         self._timers_changed = asyncio.Event()
@@ -166,17 +166,17 @@ class Active:
         self.live.set()
 
     async def _say_since_when(self) -> None:
-        """Have the lease say where this fold began, without which nothing may be said that follows from it."""
-        while not self._lease.may_speak:
+        """Have the lead say where this fold began, without which nothing may be said that follows from it."""
+        while not self._lead.may_speak:
             if self._follower.start is None:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
                 await self._claim_now()
             except (Unavailable, TransportError) as error:
-                _log.warning("lease_not_renewed", held=self._lease.is_held, reason=error.message)
-            if not self._lease.may_speak:
-                await asyncio.sleep(self._lease.look_s)
+                _log.warning("lead_not_renewed", held=self._lead.is_held, reason=error.message)
+            if not self._lead.may_speak:
+                await asyncio.sleep(self._lead.look_s)
 
     async def _last_seq(self) -> int:
         while True:
@@ -196,9 +196,9 @@ class Active:
                 await asyncio.sleep(RETRY_S)
 
     async def _may_speak(self) -> None:
-        """Wait while the lease's time is over."""
-        while not self._lease.is_held:  # noqa: ASYNC110 - it is a clock that ends it, not an event.
-            await asyncio.sleep(self._lease.look_s)
+        """Wait while the lead's time is over."""
+        while not self._lead.is_held:  # noqa: ASYNC110 - it is a clock that ends it, not an event.
+            await asyncio.sleep(self._lead.look_s)
 
     async def _confirm_outputs(self) -> None:
         while True:
@@ -260,8 +260,8 @@ class Active:
         await asyncio.Event().wait()
 
     def _held_state(self) -> core.CellState:
-        """The state to answer from. Raises Unavailable without the lease: another may know better by now."""
-        if not self._lease.is_held:
+        """The state to answer from. Raises Unavailable without the lead: another may know better by now."""
+        if not self._lead.is_held:
             raise Unavailable("this scheduler is not the active one")
         if not self._follower.is_sound:
             raise Unavailable("this scheduler could not fold an input, and ends")

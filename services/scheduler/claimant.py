@@ -1,4 +1,4 @@
-"""What this scheduler says of itself in the lease's record."""
+"""What this scheduler says of itself in the lead's record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Claimant:
             holder=self._incarnation,
             scheduler_id=self._config.id,
             epoch=epoch,
-            lease_ms=self._config.lease_ms + pause_ms,
+            lead_ms=self._config.lead_ms + pause_ms,
             release=self._release,
             folded_from=folded_from,
             published=self._outbox.published,

@@ -148,7 +148,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
 
     heartbeat_lost_ms: Annotated[int, Meta(description="silence after which a process counts as dead", ge=1000)] = 5000
-    lease_ms: Annotated[
+    lead_ms: Annotated[
         int, Meta(description="silence of the active scheduler after which a standby takes over", ge=100)
     ] = 700
     snapshot_every_inputs: Annotated[int, Meta(description="inputs between snapshots", ge=1)] = 20_000

@@ -39,7 +39,7 @@ class Follower:
         self,
         bus: Bus,
         outbox: Outbox,
-        lease: Leadership,
+        lead: Leadership,
         release: str,
         observe: Observer,
         *,
@@ -51,7 +51,7 @@ class Follower:
         self.is_sound = True  # False once a step failed: the state may be half changed.
         self._bus = bus
         self._outbox = outbox
-        self._lease = lease
+        self._lead = lead
         self._release = release
         self._observe = observe
         self._check_every = check_invariants_every
@@ -113,17 +113,17 @@ class Follower:
                 if following.done():
                     following.result()
             except (TransportError, SkipMissed) as error:
-                if self._lease.is_ours and self._is_restored:
+                if self._lead.is_ours and self._is_restored:
                     raise  # An active scheduler whose fold is not the stream's must not go on; the next start restores.
                 _log.warning("left_behind", position=self.position, reason=error.message)
                 await asyncio.sleep(RETRY_S)
             except StepFailed as failure:
                 cell_metrics.STEP_FAILURES.inc()
                 _log.error("step_failed", seq=failure.seq, reason=failure.message)
-                if self._lease.is_ours and not await self._gets_past(failure):
+                if self._lead.is_ours and not await self._gets_past(failure):
                     raise  # The next process tries again.
                 self._drop()
-                if not self._lease.is_ours:
+                if not self._lead.is_ours:
                     await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
@@ -154,11 +154,11 @@ class Follower:
     async def _gets_past(self, failure: StepFailed) -> bool:
         """Count a failure of the active scheduler; whether that was the last one needed, and it may restore and go on.
 
-        One that was speaking already must end, so that another gets the lease.
+        One that was speaking already must end, so that another gets the lead.
         """
-        assert self._lease.claim is not None
-        await note_failure(self._bus, failure, self._lease.claim)
-        if not self.is_sound or not self._lease.is_held:
+        assert self._lead.claim is not None
+        await note_failure(self._bus, failure, self._lead.claim)
+        if not self.is_sound or not self._lead.is_held:
             return False
         try:
             return failure.seq in (await decide(self._bus, self._outbox.published)).decided
@@ -204,10 +204,10 @@ class Follower:
         return start
 
     async def _find_start(self) -> Start | None:
-        claim = self._lease.claim
-        if self._lease.is_ours:
+        claim = self._lead.claim
+        if self._lead.is_ours:
             assert claim is not None
-            if self._lease.is_held:
+            if self._lead.is_held:
                 await decide(self._bus, self._outbox.published)
             return await find_start(
                 self._bus, release=self._release, tail=claim.tail, check_invariants_every=self._check_every
@@ -226,8 +226,8 @@ class Follower:
             self._bus, folded_from=claim.folded_from, check_invariants_every=self._check_every
         )
         self._note_waiting("no snapshot and no stream go back far enough" if start is None else "")
-        # Should the lease have become ours meanwhile, this is as good, unless another release had it in between.
-        newest = self._lease.claim
+        # Should the lead have become ours meanwhile, this is as good, unless another release had it in between.
+        newest = self._lead.claim
         tail = newest.tail if newest is not None else None
         if start is None or tail is None or not tail.may_be_continued(start.seq, self._release):
             return None
@@ -249,7 +249,7 @@ class Follower:
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)
         cell_metrics.INPUTS.inc()
-        if self._lease.is_held:  # A standby's are published by somebody else.
+        if self._lead.is_held:  # A standby's are published by somebody else.
             cell_metrics.OUTPUTS.inc(len(folded.published))
         if folded.input is None:
             cell_metrics.SKIPPED.inc()

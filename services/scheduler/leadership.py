@@ -1,4 +1,4 @@
-"""Who may speak for the cell: a record in the broker's lease bucket, replaced by compare-and-set.
+"""Who may speak for the cell: a record in the broker's lead bucket, replaced by compare-and-set.
 
 Theory of operation. The holder writes the record again several times within its duration. No two clocks are ever
 compared:
@@ -28,7 +28,7 @@ from shared.bus.protocol import Bus
 from shared.errors import TransportError, Unavailable
 from shared.undecodable import UNDECODABLE
 
-LEASE_NAME = "scheduler"
+LEAD_RECORD = "scheduler"
 
 RENEWALS = 4
 """So often within its duration the holder writes the record."""
@@ -37,12 +37,12 @@ LOOKS = 10
 """So often an observer reads it."""
 
 NEVER_MS = 100 * 365 * 86_400_000
-"""What a scheduler of 0.1 reads as the lease's duration."""
+"""What a scheduler of 0.1 reads as the lead's duration."""
 
 MARGIN = 0.2
 """Part of the duration in which the holder is silent already; clocks may differ in speed by so much."""
 
-_log = logs.get_logger("lease")
+_log = logs.get_logger("lead")
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +63,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     """What was made of the end of the stream, of which a successor may have no snapshot.
 
     ``release`` folded the inputs behind ``folded_from``, and may have said what followed from them: from all, or
-    from those up to ``said_to`` where its last holder let go of the lease in good order.
+    from those up to ``said_to`` where its last holder let go of the lead in good order.
     """
 
     release: str
@@ -80,12 +80,12 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says. ``holder`` is an incarnation, which may have let go of the lease."""
+    """What a record says. ``holder`` is an incarnation, which may have let go of the lead."""
 
     holder: str  # "" of one of 0.1 that let go.
     scheduler_id: str
     epoch: int  # Of the holder's term; never goes down.
-    lease_ms: int = 0  # How long a write holds it; 0 is in records of 0.1 alone.
+    lead_ms: int = 0  # How long a write holds it; 0 is in records of 0.1 alone.
     duration_ms: int = NEVER_MS  # The same as 0.1 wrote and reads it.
     is_let_go: bool = False
     release: str  # Of the holder's fold, see fold_release.
@@ -102,8 +102,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_ms(self) -> int:
-        """How long the record holds the lease."""
-        return self.lease_ms or self.duration_ms
+        """How long the record holds the lead."""
+        return self.lead_ms or self.duration_ms
 
     @property
     def tail(self) -> Tail | None:
@@ -121,7 +121,7 @@ class _Seen:
 
 
 class Leadership:
-    """One process's view of the record. ``describe`` gives what it claims while it holds the lease."""
+    """One process's view of the record. ``describe`` gives what it claims while it holds the lead."""
 
     def __init__(self, bus: Bus, incarnation: str, duration_ms: int, monotonic_ns: Callable[[], int]) -> None:
         self._bus = bus
@@ -135,7 +135,7 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is this process's now; ask again before each act."""
+        """Whether the lead is this process's now; ask again before each act."""
         return self._is_ours and self._monotonic_ns() < self._held_until_ns
 
     @property
@@ -166,7 +166,7 @@ class Leadership:
 
     async def look(self) -> None:
         """Read the record. Raises Unavailable or TransportError."""
-        record = await self._bus.read_lease(LEASE_NAME, timeout_s=self._timeout_s())
+        record = await self._bus.read_record(LEAD_RECORD, timeout_s=self._timeout_s())
         revision = record.revision if record is not None else 0
         if self._seen is None or self._seen.revision != revision:
             claim = _decode(record.data) if record is not None else None
@@ -221,8 +221,8 @@ class Leadership:
         try:
             for _ in range(2):
                 assert self._seen is not None
-                written = await self._bus.write_lease(
-                    LEASE_NAME, data, revision=self._seen.revision, timeout_s=self._timeout_s()
+                written = await self._bus.write_record(
+                    LEAD_RECORD, data, revision=self._seen.revision, timeout_s=self._timeout_s()
                 )
                 if written is not None:
                     return
@@ -231,7 +231,7 @@ class Leadership:
                 if self.claim is None or self.claim.holder != self._incarnation:
                     return
         except (Unavailable, TransportError) as error:
-            _log.warning("lease_not_released", reason=error.message)
+            _log.warning("lead_not_released", reason=error.message)
 
     def lose(self) -> None:
         """Be silent from now on, whatever the record says."""
@@ -239,8 +239,8 @@ class Leadership:
 
     async def _write(self, claim: Claim, revision: int) -> bool:
         begun_ns = self._monotonic_ns()
-        written = await self._bus.write_lease(
-            LEASE_NAME, msgspec.json.encode(claim), revision=revision, timeout_s=self._timeout_s()
+        written = await self._bus.write_record(
+            LEAD_RECORD, msgspec.json.encode(claim), revision=revision, timeout_s=self._timeout_s()
         )
         if written is None:
             return False
@@ -255,7 +255,7 @@ class Leadership:
 
 async def read_tail(bus: Bus) -> Tail | None:
     """How the newest record says that the stream was folded; None where there is none. Raises Unavailable."""
-    record = await bus.read_lease(LEASE_NAME)
+    record = await bus.read_record(LEAD_RECORD)
     claim = _decode(record.data) if record is not None else None
     return claim.tail if claim is not None else None
 
@@ -265,5 +265,5 @@ def _decode(data: bytes) -> Claim | None:
     try:
         return msgspec.json.decode(data, type=Claim)
     except UNDECODABLE as error:
-        _log.error("lease_unreadable", reason=str(error))
+        _log.error("lead_unreadable", reason=str(error))
         return None

@@ -4,8 +4,8 @@ A core publish may die in the connection's buffers. The outbox therefore keeps e
 to the server has confirmed it, and sends what is unconfirmed again, in order, after a reconnect. Targets drop
 numbers that they have executed, so a repeat is harmless.
 
-Without the lease the outbox is silent. A standby's keeps the outputs of its own fold until the active scheduler's
-lease says that they are at the broker (:meth:`Outbox.forget`). What is left when the lease changes hands is what
+Without the lead the outbox is silent. A standby's keeps the outputs of its own fold until the active scheduler's
+lead says that they are at the broker (:meth:`Outbox.forget`). What is left when the lead changes hands is what
 may have died with the predecessor, and it is published first.
 """
 
@@ -28,7 +28,7 @@ MOST_UNCONFIRMED = 2048
 """So many outputs are held at the most before the fold waits for a round trip."""
 
 MOST_KEPT = 65_536
-"""So many a silent outbox keeps before the fold waits: its knowledge of what is published comes with the lease only."""
+"""So many a silent outbox keeps before the fold waits: its knowledge of what is published comes with the lead only."""
 
 RETRY_S = 0.1
 
@@ -91,7 +91,7 @@ class Outbox:
             await self._publish()
         except Unavailable:
             pass  # Sent again after the reconnect; confirm() sees to it.
-        while len(self._unconfirmed) >= MOST_KEPT and not self._may_speak():  # noqa: ASYNC110 - the lease has no event.
+        while len(self._unconfirmed) >= MOST_KEPT and not self._may_speak():  # noqa: ASYNC110 - the lead has no event.
             await asyncio.sleep(RETRY_S)
         if len(self._unconfirmed) >= MOST_UNCONFIRMED and self._may_speak():
             await self.confirm()
@@ -157,6 +157,6 @@ class Outbox:
             self._unconfirmed.popleft()
             dropped = True
         if dropped:
-            # Nothing here was sent over this connection, unless the lease was lost in between; then it is sent again.
+            # Nothing here was sent over this connection, unless the lead was lost in between; then it is sent again.
             self._generation += 1
             self._sent = 0

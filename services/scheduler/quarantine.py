@@ -3,7 +3,7 @@
 Theory of operation (ADR 0030). An input for which the core raises would end every scheduler for ever, since each start
 folds it again. So what is known of such inputs is in the stream, behind them:
 
-* ``InputFailed``: the scheduler that holds the lease says that the core raised, and ends. The next one tries again.
+* ``InputFailed``: the scheduler that holds the lead says that the core raised, and ends. The next one tries again.
 * ``SkipInput``: an operator orders that an input is left out, such as one in which the core hangs.
 * ``InputSkipped``: the decision. A scheduler that is about to restore as the active one takes it, after ``FAILURES``
   failures or an order.
@@ -13,7 +13,7 @@ begins to fold at a snapshot reads the decisions behind it first (:func:`read_sk
 one came too late; a fold that meets a decision which it has not obeyed begins anew (``fold.SkipMissed``).
 
 Leaving an input out must not contradict what targets were told. So nothing is left out that a scheduler has come past
-as the active one: no record of the lease, no output and no snapshot may be of that input or one behind it.
+as the active one: no record of the lead, no output and no snapshot may be of that input or one behind it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def read_skips(bus: Bus, from_seq: int = 1) -> Skips:
 
 
 async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
-    """Count a failure of the holder of the lease where it outlives the process.
+    """Count a failure of the holder of the lead where it outlives the process.
 
     One that the broker does not store in time is not counted.
     """
@@ -130,7 +130,7 @@ async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
 
 
 async def decide(bus: Bus, published: Progress) -> Skips:
-    """Decide what is due; returns all that is known then. Only for the holder of the lease before it restores.
+    """Decide what is due; returns all that is known then. Only for the holder of the lead before it restores.
 
     ``published`` is how far outputs are known to be at the broker, whoever published them.
     Raises Unavailable and TransportError.

@@ -25,7 +25,7 @@ from shared.bus.protocol import Bus, StreamInfo
 from shared.errors import InternalError
 
 YIELD_EVERY = 32
-"""Inputs of a long tail that are folded before anybody else, such as the lease, gets a turn."""
+"""Inputs of a long tail that are folded before anybody else, such as the lead, gets a turn."""
 
 _log = logs.get_logger("restore")
 

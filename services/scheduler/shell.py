@@ -1,8 +1,8 @@
-"""The scheduler's loop: fold the stream in whichever role, and take the lease when nobody speaks for the cell.
+"""The scheduler's loop: fold the stream in whichever role, and take the lead when nobody speaks for the cell.
 
-Every scheduler follows the stream from its start to its end. One holds the lease (``lease.py``) and is active
+Every scheduler follows the stream from its start to its end. One holds the lead (``lead.py``) and is active
 (``active.py``): it publishes what its fold says. The others stand by: they fold the same, say nothing, and keep in
-their outbox what the active one is not known to have published. When the lease falls free, one of them takes it,
+their outbox what the active one is not known to have published. When the lead falls free, one of them takes it,
 and begins where the last one stopped speaking.
 """
 
@@ -68,12 +68,12 @@ class Shell:
         self._tracer = tracer
         self._release = release or fold_release()
         self._monotonic_ns = monotonic_ns
-        self._lease = Leadership(bus, incarnation, config.lease_ms, monotonic_ns)
-        self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lease.may_speak)
+        self._lead = Leadership(bus, incarnation, config.lead_ms, monotonic_ns)
+        self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lead.may_speak)
         self._follower = Follower(
             bus,
             self._outbox,
-            self._lease,
+            self._lead,
             self._release,
             self._observe,
             check_invariants_every=config.check_invariants_every,
@@ -127,25 +127,25 @@ class Shell:
             stopping.cancel()
 
     async def _stand_by(self) -> None:
-        """Return when the lease is ours."""
+        """Return when the lead is ours."""
         was_seen = True
         while True:
             try:
-                await self._lease.look()
+                await self._lead.look()
                 if not was_seen:
                     # The bus may tell of its reconnect only after this look: the holder was as cut off as we were.
-                    self._lease.excuse()
+                    self._lead.excuse()
                 was_seen = True
                 if await self._look_around():
                     return
             except (Unavailable, TransportError) as error:
                 was_seen = False
-                _log.debug("lease_not_seen", reason=error.message)
-            await asyncio.sleep(self._lease.look_s)
+                _log.debug("lead_not_seen", reason=error.message)
+            await asyncio.sleep(self._lead.look_s)
 
     async def _look_around(self) -> bool:
-        """Act on the record as it is now; whether that made the lease ours."""
-        claim = self._lease.claim
+        """Act on the record as it is now; whether that made the lead ours."""
+        claim = self._lead.claim
         if claim is not None and claim.holder != self._incarnation:
             if self._follower.start is not None and (
                 not self._follower.suits(claim) or self._divergence.is_found(self._outbox.chain, claim)
@@ -154,18 +154,18 @@ class Shell:
                 self._follower.begin_anew()
             self._outbox.forget(claim.published)
         self._note_standing_by()
-        if not self._lease.is_free:
+        if not self._lead.is_free:
             return False
         epoch = self._claimant.succeed(claim)
-        if not await self._lease.take(self._claimant.claim(epoch)):
+        if not await self._lead.take(self._claimant.claim(epoch)):
             return False
-        _log.info("lease_taken", epoch=epoch, behind=claim.scheduler_id if claim is not None else "")
+        _log.info("lead_taken", epoch=epoch, behind=claim.scheduler_id if claim is not None else "")
         self._active = Active(
             self._bus,
             self._config,
             self._incarnation,
             epoch,
-            self._lease,
+            self._lead,
             self._follower,
             self._outbox,
             self._collector,
@@ -177,12 +177,12 @@ class Shell:
         return True
 
     async def _be_active(self, stopping: asyncio.Task[bool]) -> None:
-        """Serve as long as the lease is ours; at a stop take a last snapshot and let go of it."""
+        """Serve as long as the lead is ours; at a stop take a last snapshot and let go of it."""
         active = self._active
         assert active is not None
         self.standing_by.clear()
         cell_metrics.ACTIVE.set(1)
-        keeping = asyncio.create_task(self._keep_lease(active), name="lease")
+        keeping = asyncio.create_task(self._keep_lead(active), name="lead")
         serving = asyncio.create_task(active.run(), name="active")
         announcing = asyncio.create_task(self._announce(active), name="announce")
         try:
@@ -195,11 +195,11 @@ class Shell:
             self.live.clear()
             cell_metrics.ACTIVE.set(0)
             await _cancel(keeping, serving, announcing)
-            if self._lease.is_ours:
+            if self._lead.is_ours:
                 # From now on nothing is said, so whoever comes next may contradict what follows from later inputs.
-                self._lease.lose()
-                await self._lease.let_go(self._claimant.claim(active.epoch), self._follower.position)
-            self._lease.lose()
+                self._lead.lose()
+                await self._lead.let_go(self._claimant.claim(active.epoch), self._follower.position)
+            self._lead.lose()
             self._outbox.send_again()
         for task in (serving, keeping):
             if not task.cancelled():
@@ -211,18 +211,18 @@ class Shell:
         await active.live.wait()
         self.live.set()
 
-    async def _keep_lease(self, active: Active) -> None:
-        """Renew until the lease is somebody else's."""
+    async def _keep_lead(self, active: Active) -> None:
+        """Renew until the lead is somebody else's."""
         while not active.is_fenced:
             try:
-                if not await self._lease.renew(self._claimant.claim(active.epoch)):
+                if not await self._lead.renew(self._claimant.claim(active.epoch)):
                     break
-                await asyncio.sleep(self._lease.renewal_s)
+                await asyncio.sleep(self._lead.renewal_s)
             except (Unavailable, TransportError) as error:
-                _log.warning("lease_not_renewed", held=self._lease.is_held, reason=error.message)
-                await asyncio.sleep(self._lease.look_s)
-        self._lease.lose()
-        claim = self._lease.claim
+                _log.warning("lead_not_renewed", held=self._lead.is_held, reason=error.message)
+                await asyncio.sleep(self._lead.look_s)
+        self._lead.lose()
+        claim = self._lead.claim
         _log.error("superseded", epoch=active.epoch, holder=claim.scheduler_id if claim is not None else "")
 
     async def _hand_over(self, active: Active) -> None:
@@ -240,14 +240,14 @@ class Shell:
             _log.warning("no_snapshot_at_the_end", reason=repr(error))
 
     async def _expect_pause(self, pause_ms: int) -> None:
-        """Hold the lease for so much longer, because nothing will be renewed for a while."""
-        if pause_ms >= self._config.lease_ms // 10:
+        """Hold the lead for so much longer, because nothing will be renewed for a while."""
+        if pause_ms >= self._config.lead_ms // 10:
             await self._claim_now(pause_ms)
 
     async def _claim_now(self, pause_ms: int = 0) -> None:
-        """Write the lease's record, whether or not it is due. Raises Unavailable or TransportError."""
+        """Write the lead's record, whether or not it is due. Raises Unavailable or TransportError."""
         if self._active is not None:
-            await self._lease.renew(self._claimant.claim(self._active.epoch, pause_ms))
+            await self._lead.renew(self._claimant.claim(self._active.epoch, pause_ms))
 
     # -- what both roles do -------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Shell:
 
     def _excuse(self) -> None:
         """The connection is back: nobody could be heard until now."""
-        self._lease.excuse()
+        self._lead.excuse()
         if self._active is not None:
             self._active.liveness.excuse(self._monotonic_ns())
 

@@ -1,4 +1,4 @@
-"""When the active scheduler takes snapshots, and how it takes one without losing its lease over it.
+"""When the active scheduler takes snapshots, and how it takes one without losing its lead over it.
 
 A small state is encoded at once. A large one, which takes seconds, is encoded by a copy of this process, while this
 one goes on folding.
@@ -83,7 +83,7 @@ class SnapshotKeeper:
                     _log.error("snapshot_failed", code=error.code, reason=error.message)
 
     async def take(self) -> SnapshotTaken:
-        """Take one now. Raises Unavailable without the lease: the bucket is the active scheduler's."""
+        """Take one now. Raises Unavailable without the lead: the bucket is the active scheduler's."""
         async with self._taking:
             await self._expect_pause(2 * self._pause_ns // 1_000_000)
             async with self._follower.folding:
@@ -98,7 +98,7 @@ class SnapshotKeeper:
                 self._pause_ns = self._monotonic_ns() - begun_ns
             data = await self._bytes_of(encoded)
             self._effort_ns = self._monotonic_ns() - begun_ns
-            # Should the lease be over by now, a snapshot of this input is still as good as anybody's.
+            # Should the lead be over by now, a snapshot of this input is still as good as anybody's.
             await self._store.put(seq, data)
             self._seq, self._taken_ns = seq, self._monotonic_ns()
         cell_metrics.SNAPSHOT_BYTES.set(len(data))

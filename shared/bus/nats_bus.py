@@ -15,7 +15,7 @@ import nats.errors
 
 from shared import logs, subjects
 from shared.broker import BrokerSettings
-from shared.bus import jetstream, lease_bucket, measures, requests
+from shared.bus import jetstream, measures, record_bucket, requests
 from shared.bus.access import Access, access_of, from_urls
 from shared.bus.appends import Appender
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
@@ -27,7 +27,7 @@ from shared.bus.protocol import (
     CallHandler,
     Delivery,
     Handler,
-    LeaseRecord,
+    Record,
     StreamInfo,
     StreamLimits,
     StreamMessage,
@@ -307,7 +307,7 @@ class NatsBus:
         self._require()
         inputs = jetstream.stream_config(subjects.INPUTS_STREAM, [subjects.INPUTS], limits)
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
-        for config in (inputs, outputs, jetstream.bucket_config(limits), lease_bucket.bucket_config(limits)):
+        for config in (inputs, outputs, jetstream.bucket_config(limits), record_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
         if limits.replicas == 1 and len(self._client.servers) > 1:
             _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
@@ -344,15 +344,15 @@ class NatsBus:
     async def list_objects(self) -> list[str]:
         return await self._bucket.names()
 
-    # -- leases -----------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------------------
 
-    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
+    async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
         self._require()
-        return await lease_bucket.read(self._client, name, timeout_s)
+        return await record_bucket.read(self._client, name, timeout_s)
 
-    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+    async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         self._require(data)
-        return await lease_bucket.write(self._client, name, data, revision, timeout_s)
+        return await record_bucket.write(self._client, name, data, revision, timeout_s)
 
 
 async def _round_trip(client: Any) -> None:

@@ -7,7 +7,7 @@ Guarantees that the conformance suite checks for both:
   The same ``message_id`` within two minutes is stored once and answers the first sequence.
 * ``follow`` yields a stream's messages in order from a sequence on, without a gap or a repeat, across
   reconnects, and goes on with new ones until cancelled.
-* ``write_lease`` is compare-and-set: of all who write on top of one revision, one succeeds.
+* ``write_record`` is compare-and-set: of all who write on top of one revision, one succeeds.
 * every wait is bounded: calls time out, subscriptions have a pending limit; a message beyond it is dropped
   and counted in ``Subscription.dropped``, and ``on_reconnect`` is called when the others have been handled.
 """
@@ -57,7 +57,7 @@ class StreamLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRecord:
+class Record:
     """A record as read. ``revision`` grows with every write of it, and is never 0."""
 
     revision: int
@@ -93,7 +93,7 @@ class Bus(Protocol):
         """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up."""
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
-        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots and leases where they do not exist.
+        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots and records where they do not exist.
 
         Those that exist are brought to ``limits`` as far as nothing that they hold is lost by it.
         """
@@ -138,10 +138,10 @@ class Bus(Protocol):
     async def list_objects(self) -> list[str]:
         """Names in the bucket, sorted."""
 
-    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
-        """The newest record of that name in the lease bucket, or None. Raises Unavailable."""
+    async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
+        """The newest record of that name in the record bucket, or None. Raises Unavailable."""
 
-    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+    async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         """Replace the record whose revision is ``revision`` (0: make the first one); returns the new revision.
 
         None when it has another revision by now. Raises Unavailable when no answer came in time: then the record

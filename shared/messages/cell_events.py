@@ -122,7 +122,7 @@ class FlushCache(Message, frozen=True):
 
 
 class InputFailed(Message, frozen=True):
-    """The core raised for input ``seq``, at the scheduler that holds the lease. Enough of these, and it is skipped."""
+    """The core raised for input ``seq``, at the scheduler that holds the lead. Enough of these, and it is skipped."""
 
     seq: int
     scheduler_id: str

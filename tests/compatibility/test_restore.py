@@ -62,7 +62,7 @@ def test_the_earlier_state_is_refused_by_its_version() -> None:
 EARLIER = Tail("of 0.1.0", 0, published=Progress(BEHIND, 2**62))
 
 
-@pytest.mark.parametrize("tail", [EARLIER, None], ids=["its lease is there", "its lease is gone"])
+@pytest.mark.parametrize("tail", [EARLIER, None], ids=["its lead is there", "its lead is gone"])
 @pytest.mark.parametrize("gone", [0, 1])
 async def test_what_the_earlier_release_decided_is_not_decided_again(
     broker: MemoryBroker, inputs: list[InputFrame], tail: Tail | None, gone: int
@@ -92,8 +92,8 @@ async def test_what_nobody_said_anything_about_is_folded(broker: MemoryBroker, i
     assert core.encode_state(start.fold.state) == core.encode_state(expected.state)
 
 
-async def test_a_lease_of_a_stream_that_is_no_more_says_nothing_of_this_one(broker: MemoryBroker) -> None:
-    """Streams were made anew and count from 1; the lease outlived them."""
+async def test_a_lead_of_a_stream_that_is_no_more_says_nothing_of_this_one(broker: MemoryBroker) -> None:
+    """Streams were made anew and count from 1; the lead outlived them."""
     bus = broker.connect("this")
     await SnapshotStore(bus).delete(BEHIND)
 

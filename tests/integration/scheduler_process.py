@@ -41,7 +41,7 @@ class SchedulerProcess:
                     *(
                         "--id",
                         self.name,
-                        "--lease-ms",
+                        "--lead-ms",
                         "2000",
                         "--stream-max-age-s",
                         "1e9",

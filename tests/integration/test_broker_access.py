@@ -231,14 +231,14 @@ async def test_the_permissions_of_the_manual_are_enough(tmp_path: Path) -> None:
         read = [message.data async for message in bus.follow(subjects.INPUTS_STREAM, subject="tc.in.cell", live=False)]
         await bus.put_object("core-1", b"x" * 300_000)
         found = await bus.get_object("core-1")
-        revision = await bus.write_lease("scheduler", b"mine", revision=0)
-        lease = await bus.read_lease("scheduler")
+        revision = await bus.write_record("scheduler", b"mine", revision=0)
+        lead = await bus.read_record("scheduler")
         await bus.close()
     server.stop()
 
     assert (answer, stored, read, found) == (b"hello", 1, [b"stored"], b"x" * 300_000)
-    assert lease is not None
-    assert (lease.revision, lease.data) == (revision, b"mine")
+    assert lead is not None
+    assert (lead.revision, lead.data) == (revision, b"mine")
     assert not [entry for entry in logged if entry["event"] == "broker_denies"]
 
 

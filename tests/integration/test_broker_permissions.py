@@ -92,7 +92,7 @@ async def echo(data: bytes) -> bytes:
 
 
 async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
-    """Streams, snapshots in several chunks, the lease, plans, and answers to calls; and it is denied nothing."""
+    """Streams, snapshots in several chunks, the lead, plans, and answers to calls; and it is denied nothing."""
     with capture_logs() as logged:
         async with connected(server, "scheduler", "gateway") as (scheduler, gateway):
             await scheduler.ensure_streams(LIMITS)
@@ -102,8 +102,8 @@ async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
             kept = await scheduler.get_object("core-1"), await scheduler.list_objects()
             await scheduler.delete_object("core-1")
             gone = await scheduler.get_object("core-1")
-            revision = await scheduler.write_lease("scheduler", b"mine", revision=0)
-            lease = await scheduler.read_lease("scheduler")
+            revision = await scheduler.write_record("scheduler", b"mine", revision=0)
+            lead = await scheduler.read_record("scheduler")
             await scheduler.append(subjects.cell_input(), b"ticked")
             await scheduler.publish(subjects.worker_output("worker-0"), b"plan")
             await scheduler.publish(subjects.STATUS, b"status")
@@ -118,8 +118,8 @@ async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
 
     assert kept == (b"y" * 300_000, ["core-1"])
     assert gone is None
-    assert lease is not None
-    assert lease.revision == revision
+    assert lead is not None
+    assert lead.revision == revision
     assert (inputs, outputs) == ([b"ticked"], [b"plan"])
     assert denied(logged) == []
 
@@ -217,12 +217,12 @@ async def test_a_worker_hears_nothing_that_is_not_meant_for_it(refusing: NatsSer
         subjects.cell_input(),
         subjects.worker_output("worker-1"),
         subjects.gateway_output(GATEWAY),
-        f"$KV.{subjects.LEASE_BUCKET}.scheduler",
+        f"$KV.{subjects.RECORD_BUCKET}.scheduler",
         f"$O.{subjects.SNAPSHOT_BUCKET}.M.core",
     ],
 )
 async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: str) -> None:
-    """No request, no event of another, no plan, no lease: nothing of it is stored."""
+    """No request, no event of another, no plan, no lead: nothing of it is stored."""
     streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM)
     async with connected(refusing, "scheduler", "worker-0") as (scheduler, worker):
         await scheduler.ensure_streams(LIMITS)

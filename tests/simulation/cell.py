@@ -135,7 +135,7 @@ class Cell:
     def is_confirmed(self, kind: str, name: str, incarnation: str) -> bool:
         """Whether the active scheduler says now that it counts on this incarnation; it may not be there to ask.
 
-        One that was superseded answers nothing: it has no lease any more.
+        One that was superseded answers nothing: it has no lead any more.
         """
         return self.scheduler.can_answer and self.scheduler.lists(kind, name, incarnation)
 

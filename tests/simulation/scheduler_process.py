@@ -71,7 +71,7 @@ class History:
 
     record: list[list[bytes]] = field(default_factory=list)
     snapshots: list[tuple[int, int, bytes]] = field(default_factory=list)  # (position, time, state)
-    tail: Tail | None = None  # What the last scheduler's lease says.
+    tail: Tail | None = None  # What the last scheduler's lead says.
     lives: list[Life] = field(default_factory=list)
 
     def begin_anew(self, position: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shared import subjects
 from shared.bus.access import inbox_prefix
 from shared.bus.jetstream import BUCKET_STREAM
-from shared.bus.lease_bucket import STREAM as LEASE_STREAM
+from shared.bus.record_bucket import STREAM as RECORD_STREAM
 
 ANY = "*"
 """In the place of an id: every process of that kind, for cells whose processes draw their names."""
@@ -56,7 +56,7 @@ def gateway(user: str) -> Permissions:
 
 def scheduler(user: str) -> Permissions:
     """Any scheduler: it owns the streams, and reads every input."""
-    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, LEASE_STREAM)
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM)
     return Permissions(
         publish=(
             subjects.cell_input(),
@@ -69,11 +69,11 @@ def scheduler(user: str) -> Permissions:
             f"$JS.API.STREAM.PURGE.{BUCKET_STREAM}",
             f"$JS.API.STREAM.MSG.GET.{BUCKET_STREAM}",
             f"$JS.API.DIRECT.GET.{BUCKET_STREAM}.>",
-            f"$JS.API.STREAM.MSG.GET.{LEASE_STREAM}",
+            f"$JS.API.STREAM.MSG.GET.{RECORD_STREAM}",
             *(subject for stream in streams[:3] for subject in _reading(stream, ">")),
             *(f"$JS.API.CONSUMER.CREATE.{stream}.*" for stream in streams[:3]),
             f"$O.{subjects.SNAPSHOT_BUCKET}.>",
-            f"$KV.{subjects.LEASE_BUCKET}.>",
+            f"$KV.{subjects.RECORD_BUCKET}.>",
         ),
         subscribe=(_inbox(user), subjects.HEARTBEATS, subjects.rpc("scheduler", ANY)),
         answers=True,

@@ -38,7 +38,7 @@ async def cell() -> AsyncIterator[Cell]:
 
 
 def claim(said: Mark) -> Claim:
-    return Claim(holder="h", scheduler_id="active", epoch=1, lease_ms=700, release="r", said=said)
+    return Claim(holder="h", scheduler_id="active", epoch=1, lead_ms=700, release="r", said=said)
 
 
 def differences() -> float:

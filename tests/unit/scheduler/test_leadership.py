@@ -1,4 +1,4 @@
-"""One lease, several who want it, and clocks that nobody compares."""
+"""One lead, several who want it, and clocks that nobody compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from services.scheduler.leadership import LEASE_NAME, MARGIN, Claim, Leadership, Progress, Tail
+from services.scheduler.leadership import LEAD_RECORD, MARGIN, Claim, Leadership, Progress, Tail
 from shared.errors import Unavailable
 from tests.memory_bus import MemoryBroker, MemoryBus
 
@@ -29,20 +29,20 @@ class Clock:
 
 
 class Rival:
-    """A process that wants the lease."""
+    """A process that wants the lead."""
 
     def __init__(self, broker: MemoryBroker, name: str, started_ns: int) -> None:
         self.name = name
         self.clock = Clock(started_ns)
         self.bus: MemoryBus = broker.connect(name)
-        self.lease = Leadership(self.bus, name, DURATION_MS, self.clock)
+        self.lead = Leadership(self.bus, name, DURATION_MS, self.clock)
 
     def claim(self, epoch: int = 1) -> Claim:
-        return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, lease_ms=DURATION_MS, release="r")
+        return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, lead_ms=DURATION_MS, release="r")
 
     async def try_to_take(self) -> bool:
-        await self.lease.look()
-        return self.lease.is_free and await self.lease.take(self.claim())
+        await self.lead.look()
+        return self.lead.is_free and await self.lead.take(self.claim())
 
 
 @pytest.fixture
@@ -60,30 +60,30 @@ def second(broker: MemoryBroker) -> Rival:
     return Rival(broker, "second", 17)
 
 
-async def test_lease_that_nobody_has_is_taken_at_once(first: Rival) -> None:
+async def test_lead_that_nobody_has_is_taken_at_once(first: Rival) -> None:
     """And then it is held, for less than it lasts."""
-    assert not first.lease.is_free  # It has not looked yet.
+    assert not first.lead.is_free  # It has not looked yet.
     assert await first.try_to_take()
-    assert first.lease.is_held
+    assert first.lead.is_held
     first.clock.pass_ms(DURATION_MS * (1 - MARGIN))
-    assert not first.lease.is_held
-    assert first.lease.is_ours  # type: ignore[unreachable]  # Time has passed.
+    assert not first.lead.is_held
+    assert first.lead.is_ours  # type: ignore[unreachable]  # Time has passed.
 
 
-async def test_renewed_lease_is_never_free(first: Rival, second: Rival) -> None:
+async def test_renewed_lead_is_never_free(first: Rival, second: Rival) -> None:
     """However long it goes on."""
     await first.try_to_take()
     for _ in range(50):
         assert not await second.try_to_take()
         first.clock.pass_ms(DURATION_MS / 4)
         second.clock.pass_ms(DURATION_MS / 4)
-        assert await first.lease.renew(first.claim())
+        assert await first.lead.renew(first.claim())
 
-    assert first.lease.is_held
-    assert not second.lease.is_held
+    assert first.lead.is_held
+    assert not second.lead.is_held
 
 
-async def test_lease_of_a_dead_holder_is_free_after_its_duration_by_the_observer_s_clock(
+async def test_lead_of_a_dead_holder_is_free_after_its_duration_by_the_observer_s_clock(
     first: Rival, second: Rival
 ) -> None:
     """Counted from when the observer first saw the last revision, not a moment earlier."""
@@ -103,14 +103,14 @@ async def test_two_never_hold_it_at_once_with_clocks_of_different_speed(
 ) -> None:
     """The holder falls silent before an observer takes over, though it renews no more and both watch closely."""
     await first.try_to_take()
-    await second.lease.look()
+    await second.lead.look()
     held_by = []
     for _ in range(3000):
         first.clock.pass_ms(1)
         second.clock.pass_ms(1 * speed)
-        if not second.lease.is_ours:
+        if not second.lead.is_ours:
             await second.try_to_take()
-        held_by.append((first.lease.is_held, second.lease.is_held))
+        held_by.append((first.lead.is_held, second.lead.is_held))
 
     assert (True, True) not in held_by
     assert (True, False) in held_by
@@ -118,18 +118,18 @@ async def test_two_never_hold_it_at_once_with_clocks_of_different_speed(
 
 
 async def test_frozen_holder_finds_its_time_over_before_it_says_a_word(first: Rival, second: Rival) -> None:
-    """Its own clock has gone on meanwhile; renewing tells it who has the lease now."""
+    """Its own clock has gone on meanwhile; renewing tells it who has the lead now."""
     await first.try_to_take()
-    await second.lease.look()
+    await second.lead.look()
     for rival in (first, second):
         rival.clock.pass_ms(10 * DURATION_MS)
     assert await second.try_to_take()
 
-    assert not first.lease.is_held
-    assert not await first.lease.renew(first.claim())
-    assert not first.lease.is_ours
-    assert first.lease.claim is not None
-    assert first.lease.claim.holder == "second"
+    assert not first.lead.is_held
+    assert not await first.lead.renew(first.claim())
+    assert not first.lead.is_ours
+    assert first.lead.claim is not None
+    assert first.lead.claim.holder == "second"
 
 
 async def test_holder_whose_time_is_over_speaks_again_if_nobody_took_it(first: Rival) -> None:
@@ -138,33 +138,33 @@ async def test_holder_whose_time_is_over_speaks_again_if_nobody_took_it(first: R
     first.bus.disconnect()
     first.clock.pass_ms(10 * DURATION_MS)
     with pytest.raises(Unavailable):
-        await first.lease.renew(first.claim())
-    assert first.lease.is_ours
-    assert not first.lease.is_held
+        await first.lead.renew(first.claim())
+    assert first.lead.is_ours
+    assert not first.lead.is_held
     first.bus.reconnect()
 
-    assert await first.lease.renew(first.claim())
-    assert first.lease.is_held
+    assert await first.lead.renew(first.claim())
+    assert first.lead.is_held
 
 
 async def test_time_without_a_broker_is_not_held_against_the_holder(first: Rival, second: Rival) -> None:
     """An observer that was cut off waits for the whole duration again."""
     await first.try_to_take()
-    await second.lease.look()
+    await second.lead.look()
     second.clock.pass_ms(10 * DURATION_MS)
-    second.lease.excuse()
+    second.lead.excuse()
 
     assert not await second.try_to_take()
 
 
-async def test_released_lease_is_free_at_once(first: Rival, second: Rival) -> None:
+async def test_released_lead_is_free_at_once(first: Rival, second: Rival) -> None:
     """Nobody waits for somebody who said goodbye."""
     await first.try_to_take()
     assert not await second.try_to_take()
-    first.lease.lose()
-    await first.lease.let_go(first.claim(epoch=4), said_to=7)
+    first.lead.lose()
+    await first.lead.let_go(first.claim(epoch=4), said_to=7)
 
-    assert not first.lease.is_held
+    assert not first.lead.is_held
     assert await second.try_to_take()
 
 
@@ -173,25 +173,25 @@ async def test_one_of_many_observers_wins(broker: MemoryBroker, first: Rival) ->
     rivals = [Rival(broker, f"rival-{number}", number) for number in range(5)]
     await first.try_to_take()
     for rival in rivals:
-        await rival.lease.look()
+        await rival.lead.look()
         rival.clock.pass_ms(DURATION_MS)
-        await rival.lease.look()
-    won = await asyncio.gather(*(rival.lease.take(rival.claim()) for rival in rivals))
+        await rival.lead.look()
+    won = await asyncio.gather(*(rival.lead.take(rival.claim()) for rival in rivals))
 
     assert sum(won) == 1
-    assert sum(rival.lease.is_held for rival in rivals) == 1
+    assert sum(rival.lead.is_held for rival in rivals) == 1
 
 
 def lose_answer(rival: Rival) -> None:
     """The next write arrives, but its answer does not."""
-    write = rival.bus.write_lease
+    write = rival.bus.write_record
 
     async def without_answer(name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
-        rival.bus.write_lease = write  # type: ignore[method-assign]
+        rival.bus.write_record = write  # type: ignore[method-assign]
         await write(name, data, revision=revision, timeout_s=timeout_s)
         raise Unavailable("no answer in time")
 
-    rival.bus.write_lease = without_answer  # type: ignore[method-assign]
+    rival.bus.write_record = without_answer  # type: ignore[method-assign]
 
 
 async def test_renewal_whose_answer_was_lost_does_not_count_but_does_no_harm(first: Rival, second: Rival) -> None:
@@ -200,66 +200,66 @@ async def test_renewal_whose_answer_was_lost_does_not_count_but_does_no_harm(fir
     first.clock.pass_ms(700)
     lose_answer(first)
     with pytest.raises(Unavailable):
-        await first.lease.renew(first.claim())
+        await first.lead.renew(first.claim())
     first.clock.pass_ms(200)
-    silent = not first.lease.is_held
+    silent = not first.lead.is_held
 
     assert silent
-    assert await first.lease.renew(first.claim())
-    assert first.lease.is_held
+    assert await first.lead.renew(first.claim())
+    assert first.lead.is_held
     assert not await second.try_to_take()
 
 
 async def test_taking_whose_answer_was_lost_is_found_out(first: Rival, second: Rival) -> None:
     """The record names us, so we take it again; the other sees it taken."""
     lose_answer(first)
-    await first.lease.look()
+    await first.lead.look()
     with pytest.raises(Unavailable):
-        await first.lease.take(first.claim())
-    assert not first.lease.is_held
+        await first.lead.take(first.claim())
+    assert not first.lead.is_held
 
     assert not await second.try_to_take()
     assert await first.try_to_take()
 
 
 async def test_release_after_a_renewal_whose_answer_was_lost(first: Rival, second: Rival) -> None:
-    """The lease is let go all the same."""
+    """The lead is let go all the same."""
     await first.try_to_take()
     lose_answer(first)
     with pytest.raises(Unavailable):
-        await first.lease.renew(first.claim())
-    await first.lease.let_go(first.claim(), said_to=None)
+        await first.lead.renew(first.claim())
+    await first.lead.let_go(first.claim(), said_to=None)
 
     assert await second.try_to_take()
 
 
-async def test_release_of_a_lease_that_is_another_s_leaves_it_alone(first: Rival, second: Rival) -> None:
+async def test_release_of_a_lead_that_is_another_s_leaves_it_alone(first: Rival, second: Rival) -> None:
     """A late goodbye takes nothing away."""
     await first.try_to_take()
-    await second.lease.look()
+    await second.lead.look()
     second.clock.pass_ms(DURATION_MS)
     await second.try_to_take()
-    await first.lease.let_go(first.claim(), said_to=None)
+    await first.lead.let_go(first.claim(), said_to=None)
 
-    assert await second.lease.renew(second.claim())
+    assert await second.lead.renew(second.claim())
 
 
 async def test_longer_hold_is_respected_by_observers(first: Rival, second: Rival) -> None:
     """Before a pause the holder asks for more time; the record says how much."""
     await first.try_to_take()
-    longer = msgspec.structs.replace(first.claim(), lease_ms=5000)
-    await first.lease.renew(longer)
+    longer = msgspec.structs.replace(first.claim(), lead_ms=5000)
+    await first.lead.renew(longer)
     assert not await second.try_to_take()
     second.clock.pass_ms(4999)
     first.clock.pass_ms(3900)
 
     assert not await second.try_to_take()
-    assert first.lease.is_held
+    assert first.lead.is_held
 
 
 async def test_record_that_no_scheduler_wrote_is_replaced(first: Rival) -> None:
-    """It cannot be anybody's lease."""
-    await first.bus.write_lease(LEASE_NAME, b"nonsense", revision=0)
+    """It cannot be anybody's lead."""
+    await first.bus.write_record(LEAD_RECORD, b"nonsense", revision=0)
 
     assert await first.try_to_take()
 
@@ -284,7 +284,7 @@ def test_what_was_said_under_other_decisions_is_not_continued(tail: Tail, seq: i
 def test_a_holder_that_never_had_a_state_hands_on_what_it_found() -> None:
     """It has said nothing, so its predecessor's words are still the last."""
     found = Tail("old", 3, 9, Progress(9, 90))
-    claim = Claim(holder="", scheduler_id="s", epoch=2, lease_ms=1, release="new", said_to=0, before=found)
+    claim = Claim(holder="", scheduler_id="s", epoch=2, lead_ms=1, release="new", said_to=0, before=found)
 
     assert claim.tail == found
     assert msgspec.structs.replace(claim, folded_from=9).tail == Tail("new", 9, 0, epoch=2)
@@ -293,11 +293,11 @@ def test_a_holder_that_never_had_a_state_hands_on_what_it_found() -> None:
 async def test_nothing_is_said_before_the_record_says_since_when(first: Rival) -> None:
     """Else a successor could not tell whose decisions targets obeyed."""
     await first.try_to_take()
-    silent = first.lease.is_held and not first.lease.may_speak
-    await first.lease.renew(msgspec.structs.replace(first.claim(), folded_from=0))
+    silent = first.lead.is_held and not first.lead.may_speak
+    await first.lead.renew(msgspec.structs.replace(first.claim(), folded_from=0))
 
     assert silent
-    assert first.lease.may_speak
+    assert first.lead.may_speak
 
 
 class EarlierClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,22 +312,22 @@ class EarlierClaim(msgspec.Struct, frozen=True, kw_only=True):
     published: Progress = Progress()
 
     def is_free(self, unchanged_ms: int) -> bool:
-        """Whether a scheduler of 0.1 that has seen this record for so long takes the lease."""
+        """Whether a scheduler of 0.1 that has seen this record for so long takes the lead."""
         return not self.holder or unchanged_ms >= self.duration_ms
 
 
 async def earlier_view(rival: Rival) -> EarlierClaim:
     """What a scheduler of 0.1 reads."""
-    record = await rival.bus.read_lease(LEASE_NAME)
+    record = await rival.bus.read_record(LEAD_RECORD)
     assert record is not None
     return msgspec.json.decode(record.data, type=EarlierClaim)
 
 
 async def test_a_standby_of_0_1_never_takes_what_this_release_has_held(first: Rival) -> None:
-    """It would fold again what this release decided: not while the lease is held, nor later, nor once it is let go."""
+    """It would fold again what this release decided: not while the lead is held, nor later, nor once it is let go."""
     await first.try_to_take()
     held = await earlier_view(first)
-    await first.lease.let_go(first.claim(), said_to=5)
+    await first.lead.let_go(first.claim(), said_to=5)
     let_go = await earlier_view(first)
 
     assert not held.is_free(unchanged_ms=365 * 86_400_000)
@@ -336,9 +336,9 @@ async def test_a_standby_of_0_1_never_takes_what_this_release_has_held(first: Ri
 
 @pytest.mark.parametrize("holder", ["old", ""], ids=["held", "let go"])
 async def test_a_record_of_0_1_is_honoured(first: Rival, holder: str) -> None:
-    """The old active scheduler's lease lasts as long as it says, and is free at once when it let go."""
+    """The old active scheduler's lead lasts as long as it says, and is free at once when it let go."""
     claim = EarlierClaim(holder=holder, scheduler_id="old", epoch=3, duration_ms=DURATION_MS, release="0.1")
-    await first.bus.write_lease(LEASE_NAME, msgspec.json.encode(claim), revision=0)
+    await first.bus.write_record(LEAD_RECORD, msgspec.json.encode(claim), revision=0)
     at_once = await first.try_to_take()
     first.clock.pass_ms(DURATION_MS)
 

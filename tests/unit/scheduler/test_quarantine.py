@@ -332,7 +332,7 @@ async def test_one_failure_less_is_not_enough() -> None:
 
 @pytest.mark.parametrize("behind", [0, 1])
 async def test_what_targets_were_told_of_is_not_left_out(behind: int) -> None:
-    """Neither where the lease's record says so, nor where an output of that input or a later one is stored."""
+    """Neither where the lead's record says so, nor where an output of that input or a later one is stored."""
     bus, seq = await streams(submit("one", [1]))
     await fail(bus, seq)
 
@@ -350,7 +350,7 @@ async def test_what_targets_were_told_of_is_not_left_out(behind: int) -> None:
 
 
 async def test_what_a_snapshot_holds_is_not_left_out() -> None:
-    """Also where neither the lease's record nor any output is left to say that a scheduler came past it."""
+    """Also where neither the lead's record nor any output is left to say that a scheduler came past it."""
     bus, seq = await streams(submit("one", [1]))
     await fail(bus, seq)
     await bus.put_object(object_name(seq), b"whatever")

@@ -107,7 +107,7 @@ async def cell() -> Cell:
 async def scheduler(cell: Cell, name: str = "first", **settings: object) -> AsyncIterator[Lifecycle]:
     """A live scheduler. It dies without a word at the end, as if killed, unless the test has stopped it."""
     life = Lifecycle()
-    chosen = {"id": name, "check_invariants_every": 1, "lease_ms": 100} | settings
+    chosen = {"id": name, "check_invariants_every": 1, "lead_ms": 100} | settings
     config = SchedulerConfig(**chosen)  # type: ignore[arg-type]
     bus = cell.broker.connect(name)
     shell = Shell(bus, config, f"incarnation-{name}", monotonic_ns=lambda: cell.monotonic_ns)
@@ -116,7 +116,7 @@ async def scheduler(cell: Cell, name: str = "first", **settings: object) -> Asyn
     async def is_live() -> bool:
         if running.done():
             running.result()
-        cell.monotonic_ns += 10_000_000  # So that the lease of one who was killed falls free.
+        cell.monotonic_ns += 10_000_000  # So that the lead of one who was killed falls free.
         return shell.live.is_set()
 
     await until(is_live)
@@ -350,7 +350,7 @@ async def test_silent_worker_is_reported_lost_once(cell: Cell, monkeypatch: pyte
         cell.monotonic_ns += 100_000_000
         return await cell.has_no_workers()
 
-    async with scheduler(cell, heartbeat_lost_ms=2000, lease_ms=3_600_000):
+    async with scheduler(cell, heartbeat_lost_ms=2000, lead_ms=3_600_000):
         await cell.folded(await cell.put(worker_joined("w1", "one")))
         for _ in range(30):  # Longer than a worker may be silent.
             cell.monotonic_ns += 100_000_000
@@ -394,7 +394,7 @@ async def test_a_worker_that_is_said_to_be_gone_is_lost_at_once(cell: Cell, monk
     monkeypatch.setattr("services.scheduler.active.LIVENESS_S", 3600.0)
     gone = encode(Heartbeat(kind="worker", id="w1", incarnation="one", is_gone=True))
 
-    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lead_ms=3_600_000):
         await cell.folded(await cell.put(worker_joined("w1", "one")))
         await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
         await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
@@ -415,7 +415,7 @@ async def test_only_a_storage_may_say_that_somebody_else_is_gone(cell: Cell, mon
     async def only_one_worker_is_left() -> bool:
         return len((await cell.status()).workers) == 1
 
-    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lead_ms=3_600_000):
         await cell.put(worker_joined("w1", "one"))
         await cell.folded(await cell.put(worker_joined("w2", "one")))
         await cell.bus.publish(subjects.heartbeat("worker", "w2"), gone[0])
@@ -435,7 +435,7 @@ async def test_an_end_that_was_told_before_the_take_over_is_heard_when_it_is_tol
     await cell.put(worker_joined("w1", "one"))
     await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
 
-    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lead_ms=3_600_000):
         unaware = await cell.status()
         await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
         await until(cell.has_no_workers)

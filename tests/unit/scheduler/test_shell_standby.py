@@ -28,7 +28,7 @@ from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import scripted_cell, submit, worker_joined
 from tests.waiting import until
 
-LEASE_MS = 100
+LEAD_MS = 100
 
 
 class Process:
@@ -39,7 +39,7 @@ class Process:
         self.bus = cell.broker.connect(name)
         self.life = Lifecycle()
         release = settings.pop("release", "this one")
-        chosen: dict[str, Any] = {"id": name, "check_invariants_every": 1, "lease_ms": LEASE_MS} | settings
+        chosen: dict[str, Any] = {"id": name, "check_invariants_every": 1, "lead_ms": LEAD_MS} | settings
         self.shell = Shell(
             self.bus,
             SchedulerConfig(**chosen),
@@ -77,7 +77,7 @@ class Process:
         """Let its time pass until it is active; others' stands still."""
         async with asyncio.timeout(20.0):
             while not self.is_live:
-                self.clock_ns += LEASE_MS * 1_000_000 // 5
+                self.clock_ns += LEAD_MS * 1_000_000 // 5
                 await asyncio.sleep(0.005)
 
 
@@ -215,7 +215,7 @@ async def test_standby_folds_and_says_nothing(cell: Cell) -> None:
 
         setattr(second.bus, name, noted)
 
-    for name in ("publish", "append", "serve", "put_object", "delete_object", "write_lease"):
+    for name in ("publish", "append", "serve", "put_object", "delete_object", "write_record"):
         watch(name)
     await until(lambda: second.stands_by)
     seq = await cell.put(worker_joined(), *(submit(f"r{n}", [n, 2, 3]) for n in range(20)))
@@ -228,7 +228,7 @@ async def test_standby_folds_and_says_nothing(cell: Cell) -> None:
 
 
 async def test_standby_forgets_what_the_active_one_has_published(cell: Cell) -> None:
-    """The lease says how far that is, so that a take-over repeats nothing of it."""
+    """The lead says how far that is, so that a take-over repeats nothing of it."""
     first = await cell.active()
     second = await cell.standby()
     await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2, 3])))
@@ -301,7 +301,7 @@ async def test_scheduler_that_comes_back_stands_by(cell: Cell) -> None:
 
 
 async def test_one_of_two_standbys_takes_over(cell: Cell) -> None:
-    """Both find the lease free at the same moment; the other goes on standing by."""
+    """Both find the lead free at the same moment; the other goes on standing by."""
     first = await cell.active()
     second, third = await cell.standby("second"), await cell.standby("third")
     await first.kill()
@@ -309,7 +309,7 @@ async def test_one_of_two_standbys_takes_over(cell: Cell) -> None:
         while not (second.is_live or third.is_live):
             # Either may see the last renewal late, and counts from then.
             for process in (second, third):
-                process.clock_ns += LEASE_MS * 1_000_000 // 5
+                process.clock_ns += LEAD_MS * 1_000_000 // 5
             await asyncio.sleep(0.005)
     seq = await cell.put(worker_joined(), submit("r1", [1]))
     status = await cell.folded(seq)
@@ -327,7 +327,7 @@ async def test_holder_that_is_cut_off_is_replaced_and_comes_back_as_the_standby(
     seq = await cell.put(worker_joined(), submit("r1", [1, 2, 3]))
     await cell.folded(seq)
     first.bus.disconnect()
-    first.clock_ns += LEASE_MS * 1_000_000
+    first.clock_ns += LEAD_MS * 1_000_000
     await second.take_over()
     await cell.folded(await cell.put(submit("r2", [4])))
     first.bus.reconnect()
@@ -352,10 +352,10 @@ async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell) -> None:
     for process in everybody:
         process.bus.disconnect()
     for process in everybody:
-        process.clock_ns += 100 * LEASE_MS * 1_000_000
-    tried = failures(first, "write_lease"), failures(second, "read_lease")
+        process.clock_ns += 100 * LEAD_MS * 1_000_000
+    tried = failures(first, "write_record"), failures(second, "read_record")
     await until(lambda: all(len(found) >= 3 for found in tried))
-    silent = not first.shell._lease.is_held
+    silent = not first.shell._lead.is_held
     for process in reversed(everybody):
         process.bus.reconnect()
     status = await cell.folded(await cell.put(worker_joined()))
@@ -372,17 +372,17 @@ async def test_standby_that_looks_before_it_hears_of_the_reconnect_takes_nothing
     second.bus._on_reconnect.clear()
     for process in (first, second):
         process.bus.disconnect()
-    second.clock_ns += 100 * LEASE_MS * 1_000_000
-    tried = failures(second, "read_lease")
+    second.clock_ns += 100 * LEAD_MS * 1_000_000
+    tried = failures(second, "read_record")
     await until(lambda: bool(tried))
-    looked = second.shell._lease.look
+    looked = second.shell._lead.look
     looks: list[bool] = []
 
     async def look() -> None:
         await looked()
         looks.append(second.is_live)
 
-    second.shell._lease.look = look  # type: ignore[method-assign]
+    second.shell._lead.look = look  # type: ignore[method-assign]
     second.bus.reconnect()
     await until(lambda: len(looks) >= 3 or second.is_live)
     first.bus.reconnect()
@@ -399,7 +399,7 @@ async def test_two_who_both_believe_to_be_active_are_never_both_obeyed(cell: Cel
     Whoever is heard first, in whatever order, a worker executes the plans of one scheduler that never ended.
     """
     script = scripted_cell(24)
-    first = await cell.active(lease_ms=LEASE_MS)
+    first = await cell.active(lead_ms=LEAD_MS)
     second = await cell.standby()
     stuck = asyncio.Event()
 
@@ -414,13 +414,13 @@ async def test_two_who_both_believe_to_be_active_are_never_both_obeyed(cell: Cel
         return seq
 
     await cell.folded(await feed(0, 20))
-    first.bus.write_lease = write_nothing  # type: ignore[method-assign]
+    first.bus.write_record = write_nothing  # type: ignore[method-assign]
     # It does not even learn of its successor from the stream: only what was there before reaches it.
     first.shell._active._latest_start_seq = -(2**62)  # type: ignore[union-attr]
     first.shell._active.observe = lambda message, folded: None  # type: ignore[union-attr, method-assign]
     await second.take_over()
     assert first.is_live
-    assert first.shell._lease.is_held
+    assert first.shell._lead.is_held
     await until(lambda: first.position == second.position)
     last = await feed(20, len(script.messages))
     await until(lambda: first.position == second.position >= last)
@@ -446,9 +446,9 @@ async def test_active_one_whose_time_is_over_does_not_answer(cell: Cell) -> None
     async def unreachable(name: str, data: bytes, **options: Any) -> int | None:
         raise Unavailable("no answer in time")
 
-    first.bus.write_lease = unreachable  # type: ignore[method-assign]
+    first.bus.write_record = unreachable  # type: ignore[method-assign]
     before = await cell.status()
-    first.clock_ns += LEASE_MS * 1_000_000
+    first.clock_ns += LEAD_MS * 1_000_000
 
     assert before.scheduler_id == "first"
     with pytest.raises(Unavailable):
@@ -588,7 +588,7 @@ async def test_a_release_that_comes_back_does_not_continue_its_own_old_state(cel
 
 
 async def test_a_holder_that_died_before_it_had_a_state_changes_nothing(cell: Cell) -> None:
-    """It took the lease, of another release, and said nothing: the release before goes on."""
+    """It took the lead, of another release, and said nothing: the release before goes on."""
     first = await cell.active()
     await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
     await first.kill()
@@ -599,10 +599,10 @@ async def test_a_holder_that_died_before_it_had_a_state_changes_nothing(cell: Ce
         return follow("TC_NOTHING", **options)
 
     second.bus.follow = hanging  # type: ignore[method-assign]
-    await until(lambda: second.shell._lease.claim is not None)
+    await until(lambda: second.shell._lead.claim is not None)
     async with asyncio.timeout(20.0):
-        while not second.shell._lease.is_ours:
-            second.clock_ns += LEASE_MS * 1_000_000 // 5
+        while not second.shell._lead.is_ours:
+            second.clock_ns += LEAD_MS * 1_000_000 // 5
             await asyncio.sleep(0.005)
     await second.kill()
     third = Process(cell, "third")
@@ -656,8 +656,8 @@ async def test_standby_gives_its_fold_up_when_another_release_takes_over(cell: C
     assert await cell.starts() == [("first", 1), ("other", 3), (status.scheduler_id, 4)]
 
 
-async def test_start_in_the_stream_that_the_lease_does_not_know_of_begins_a_new_term(cell: Cell) -> None:
-    """Somebody who knows no lease started: whoever holds it outbids that, and says so."""
+async def test_start_in_the_stream_that_the_lead_does_not_know_of_begins_a_new_term(cell: Cell) -> None:
+    """Somebody who knows no lead started: whoever holds it outbids that, and says so."""
     await cell.active()
     await cell.put(SchedulerStarted(scheduler_id="of old", epoch=9))
     async with asyncio.timeout(20.0):
@@ -679,7 +679,7 @@ async def test_timers_set_before_the_take_over_fire_behind_it(cell: Cell) -> Non
     await second.take_over()
     async with asyncio.timeout(20.0):
         while (status := await cell.folded(0)).queued:
-            second.clock_ns += LEASE_MS * 1_000_000 // 20
+            second.clock_ns += LEAD_MS * 1_000_000 // 20
             await asyncio.sleep(0.005)
 
     assert status.scheduler_id == "second"
@@ -713,34 +713,34 @@ async def test_active_one_that_the_stream_left_behind_ends(cell: Cell) -> None:
         await asyncio.wait_for(first.task, 20.0)
 
 
-async def test_lease_is_held_for_longer_over_a_pause_that_is_expected(
+async def test_lead_is_held_for_longer_over_a_pause_that_is_expected(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot takes as long as the last one did, and nothing is renewed meanwhile."""
     first = await cell.active()
     durations: list[int] = []
-    write = first.bus.write_lease
+    write = first.bus.write_record
 
     async def noted(name: str, data: bytes, **options: Any) -> int | None:
-        durations.append(msgspec.json.decode(data, type=Claim).lease_ms)
+        durations.append(msgspec.json.decode(data, type=Claim).lead_ms)
         return await write(name, data, **options)
 
     def slow(fold: Fold, release: str, said: int) -> Snapshot:
         first.clock_ns += 300_000_000
         return take_snapshot(fold, release, said)
 
-    first.bus.write_lease = noted  # type: ignore[method-assign]
+    first.bus.write_record = noted  # type: ignore[method-assign]
     monkeypatch.setattr("services.scheduler.snapshot_keeper.take_snapshot", slow)
     await cell.put(worker_joined())
     await cell.snapshot()
     unexpected = set(durations)
-    await until(lambda: first.shell._lease.is_held)
+    await until(lambda: first.shell._lead.is_held)
     await cell.snapshot()
-    held = first.shell._lease.is_held
-    await until(lambda: durations[-1] == LEASE_MS)
+    held = first.shell._lead.is_held
+    await until(lambda: durations[-1] == LEAD_MS)
 
-    assert max(unexpected, default=LEASE_MS) == LEASE_MS
-    assert max(durations) == LEASE_MS + 600
+    assert max(unexpected, default=LEAD_MS) == LEAD_MS
+    assert max(durations) == LEAD_MS + 600
     assert held
 
 

@@ -1,6 +1,6 @@
-"""The lease bucket: a JetStream key/value store of small records, each replaced by compare-and-set.
+"""The record bucket: a JetStream key/value store of small records, each replaced by compare-and-set.
 
-It has no time to live. Who holds a lease is for its observers to judge, by their own clocks; what stays in the
+It has no time to live. Who holds a lead is for its observers to judge, by their own clocks; what stays in the
 record tells a successor where the last holder was.
 """
 
@@ -14,11 +14,11 @@ import nats.errors
 
 from shared import subjects
 from shared.bus import jetstream, requests
-from shared.bus.protocol import LeaseRecord, StreamLimits
+from shared.bus.protocol import Record, StreamLimits
 from shared.errors import TransportError, Unavailable
 from shared.undecodable import UNDECODABLE
 
-STREAM = f"KV_{subjects.LEASE_BUCKET}"
+STREAM = f"KV_{subjects.RECORD_BUCKET}"
 
 # JetStream's own error numbers ("err_code").
 _NO_MESSAGE = 10037
@@ -31,7 +31,7 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
     """The stream behind the bucket, laid out as JetStream's key/value stores are. Each record is kept once."""
     return {
         "name": STREAM,
-        "subjects": [f"$KV.{subjects.LEASE_BUCKET}.>"],
+        "subjects": [f"$KV.{subjects.RECORD_BUCKET}.>"],
         "retention": "limits",
         "storage": "file",
         "discard": "new",
@@ -45,10 +45,10 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
 
 
 def _subject(name: str) -> str:
-    return f"$KV.{subjects.LEASE_BUCKET}.{name}"
+    return f"$KV.{subjects.RECORD_BUCKET}.{name}"
 
 
-async def read(client: Any, name: str, timeout_s: float) -> LeaseRecord | None:
+async def read(client: Any, name: str, timeout_s: float) -> Record | None:
     """The record as the stream's leader has it. Raises Unavailable or TransportError."""
     verb = f"STREAM.MSG.GET.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
@@ -57,7 +57,7 @@ async def read(client: Any, name: str, timeout_s: float) -> LeaseRecord | None:
             return None
         jetstream.raise_api_error(answer["error"], verb)
     message = answer["message"]
-    return LeaseRecord(message["seq"], base64.b64decode(message.get("data", "")))
+    return Record(message["seq"], base64.b64decode(message.get("data", "")))
 
 
 async def write(client: Any, name: str, data: bytes, revision: int, timeout_s: float) -> int | None:
@@ -66,7 +66,7 @@ async def write(client: Any, name: str, data: bytes, revision: int, timeout_s: f
     if "error" in answer:
         if answer["error"].get("err_code") in _WRONG_LAST_SEQUENCE:
             return None
-        jetstream.raise_api_error(answer["error"], "write a lease")
+        jetstream.raise_api_error(answer["error"], "write a record")
     written: int = answer["seq"]
     return written
 
@@ -77,9 +77,9 @@ async def _ask(
     try:
         reply = await requests.request(client, subject, data, timeout_s, headers)
     except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"the lease bucket does not answer: {error!r}") from error
+        raise Unavailable(f"the record bucket does not answer: {error!r}") from error
     try:
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
     except UNDECODABLE as error:
-        raise TransportError("the lease bucket answered in words unknown") from error
+        raise TransportError("the record bucket answered in words unknown") from error
     return answer
