@@ -25,7 +25,7 @@ from typing import Any
 from bench import results_file
 from bench.live_cell import LiveCell, leave_snapshot, warm_simulation
 from bench.recorded_load import Load
-from bench.scheduler_rate import YARDSTICK_MS, yardstick_ms
+from bench.scheduler_rate import yardstick_ms
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.codec import decode, encode
@@ -133,7 +133,6 @@ def _summary(before: dict[str, float], after: dict[str, float], yardstick: float
     grown = {name: after[name] - before[name] for name in after}
     requests = grown["requests"]
     ms = (grown["user"] + grown["system"]) / requests * 1e3
-    quiet_ms = ms * min(1.0, YARDSTICK_MS / yardstick)
     return {
         "requests": round(requests),
         "requests_per_s": round(requests / grown["clock"], 1),
@@ -144,7 +143,6 @@ def _summary(before: dict[str, float], after: dict[str, float], yardstick: float
         "system_ms_per_request": round(grown["system"] / requests * 1e3, 3),
         "requests_per_s_of_one_core": round(1e3 / ms),
         "yardstick_ms": round(yardstick, 2),
-        "quiet": {"ms_per_request": round(quiet_ms, 3), "requests_per_s_of_one_core": round(1e3 / quiet_ms)},
     }
 
 
