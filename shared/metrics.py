@@ -6,6 +6,7 @@ written down in ``FACTS``, from which the reference is made (``tools.metric_docs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
     start_http_server,
@@ -78,9 +80,20 @@ def histogram(
     return Histogram(facts.name, documentation, labels, registry=REGISTRY, buckets=buckets)
 
 
-def render() -> bytes:
-    """The registry in Prometheus text format."""
-    return generate_latest(REGISTRY)
+def render(*beginnings: str) -> bytes:
+    """The registry in Prometheus text format, or of it the families whose names begin with one of these."""
+    return generate_latest(_Families(beginnings) if beginnings else REGISTRY)
+
+
+class _Families(CollectorRegistry):
+    """Families of the registry whose names begin as given, without the common prefix."""
+
+    def __init__(self, beginnings: tuple[str, ...]) -> None:
+        super().__init__()
+        self._beginnings = tuple(PREFIX + beginning for beginning in beginnings)
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in REGISTRY.collect() if family.name.startswith(self._beginnings))
 
 
 def serve(port: int, host: str = "127.0.0.1") -> None:

@@ -148,13 +148,15 @@ def load_no_faster_than_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = threading.Event()
     fill, release = bubble.fill, LayerGate.release
 
-    def watched(transfer: Any, rows: int, pace: bubble.Pace, decode: Callable[[], int], clock: Any) -> bubble.Bubble:
+    def watched(
+        transfer: Any, rows: int, pace: bubble.Pace, decode: Callable[[], int], clock: Any, prefill: Any
+    ) -> bubble.Bubble:
         def step() -> int:
             tokens = decode()
             decoded.set()
             return tokens
 
-        return fill(transfer, rows, pace, step, clock)
+        return fill(transfer, rows, pace, step, clock, prefill)
 
     def held(gate: LayerGate, layer: int) -> None:
         decoded.wait(60)

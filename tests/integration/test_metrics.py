@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,29 +24,59 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 Scraped = dict[str, dict[str, Metric]]
 
 
-def ask(cell: RunningCell, text: str) -> None:
-    """One greedy answer; raises if the cell does not give one."""
-    with httpx.Client(base_url=cell.base_url, timeout=60, trust_env=False) as client:
+READY_S = 60.0
+
+
+def ask(base_url: str, text: str) -> None:
+    """One greedy answer; raises if the server does not give one."""
+    with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         body = {"model": model, "prompt": text, "max_tokens": 8, "temperature": 0}
         client.post("/v1/completions", json=body).raise_for_status()
 
 
+@contextmanager
+def router_of(cell: RunningCell, port: int) -> Iterator[str]:
+    """A router in front of the cell; yields its URL once it serves."""
+    url = f"http://127.0.0.1:{port}"
+    flags = ["--cells", f"only={cell.base_url}", "--port", str(port), "--summaries", "false"]
+    process = subprocess.Popen([sys.executable, "-m", "services.gateway.router", *flags])
+    try:
+        deadline = time.monotonic() + READY_S
+        while not _is_ready(url):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/ready", timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
-    """The families of every process by name, after two requests of which the second hits the cache."""
+    """The families of every process by name, after two requests by a router of which the second hits the cache."""
     folder = tmp_path_factory.mktemp("metrics")
-    exporting = [process for process in PROCESSES if process != "gateway"]
-    ports = dict(zip(exporting, free_ports(len(exporting)), strict=True))
+    exporting = [process for process in PROCESSES if process not in ("gateway", "router")]
+    *own, router_port = free_ports(len(exporting) + 1)
+    ports = dict(zip(exporting, own, strict=True))
     settings = folder / "cell.toml"
     settings.write_text(
         "".join(f"[{process}]\nmetrics_port = {port}\n" for process, port in ports.items()), encoding="utf-8"
     )
     small = SupervisorConfig(port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20)
-    with running(small, config_file=Path(settings)) as cell:
-        ask(cell, "a text that comes twice, and is longer than a page " * 4)
-        ask(cell, "a text that comes twice, and is longer than a page " * 4)
-        urls = {process: f"http://127.0.0.1:{port}" for process, port in ports.items()} | {"gateway": cell.base_url}
+    with running(small, config_file=Path(settings)) as cell, router_of(cell, router_port) as router:
+        for _ in range(2):
+            ask(router, "a text that comes twice, and is longer than a page " * 4)
+        urls = {process: f"http://127.0.0.1:{port}" for process, port in ports.items()}
+        urls |= {"gateway": cell.base_url, "router": router}
         yield {process: scrape(url) for process, url in urls.items()}
 
 

@@ -14,6 +14,7 @@ from services.gateway.event_stream import ABORT_EXTENSION
 from services.gateway.openai_schema.errors import error_body
 from services.gateway.openai_schema.models import Version
 from services.gateway.router.forwarding import forward
+from services.gateway.router.metrics import OWN_FAMILIES
 from services.gateway.router.model_list import model_list
 from services.gateway.router.parts import Router
 from services.gateway.router.relay import StreamLost
@@ -112,7 +113,7 @@ class RouterApp:
             raise NotFound("Unknown route: GET /metrics", code="unknown_route")
         if self._router.config.api_metrics == "admin":
             check_admin(headers, self._router.config.admin_key)
-        return 200, METRICS_TYPE.encode(), render()
+        return 200, METRICS_TYPE.encode(), render(*OWN_FAMILIES)
 
 
 def _allow(method: str, path: str, *allowed: str) -> None:

@@ -16,3 +16,6 @@ HEADS = gauge("router_heads", "Heads of prompts that a cell is thought to hold",
 SUMMARY_AGE = gauge("router_summary_age_seconds", "Since a cell's load was heard of last", ("cell",))
 CHOICE_TIME = histogram("router_choice_time_seconds", "Reading a body's head and choosing a cell")
 TIME_TO_HEAD = histogram("router_time_to_first_byte_seconds", "From a request's body to the first byte of its answer")
+
+OWN_FAMILIES = ("router_", "bus_")
+"""Names of a router's families begin so. Others are of parts that it shares with gateways, and count nothing here."""
