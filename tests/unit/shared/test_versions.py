@@ -80,3 +80,10 @@ def test_images_and_chart_are_of_this_release() -> None:
 
     assert {path for path, found in named.items() if found - {in_pyproject()}} == set()
     assert sum(map(bool, named.values())) >= 6
+
+
+def test_the_chart_counts_with_the_release() -> None:
+    """Its own version is the release's, written as Helm wants it."""
+    chart = (ROOT / "infra/chart/thermocline/Chart.yaml").read_text(encoding="utf-8")
+
+    assert f"\nversion: {in_pyproject().replace('.dev', '-dev.')}\n" in chart
