@@ -30,6 +30,7 @@ _SCHEMA = "messages.jsonl"
 
 RELEASED = {
     "0.1.0": "c4c6f4df080791f46c2e4951077615878285d6cdb4bf0558f44dac91a3772882",
+    "0.2.0": "7dc2ef493e52acd0a2c05bdcaf08333a98cf3ac9fe6bbc69c9f693aa34f234af",
 }
 """Digests of the sets of releases that are out."""
 
@@ -65,7 +66,7 @@ class GoldenSet:
 
 
 def current_release() -> str:
-    """The release that the version in ``pyproject.toml`` leads to: ``0.2.0`` of ``0.2.0.dev0``.
+    """The release that the version in ``pyproject.toml`` leads to: ``0.3.0`` of ``0.3.0.dev0``.
 
     What is installed may be older than the checkout, so it is not asked.
     """
