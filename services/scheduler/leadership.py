@@ -1,4 +1,4 @@
-"""Who may speak for the cell: a record in the broker's lead bucket, replaced by compare-and-set.
+"""Who may speak for the cell: a record in a bucket of the broker, replaced by compare-and-set.
 
 Theory of operation. The holder writes the record again several times within its duration. No two clocks are ever
 compared:

@@ -1,6 +1,6 @@
 """The scheduler's loop: fold the stream in whichever role, and take the lead when nobody speaks for the cell.
 
-Every scheduler follows the stream from its start to its end. One holds the lead (``lead.py``) and is active
+Every scheduler follows the stream from its start to its end. One holds the lead (``leadership.py``) and is active
 (``active.py``): it publishes what its fold says. The others stand by: they fold the same, say nothing, and keep in
 their outbox what the active one is not known to have published. When the lead falls free, one of them takes it,
 and begins where the last one stopped speaking.
