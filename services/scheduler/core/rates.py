@@ -76,7 +76,8 @@ def backlog_us(state: CellState, worker: Worker) -> float:
 
 def backlog_at(worker: Worker, us_per_token: float) -> float:
     """The same at a known speed. Pure."""
-    tokens = worker.work.unplanned + worker.work.outstanding + len(worker.work.running) * _RUNNING_TOKENS
+    work = worker.work
+    tokens = work.unplanned + work.outstanding + len(work.running) * _RUNNING_TOKENS
     return worker.line.cost + tokens * us_per_token
 
 

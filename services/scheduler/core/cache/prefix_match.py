@@ -103,14 +103,16 @@ def reach(
     ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
     pool: its chunks may stand on them.
     """
-    storage_id = state.storage_id_of(worker)
-    may_ask = state.config.neighbour_loads and bool(worker.moves.neighbours)
     found = PrefixMatch()
+    if not path:
+        return found
+    worker_id, storage_id = worker.worker_id, state.storage_id_of(worker)
+    may_ask = state.config.neighbour_loads and bool(worker.moves.neighbours)
     for node, pages in path:
-        if worker.worker_id in node.device:
+        if worker_id in node.device:
             found.device.append(node)
             found.device_pages += pages
-        elif worker.worker_id in node.loading:
+        elif worker_id in node.loading:
             if node.id not in joinable:
                 found.awaited = node
                 break
@@ -131,7 +133,7 @@ def reach(
             found.sources.append(neighbour)
             found.loaded_pages += pages
             found.neighbour_pages += pages
-    if found.loaded_pages * state.tree.page_size < state.config.min_host_load_tokens:
+    if found.loaded and found.loaded_pages * state.tree.page_size < state.config.min_host_load_tokens:
         _load_nothing(found, path)
     return found
 

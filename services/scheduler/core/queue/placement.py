@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.cache.residency import copies_of, devices_of
-from services.scheduler.core.rates import backlog_at, backlog_us, disk_us, load_us, recompute_us, unmeasured_token_us
+from services.scheduler.core.rates import backlog_at, disk_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
 from services.scheduler.core.waiting.transient import tokens_coming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.request import Request
@@ -62,9 +62,9 @@ def place(state: CellState, request: Request) -> Placement | None:
     coming = tokens_coming(state, request) if state.transient.marks else {}
     names = _names_on_disks(state, request, path)
     best: tuple[float, Placement] | None = None
-    for worker in _compared(state, request, path, coming, names):
+    for worker, backlog in _compared(state, request, path, coming, names):
         placement = estimate(state, request, worker, path, coming.get(worker.worker_id, 0), names)
-        total = placement.cost_us + backlog_us(state, worker)
+        total = placement.cost_us + backlog
         if best is None or total < best[0]:
             best = (total, placement)
     return None if best is None else best[1]
@@ -88,7 +88,9 @@ def estimate(
     cost = recompute_us(state, worker, cached, uncached)
     if names is not None:
         cost = min(cost, _cost_with_disk(state, request, worker, cached, names))
-    return Placement(worker, round(cost + load_us(state, worker, loaded)), uncached)
+    if loaded:
+        cost += load_us(state, worker, loaded)
+    return Placement(worker, round(cost), uncached)
 
 
 def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
@@ -131,20 +133,22 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
 
 def _compared(
     state: CellState, request: Request, path: Path, coming: Iterable[str], disks: ChunkNames | None
-) -> list[Worker]:
-    """Workers worth comparing, in the order in which they joined: those that hold or bring a part, and the idlest."""
+) -> list[tuple[Worker, float]]:
+    """Workers worth comparing, in the order in which they joined, each with its backlog in microseconds.
+
+    Those that hold or bring a part, and the idlest.
+    """
     tokens = request.max_tokens_total
     pages = -(-tokens // state.tree.page_size)
     workers = state.workers
-    fitting = [
-        worker
-        for worker in workers.values()
-        if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
-    ]
-    if len(fitting) <= _ALL_COMPARED:
-        return fitting
     unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
-    backlogs = {worker.worker_id: backlog_at(worker, worker.speed.flat or unmeasured) for worker in fitting}
+    backlogs = {
+        name: backlog_at(worker, worker.speed.flat or unmeasured)
+        for name, worker in workers.items()
+        if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
+    }
+    if len(backlogs) <= _ALL_COMPARED:
+        return [(workers[name], backlog) for name, backlog in backlogs.items()]
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
     for names in _holders(state, path, coming, disks):
         known = [name for name in names if name in backlogs and name not in chosen]
@@ -153,7 +157,7 @@ def _compared(
         chosen |= dict.fromkeys(known[: _ALL_COMPARED // 2])
         if len(chosen) > _ALL_COMPARED:
             break
-    return [workers[name] for name in backlogs if name in chosen]
+    return [(workers[name], backlog) for name, backlog in backlogs.items() if name in chosen]
 
 
 def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNames | None) -> Iterator[list[str]]:
@@ -163,12 +167,15 @@ def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNa
     if disks is not None and following < disks.count:
         name = disks[following]
         near = [item.node for item in state.storages.values() if name in item.disk.chunks or name in item.hidden.chunks]
-        yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
+        yield _workers_near(state, dict.fromkeys(near))
     for node, _ in reversed(path):
         holders = devices_of(state, node)
         yield list(holders)
         near = [state.storages[storage_id].node for storage_id in copies_of(state, node)]
         if state.config.neighbour_loads:
             near += [state.workers[name].node for name in holders]
-        if near:
-            yield [name for name, worker in state.workers.items() if worker.node in near]
+        yield _workers_near(state, dict.fromkeys(near))
+
+
+def _workers_near(state: CellState, nodes: Mapping[str, None]) -> list[str]:
+    return [name for name, worker in state.workers.items() if worker.node in nodes] if nodes else []
