@@ -138,8 +138,10 @@ def forget_order(state: CellState, tier: str, owner: str) -> None:
 
 def offer(state: CellState, node: Node) -> None:
     """Tell the policy of every pool from which the node may be evicted."""
+    locks, below = node.locks, node.below
     for worker_id in devices_of(state, node):
-        if is_device_evictable(state, node, worker_id):
+        # A prefix that many share is held back nearly everywhere by what continues it: most loops end here.
+        if not below.get(worker_id) and not locks.get(worker_id) and is_device_evictable(state, node, worker_id):
             _offer_to(state, node, DEVICE, worker_id)
     for storage_id in copies_of(state, node):
         if is_host_evictable(node, storage_id):

@@ -48,6 +48,8 @@ def _send_batch(step: Step, worker: Worker) -> bool:
     Where prefill fills bubbles, what of a loading-bound batch needs none of its loads goes behind it, as a batch that
     the worker can compute meanwhile.
     """
+    if not worker.work.unplanned and not worker.line.queue.size:
+        return False
     state = step.state
     config = state.config
     builder = BatchBuilder(budget=config.max_batch_tokens, places=config.max_running - len(worker.work.running))

@@ -157,11 +157,10 @@ def keep_reserve(step: Step, worker: Worker, *, is_busy: bool, admissions: int) 
     A few nodes at a time, fewer where the step is ``is_busy`` with a batch already, and none behind many
     ``admissions``: other inputs go on with it. Returns whether anything was to be evicted.
     """
-    if step.state.storage_of(worker) is None or step.state.config.admission == "none":
-        return False
-    reserve = reserved_pages(step.state, worker)
     coming = worker.pool.free + worker.moves.leaving
-    if coming >= reserve or admissions >= _MANY_ADMISSIONS:
+    if coming >= reserved_pages(step.state, worker) or admissions >= _MANY_ADMISSIONS:
+        return False
+    if step.state.storage_of(worker) is None or step.state.config.admission == "none":
         return False
     most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD
     missing = filled_reserve(step.state, worker) - coming
