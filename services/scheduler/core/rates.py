@@ -11,6 +11,8 @@ from shared.chunks import chunk_bytes, chunk_tokens
 from shared.ids import DIGEST_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from services.scheduler.core.speed_fit import SpeedFit
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.tiers.under_way import Batch, Chunk, Fetch
@@ -61,24 +63,28 @@ def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> f
 
 def token_us(state: CellState, worker: Worker) -> float:
     """Time of a computed token without context: what a backlog is measured by. Does not mutate."""
-    return worker.speed.flat or unmeasured_token_us(state)
+    return worker.speed.flat or _unmeasured_token_us(state)
 
 
-def unmeasured_token_us(state: CellState) -> float:
-    """The same for a worker that has reported nothing yet. Does not mutate."""
+def _unmeasured_token_us(state: CellState) -> float:
+    """The same for a worker that has reported nothing yet."""
     return state.speed.flat or UNMEASURED_COMPUTE_US
 
 
 def backlog_us(state: CellState, worker: Worker) -> float:
     """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
-    return backlog_at(worker, token_us(state, worker))
+    return backlogs_us(state, (worker,))[worker.worker_id]
 
 
-def backlog_at(worker: Worker, us_per_token: float) -> float:
-    """The same at a known speed. Pure."""
-    work = worker.work
-    tokens = work.unplanned + work.outstanding + len(work.running) * _RUNNING_TOKENS
-    return worker.line.cost + tokens * us_per_token
+def backlogs_us(state: CellState, workers: Iterable[Worker]) -> dict[str, float]:
+    """The same of many workers, by name: placement asks for all of a cell with every request. Does not mutate."""
+    unmeasured = _unmeasured_token_us(state)
+    backlogs = {}
+    for worker in workers:
+        work = worker.work
+        tokens = work.unplanned + work.outstanding + len(work.running) * _RUNNING_TOKENS
+        backlogs[worker.worker_id] = worker.line.cost + tokens * (worker.speed.flat or unmeasured)
+    return backlogs
 
 
 def load_us(state: CellState, worker: Worker, tokens: int) -> float:

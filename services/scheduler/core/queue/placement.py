@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.cache.residency import copies_of, devices_of
-from services.scheduler.core.rates import backlog_at, disk_us, load_us, recompute_us, unmeasured_token_us
+from services.scheduler.core.rates import backlogs_us, disk_us, load_us, recompute_us
 from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
 from services.scheduler.core.waiting.transient import tokens_coming
@@ -141,12 +141,12 @@ def _compared(
     tokens = request.max_tokens_total
     pages = -(-tokens // state.tree.page_size)
     workers = state.workers
-    unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
-    backlogs = {
-        name: backlog_at(worker, worker.speed.flat or unmeasured)
-        for name, worker in workers.items()
+    fitting = [
+        worker
+        for worker in workers.values()
         if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
-    }
+    ]
+    backlogs = backlogs_us(state, fitting)
     if len(backlogs) <= _ALL_COMPARED:
         return [(workers[name], backlog) for name, backlog in backlogs.items()]
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
