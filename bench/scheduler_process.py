@@ -40,7 +40,7 @@ from thermocline.supervisor.ports import free_ports
 START_S = 60.0
 YARDSTICK_S = 0.5
 
-_SERVER_NAME = "scheduler-process"
+SERVER_NAME = "scheduler-process"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,7 +54,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     """A nats-server of this benchmark's own, as the embedded one is configured, and its port."""
     (port,) = free_ports(1)
     config = folder / "nats.conf"
-    text = nats_config_text(server_name=_SERVER_NAME, port=port, store_dir=folder / "store")
+    text = nats_config_text(server_name=SERVER_NAME, port=port, store_dir=folder / "store")
     config.write_text(text, encoding="utf-8")
     program = str(find_nats_program().path)
     return subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL), port
@@ -84,7 +84,7 @@ async def measure(port: int, options: argparse.Namespace, load: Load) -> dict[st
     """Run the cell, and read the window."""
     simulation = warm_simulation(load)
     gc.freeze()
-    await wait_until_up(_SERVER_NAME, "127.0.0.1", port, timeout_s=START_S)
+    await wait_until_up(SERVER_NAME, "127.0.0.1", port, timeout_s=START_S)
     url = f"nats://127.0.0.1:{port}"
     bus = await connect((url,), "live")
     await leave_snapshot(bus, simulation, port)
