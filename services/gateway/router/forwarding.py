@@ -147,7 +147,7 @@ async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float
 async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway: Upstream, started_s: float) -> None:
     """Ask one gateway and pass its answer on. Raises _Refusal while the client has nothing."""
     cells = router.cells
-    cells.begin(cell.name, sent.asked.head, router.clock(), session=sent.session)
+    cells.begin(cell, sent.asked.head, router.clock(), session=sent.session)
     gateway.in_flight += 1
     metrics.IN_FLIGHT.labels(cell.name).inc()
     outcome = "cancelled"
