@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+import xxhash
+
 from services.gateway.held_heads import unpack_heads
 from services.gateway.prompt_heads import Asked, Head
 from services.gateway.router.cell_work import CellWork
@@ -182,13 +184,16 @@ class Cells:
         cells = [cell for cell in self.by_name.values() if cell.is_open and cell.name not in without]
         serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
         head = asked.head
-        key = self.index.first_unknown(head)
+        matched = self.index.matches(head)
+        # Routers that know neither the conversation nor the text send it to one cell by its name.
+        is_new = session and not matched and session not in self._sessions
+        key = xxhash.xxh3_64_intdigest(session.encode("utf-8", "replace")) if is_new else self.index.first_unknown(head)
         if not key:  # Prompts too short to have a head are spread in turn.
             key = self._turn = self._turn + 1
         return choose(
             [cell.candidate for cell in serving],
             nbytes=head.nbytes,
-            matched=self.index.matches(head),
+            matched=matched,
             mean_bytes=self._mean_bytes,
             key=key,
             session=self._sessions.get(session, ""),

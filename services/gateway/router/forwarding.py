@@ -163,7 +163,7 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
     except UpstreamLost as error:
         outcome = "lost"
         if not error.has_answered and not gateway.lost.is_set():
-            router.lost(cell.name, gateway)
+            router.lost(cell.name, gateway, error.message)
         raise _Refusal(error, is_full=False) from error
     except StreamLost:
         outcome = "broken"

@@ -226,3 +226,36 @@ def test_work_grows_old(cells: Cells) -> None:
     cells.sweep(3600.0)
 
     assert (before, work(cells, "b")) == (3000, round(3000 * exp(-3600.0 / WORK_S)))
+
+
+def test_routers_in_turn_send_a_conversation_to_one_cell() -> None:
+    """By its name where its prompts begin differently, by what the cells tell where they go on."""
+    names = ["a", "b", "c", "d"]
+    first, restarted = Cells(names), Cells(names)
+    by_name = [
+        (
+            chosen(first, Head((2 * n,), (1000,), 1000), session=f"s{n}"),
+            chosen(restarted, Head((2 * n + 1,), (1000,), 1000), session=f"s{n}"),
+        )
+        for n in range(100, 140)
+    ]
+    restarted.hear_load(load("c"), 0.0)
+    restarted.hear_heads(heads("c", 0, 1, 2, first=True), 0.0)
+
+    assert all(before == after for before, after in by_name)
+    assert {before for before, _ in by_name} == set(names)
+    assert chosen(restarted, HEAD, session="told") == "c"
+
+
+def test_a_session_stays_while_its_cell_lives(cells: Cells) -> None:
+    """Also when another cell holds more; it moves when its cell is closed, and stays there."""
+    cells.begin(Choice("a", 0), Head(), 0.0, session="s")
+    cells.hear_heads(heads("b", 1, 1, 2, 3), 1.0)
+    before = chosen(cells, session="s")
+    cells.closed("a")
+    moved = chosen(cells, session="s")
+    cells.begin(Choice(moved, 0), HEAD, 1.0, session="s")
+    cells.opened("a")
+
+    assert (before, moved) == ("a", "b")
+    assert chosen(cells, session="s") == "b"
