@@ -5,6 +5,9 @@ tokens, each in the same run. A workload is many copies at once of a trace or of
 copy with other text but for what more than one in a hundred of the trace's requests share. A copy of a family has a
 seed of its own, and its time is scaled to ten minutes. Workers are as fast as makes the ideal cell 70% busy.
 
+Floors say what imbalance so few requests of such different lengths have anyway: each request is the work that it is in
+the ideal cell wherever it goes, so that a cell is chosen by chance, by the requests in progress, or by the work so far.
+
 ``python -m bench.cells --trace FILE [--copies N] [--cells 1,4,16,64] [--out FILE]``, or ``--family NAME [--held-out]
 [--requests N]`` in the place of the trace.
 """
@@ -22,8 +25,8 @@ import msgspec
 
 from bench import results_file
 from bench.blocks import BlockRequest, read_blocks
-from bench.cells_model import Routers, Run, Simple, heads_of, simulate
-from bench.held_out import BLOCK_TOKENS, is_held_out, requests_of
+from bench.cells_model import Routers, Run, Simple, found_by_one, heads_of, simulate
+from bench.held_out import BLOCK_TOKENS, SPENT_SEEDS, is_held_out, requests_of
 from services.gateway.prompt_heads import Head
 from services.gateway.router.choice import Rules
 from thermocline.simulate.workloads import WORKLOADS
@@ -39,6 +42,9 @@ MEMORY = 0.25
 
 WITHIN = 0.9
 BASELINES = ("round robin", "random", "least loaded", "hashing")
+FLOORS = ("random", "least loaded", "least work")
+"""Ways of routers to which every cell finds what the ideal cell does, so that they need not care who holds what."""
+
 OURS, IDEAL = "router", "ideal"
 
 
@@ -64,7 +70,7 @@ def copies_of_family(family: str, wanted: int, *, held_out: bool) -> list[BlockR
     seed = first = 0
     while len(found) < wanted:
         seed += 1
-        if is_held_out(family, seed) is not held_out:
+        if is_held_out(family, seed) is not held_out or (held_out and seed in SPENT_SEEDS):
             continue
         requests = requests_of(family, seed, is_report=held_out)
         start_ns = min(request.time_ns for request in requests)
@@ -89,6 +95,8 @@ def measure(requests: Sequence[BlockRequest], block_tokens: int, counts: Sequenc
     token_s = BUSY * WORKERS * duration_s / tokens
     ideal = simulate(requests, heads, Simple("random", 1, seed=seed), cells=1, token_s=token_s, **same)
     rows = [_row(IDEAL, 1, ideal, ideal)]
+    cached = found_by_one(requests, blocks, block_tokens)
+    costs = [request.prompt_tokens - found for request, found in zip(requests, cached, strict=True)]
     for cells in counts:
         rows.append(
             _row(
@@ -102,6 +110,10 @@ def measure(requests: Sequence[BlockRequest], block_tokens: int, counts: Sequenc
             for kind in BASELINES:
                 run = simulate(requests, heads, Simple(kind, cells, seed=seed), cells=cells, token_s=token_s, **same)
                 rows.append(_row(kind, cells, run, ideal))
+            for kind in FLOORS:
+                chooser = Simple(kind, cells, seed=seed).costs(costs)
+                run = simulate(requests, heads, chooser, cells=cells, token_s=token_s, cached=cached, **same)
+                rows.append(_row(f"floor: {kind}", cells, run, ideal))
     return {
         "requests": len(requests),
         "blocks": blocks,
@@ -116,7 +128,7 @@ def _row(way: str, cells: int, run: Run, ideal: Run) -> dict[str, Any]:
     row = {"way": way, "cells": cells, **msgspec.to_builtins(run), "hits_of_ideal": run.hit_ratio / ideal.hit_ratio}
     del row["work_s"]
     print(
-        f"  {way:<13} {cells:>3} cells  hits {run.hit_ratio:.4f} ({row['hits_of_ideal']:.3f} of ideal)  imbalance "
+        f"  {way:<19} {cells:>3} cells  hits {run.hit_ratio:.4f} ({row['hits_of_ideal']:.3f} of ideal)  imbalance "
         f"{run.imbalance:.3f}, now {run.imbalance_now:.3f}  wait {run.wait_mean_s:.2f} s, p99 {run.wait_p99_s:.1f} s  "
         f"told {run.told_bytes_per_s / 1e3:.0f} kB/s",
         flush=True,

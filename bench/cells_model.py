@@ -82,7 +82,7 @@ class Routers:
         choice = router.choose(Asked(head))
         assert choice is not None
         name = choice.name
-        router.begin(name, head, now_s)
+        router.begin(choice, head, now_s)
         return self._place[name]
 
     def ended(self, number: int, cell: int) -> None:
@@ -98,9 +98,11 @@ class Routers:
 
 
 class Simple:
-    """A baseline: ``round robin``, ``random``, ``least loaded``, or ``hashing`` of the first ``hashed_tokens``.
+    """A baseline: ``round robin``, ``random``, ``least loaded``, ``least work``, or ``hashing`` of the first
+    ``hashed_tokens``.
 
-    What is in progress is known exactly and at once, for all routers together.
+    What is in progress is known exactly and at once, for all routers together; so is the work that each request is,
+    which :meth:`costs` says.
     """
 
     def __init__(self, kind: str, cells: int, *, seed: int, hashed_tokens: int = 1024) -> None:
@@ -108,6 +110,13 @@ class Simple:
         self._busy = [0] * cells
         self._rng = Random(seed)
         self._hashed_bytes = hashed_tokens * TOKEN_BYTES
+        self._work = [0] * cells
+        self._tokens: Sequence[int] = ()
+
+    def costs(self, tokens: Sequence[int]) -> Simple:
+        """Work of each request, wherever it goes; ``least work`` needs it."""
+        self._tokens = tokens
+        return self
 
     def choose(self, number: int, head: Head, now_s: float) -> int:
         cells = len(self._busy)
@@ -116,6 +125,9 @@ class Simple:
         elif self._kind == "least loaded":
             least = min(self._busy)
             place = self._rng.choice([each for each, busy in enumerate(self._busy) if busy == least])
+        elif self._kind == "least work":
+            place = min(range(cells), key=self._work.__getitem__)
+            self._work[place] += self._tokens[number]
         elif self._kind == "hashing" and head.digests:
             within = [
                 digest for digest, depth in zip(head.digests, head.depths, strict=True) if depth <= self._hashed_bytes
@@ -150,6 +162,9 @@ class ModelCell:
     gateways: list[HeldHeads] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     asked: int = 0
+    asked_tokens: list[int] = field(default_factory=list)
+    found_tokens: int = 0
+    unadmitted: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.free_s = [0.0] * self.workers
@@ -157,23 +172,16 @@ class ModelCell:
         if self.tells:
             many = max(1, self.workers // WORKERS_A_GATEWAY)
             self.gateways = [HeldHeads() for _ in range(many)]
-            self.numbers = [-1] * many
+            self.numbers, self.asked_tokens = [-1] * many, [0] * many
             for gateway in self.gateways:
                 gateway.bound(self.blocks * self.block_tokens)
 
-    def ask(self, request: BlockRequest, head: Head, now_s: float, token_s: float) -> tuple[int, float]:
-        """Cached tokens, and when the prompt is computed."""
-        hits = 0
-        for block in request.blocks:
-            if block not in self.cache:
-                break
-            hits += 1
-        cached = min(hits * self.block_tokens, request.prompt_tokens)
-        for block in reversed(request.blocks[: self.blocks]):
-            self.cache.pop(block, None)
-            self.cache[block] = None
-        while len(self.cache) > self.blocks:
-            del self.cache[next(iter(self.cache))]
+    def ask(
+        self, request: BlockRequest, head: Head, now_s: float, token_s: float, cached: int | None = None
+    ) -> tuple[int, float]:
+        """Cached tokens, which are ``cached`` where that is given, and when the prompt is computed."""
+        if cached is None:
+            cached = self._cache(request)
         work_s = (request.prompt_tokens - cached) * token_s
         start_s = max(now_s, heappop(self.free_s))
         heappush(self.free_s, start_s + work_s)
@@ -181,12 +189,30 @@ class ModelCell:
         self.work_s += work_s
         if self.gateways:
             self.gateways[self.asked % len(self.gateways)].note(head, request.prompt_tokens, cached)
+            self.asked_tokens[self.asked % len(self.gateways)] += request.prompt_tokens
             self.asked += 1
+            heappush(self.unadmitted, (start_s, cached))
         return cached, start_s + work_s
 
-    def tell(self) -> tuple[list[CellLoad], list[CellHeads]]:
+    def _cache(self, request: BlockRequest) -> int:
+        """Tokens that are found; then all of the prompt is held."""
+        hits = 0
+        for block in request.blocks:
+            if block not in self.cache:
+                break
+            hits += 1
+        for block in reversed(request.blocks[: self.blocks]):
+            self.cache.pop(block, None)
+            self.cache[block] = None
+        while len(self.cache) > self.blocks:
+            del self.cache[next(iter(self.cache))]
+        return min(hits * self.block_tokens, request.prompt_tokens)
+
+    def tell(self, now_s: float) -> tuple[list[CellLoad], list[CellHeads]]:
         """What its gateways say after a second."""
         loads, heads = [], []
+        while self.unadmitted and self.unadmitted[0][0] <= now_s:
+            self.found_tokens += heappop(self.unadmitted)[1]
         for place, gateway in enumerate(self.gateways):
             added, removed = gateway.take_changes()
             is_first = self.numbers[place] < 0
@@ -211,6 +237,9 @@ class ModelCell:
                     workers=self.workers,
                     running=self.busy,
                     heads_number=self.numbers[place],
+                    asked_tokens=self.asked_tokens[place],
+                    found_tokens=self.found_tokens,
+                    token_bytes=TOKEN_BYTES,
                 )
             )
         return loads, heads
@@ -233,6 +262,12 @@ class Run:
     work_s: float
 
 
+def found_by_one(requests: Sequence[BlockRequest], blocks: int, block_tokens: int) -> list[int]:
+    """Tokens that one cell of so many blocks finds of each prompt."""
+    cell = ModelCell("ideal", 1, blocks, block_tokens, tells=False)
+    return [cell.ask(request, Head(), 0.0, 0.0)[0] for request in requests]
+
+
 def simulate(
     requests: Sequence[BlockRequest],
     heads: Sequence[Head],
@@ -243,8 +278,11 @@ def simulate(
     blocks: int,
     block_tokens: int,
     token_s: float,
+    cached: Sequence[int] = (),
 ) -> Run:
-    """``workers`` and ``blocks`` are of all cells together; each has an even part. ``token_s`` is a worker's speed."""
+    """``workers`` and ``blocks`` are of all cells together; each has an even part. ``token_s`` is a worker's speed.
+    ``cached``, where given, is what is found of each prompt wherever it goes: then caches play no part.
+    """
     tells = isinstance(chooser, Routers)
     made = [
         ModelCell(f"cell-{place}", workers // cells, max(1, blocks // cells), block_tokens, tells)
@@ -263,18 +301,18 @@ def simulate(
             made[place].busy -= 1
             chooser.ended(earlier, place)
         while tells and next_report_s <= now_s:
-            told = [cell.tell() for cell in made]
-            found = [each for _, some in told for each in some]
-            told_bytes += sum(len(each.added) + len(each.removed) for each in found)
-            chooser.told([load for some, _ in told for load in some], found, next_report_s)
+            told = [cell.tell(next_report_s) for cell in made]
+            changes = [each for _, some in told for each in some]
+            told_bytes += sum(len(each.added) + len(each.removed) for each in changes)
+            chooser.told([load for some, _ in told for load in some], changes, next_report_s)
             next_report_s += REPORT_S
         while next_window_s <= now_s:
             busiest += max(cell.busy for cell in made)
             mean_busy += sum(cell.busy for cell in made) / cells
             next_window_s += WINDOW_S
         place = chooser.choose(number, head, now_s)
-        cached, done_s = made[place].ask(request, head, now_s, token_s)
-        cached_tokens += cached
+        found_tokens, done_s = made[place].ask(request, head, now_s, token_s, cached[number] if cached else None)
+        cached_tokens += found_tokens
         prompt_tokens += request.prompt_tokens
         waits.append(done_s - now_s)
         heappush(ends, (done_s + request.answer_tokens * ANSWER_TOKEN_S, number, place))

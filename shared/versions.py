@@ -28,7 +28,7 @@ class Format:
         return f"{self.major}.{self.minor}"
 
 
-WIRE = Format("wire", 1, 1, "messages over NATS, and inputs and outputs in its streams")
+WIRE = Format("wire", 1, 2, "messages over NATS, and inputs and outputs in its streams")
 CHUNK = Format("chunk", 1, 0, "chunks of KV and of hidden states on disks and in object stores")
 SPARSE = Format("sparse", 1, 0, "copies of chunks on disks, of which parts can be read")
 SNAPSHOT = Format("snapshot", 1, 1, "objects in the broker's bucket that hold the scheduler's state")

@@ -40,6 +40,7 @@ class NatsServer:
         host: str = "127.0.0.1",
         scheme: str = "nats",
         config: str = "",
+        has_jetstream: bool = True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
@@ -54,8 +55,10 @@ class NatsServer:
             f'http: "{host}:{self.monitor_port}"\n'
             f"max_payload: {max_payload}\n"
             f'log_file: "{self._log}"\n'
-            f'jetstream {{ store_dir: "{folder / "store"}", max_file_store: 64GB, max_memory_store: 256MB }}\n'
         )
+        if has_jetstream:
+            store = folder / "store"
+            self._base += f'jetstream {{ store_dir: "{store}", max_file_store: 64GB, max_memory_store: 256MB }}\n'
         self._process: subprocess.Popen[bytes] | None = None
         self.configure(config)
 

@@ -35,7 +35,8 @@ def hub_config(names: Sequence[str], leaf_port: int) -> str:
         '{user: "router", password: "router", permissions: '
         '{publish: ["tc.cells.*.wanted"], subscribe: ["tc.cells.>", "_INBOX.>"]}}'
     )
-    return f'leafnodes {{ listen: "127.0.0.1:{leaf_port}" }}\naccounts {{ CELLS {{ users: [{", ".join(users)}] }} }}\n'
+    leafnodes = f'leafnodes {{ listen: "127.0.0.1:{leaf_port}" }}'
+    return f"{leafnodes}\naccounts {{ SYS: {{}}, CELLS {{ users: [{', '.join(users)}] }} }}\n"
 
 
 def leaf_config(name: str, leaf_port: int) -> str:

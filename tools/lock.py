@@ -99,8 +99,7 @@ def make(project: dict[str, Any], home: Path, *, upgrade: bool, root: Path = ROO
     if not upgrade and (root / DEV).exists():
         kept.write_text((root / DEV).read_text(encoding="utf-8"), encoding="utf-8")
     keeping = (*universal, "--no-annotate", "--output-file", str(kept))
-    together = compile_requirements(home, "\n".join(requirements_of(project, dev=True)), *keeping)
-    (home / "together.txt").write_text(together, encoding="utf-8")
+    compile_requirements(home, "\n".join(requirements_of(project, dev=True)), *keeping)
     found = {}
     for name in (RUNTIME, DEV):
         asked = [
@@ -108,7 +107,7 @@ def make(project: dict[str, Any], home: Path, *, upgrade: bool, root: Path = ROO
             for text in requirements_of(project, dev=name == DEV)
             if canonicalize_name(Requirement(text).name) not in UNLOCKED
         ]
-        fixed = (*universal, "--generate-hashes", "--no-annotate", "--constraints", str(home / "together.txt"))
+        fixed = (*universal, "--generate-hashes", "--no-annotate", "--constraints", str(kept))
         text = compile_requirements(home, "\n".join(asked), *fixed)
         found[name] = _HEADER.format(what=_WHAT[name], digest=digest_line(project)) + _needed(text, project)
     return found

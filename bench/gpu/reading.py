@@ -127,11 +127,29 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return known
 
 
+def take_any_numpy() -> None:
+    """Let the interpreter of Triton 3.6 count with arrays of one element, which numpy since 2.5 takes for no number.
+
+    Triton 3.7 does so itself. Compiled kernels have nothing to do with it.
+    """
+    # When Triton is first imported it is decided whether it interprets.
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
 def interpret_kernels() -> None:
     """Have Triton interpret kernels. Whether it does is decided when it is first imported, which was long ago: so this
     process begins anew, as the module that it runs.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
+        take_any_numpy()
         return
     module = sys.modules["__main__"].__spec__
     assert module is not None, "parts are run as modules"

@@ -22,6 +22,13 @@ from shared.messages.status import CellStatus
 from shared.messages.tokens import Usage
 
 TELL_S = 1.0
+FOUND = tuple(f"hit_tokens_{source}" for source in ("device", "host", "disk", "remote", "neighbour"))
+"""The scheduler's counters of prompt tokens that it found when it admitted a request."""
+
+FIRST_TOKEN_BYTES = 4.0
+TOKEN_BYTES_OF = 1 / 64
+"""Weight of the newest prompt in the average length of a token."""
+
 MOST_TOLD_BYTES = 32_768 * HEAD_BYTES
 """Of digests in one message; a whole summary has as many parts as it needs."""
 
@@ -55,10 +62,21 @@ class CellReports:
         self._number = -1
         self._is_whole_wanted = True
         self._empty_for = 0
+        self._token_bytes = FIRST_TOKEN_BYTES
+        self._asked_tokens = 0
 
     def head_of(self, body: bytes) -> Head:
         """The head of a request's prompt."""
         return asked_of(body).head
+
+    def sent(self, generation: Generation) -> None:
+        """A generation's requests were sent to the scheduler."""
+        self._asked_tokens += sum(choice.request.prompt_tokens for choice in generation.choices)
+
+    def ended(self, generation: Generation) -> None:
+        """A generation that was sent is over. What has no token was refused or cancelled, and nothing was computed."""
+        refused = [choice for choice in generation.choices if not choice.assembly.tokens]
+        self._asked_tokens -= sum(choice.request.prompt_tokens for choice in refused)
 
     def note(self, head: Head, generation: Generation) -> None:
         """A generation is over. What was not computed, or was not to be kept, says nothing of the cache."""
@@ -67,6 +85,8 @@ class CellReports:
         if choice.failure is not None or not choice.assembly.tokens or not hints.write or not hints.read:
             return
         usage = choice.assembly.usage or Usage()
+        if choice.request.prompt_tokens and head.nbytes:
+            self._token_bytes += (head.nbytes / choice.request.prompt_tokens - self._token_bytes) * TOKEN_BYTES_OF
         cached = sum(getattr(usage, f"{source}_tokens") for source in SOURCES)
         self.held.note(head, choice.request.prompt_tokens, cached)
 
@@ -109,6 +129,9 @@ class CellReports:
                     queued=status.queued if status else 0,
                     max_queued=status.max_queued if status else 0,
                     heads_number=self._number,
+                    asked_tokens=self._asked_tokens,
+                    found_tokens=sum(status.counters.get(name, 0) for name in FOUND) if status else 0,
+                    token_bytes=self._token_bytes,
                 )
             ),
         )

@@ -7,32 +7,21 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from services.gateway.tls import TlsVersion
-from shared.broker import BrokerSettings
+from services.gateway.listening import ListeningSettings
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
 from shared.model_folder import find_model
 from shared.tracing import Traces
 
-MIN_ADMIN_KEY = 16
-
 ImportanceMode = Literal["off", "gated", "on"]
-ApiMetrics = Literal["open", "admin", "closed"]
 
 
-class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
+class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
     model: Annotated[str, Meta(description="model directory: config.json, tokenizer and weights", min_length=1)]
     id: Annotated[str, Meta(description="name of this gateway; each start adds a suffix of its own")] = "gateway-0"
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000
-    tls_cert: Annotated[
-        str,
-        Meta(description="PEM file of the certificate, and those between it and its authority; empty is plain HTTP"),
-    ] = ""
-    tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
-    tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
     cell: Annotated[
         str, Meta(description="name of this cell, for routers: then its heads and load are told to them; empty is none")
     ] = ""
@@ -64,48 +53,26 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
         float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
     ] = 0.6
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
-    max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
-    body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
-    request_timeout_ms: Annotated[int, Meta(description="longest life of one request", ge=1)] = 1_800_000
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
     idle_timeout_ms: Annotated[int, Meta(description="longest pause between two tokens", ge=1)] = 120_000
     stream_start_ms: Annotated[
         int, Meta(description="a stream that has no token by then starts with its headers alone", ge=1)
     ] = 5_000
     keepalive_ms: Annotated[int, Meta(description="pause after which a stream carries an SSE comment", ge=1)] = 15_000
-    send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
-    grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
     probe_ms: Annotated[int, Meta(description="pause after which a worker is asked for lost tokens", ge=1)] = 5_000
     threads: Annotated[int, Meta(description="threads that tokenise long prompts", ge=1, le=64)] = 2
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
-    api_metrics: Annotated[
-        ApiMetrics, Meta(description="who gets /metrics at the API's port: everybody, who has the admin key, or nobody")
-    ] = "open"
-    metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
-    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     traces: Traces = ""
     trace_share: Annotated[
         float, Meta(description="share of requests to trace, where no traceparent of the caller decides", ge=0, le=1)
     ] = 1.0
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
-        faults = self.broker_faults() + self._importance_faults()
-        if not is_valid_name(self.id) or len(self.id) > 48:
-            faults.append(f"--id {self.id!r} must be 1 to 48 letters, digits, - or _")
+        faults = self._importance_faults()
+        faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
         if self.cell and not is_valid_name(self.cell):
             faults.append(f"--cell {self.cell!r} must be 1 to 64 letters, digits, - or _")
-        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
-            faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
-        is_weak = len(self.admin_key) < MIN_ADMIN_KEY or not self.admin_key.isascii() or self.admin_key in self.api_keys
-        if self.admin_key and is_weak:
-            # The message must not hold the key: it goes to a terminal or a log.
-            faults.append(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
-        if bool(self.tls_cert) != bool(self.tls_key):
-            faults.append("--tls-cert and --tls-key need each other")
-        if self.api_metrics == "admin" and not self.admin_key:
-            faults.append("--api-metrics admin needs --admin-key")
         if faults:
             raise ValueError("; ".join(faults))
 

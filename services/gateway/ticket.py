@@ -47,6 +47,8 @@ class Ticket:
     def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
         """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
+        if self._gateway.reports is not None:
+            self._gateway.reports.sent(generation)
 
     def read(self, body: bytes) -> None:
         """Look at a body for what routers are told of it, where they are."""
@@ -69,8 +71,10 @@ class Ticket:
             reason = self._generation.abandoned or RequestCancelled("", code="client_disconnected")
             self._gateway.dispatcher.end(self._generation, reason.code)
             self._gateway.recent.end(self._generation)
-            if self._gateway.reports is not None and self._head is not None:
-                self._gateway.reports.note(self._head, self._generation)
+            if self._gateway.reports is not None:
+                self._gateway.reports.ended(self._generation)
+                if self._head is not None:
+                    self._gateway.reports.note(self._head, self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
             tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from services.worker.config import WorkerConfig
+from shared import library_versions
 from shared.errors import ConfigError, OperatorError
 from shared.model_folder import check_model
 
@@ -28,6 +29,7 @@ def check(config: WorkerConfig) -> None:
 
 
 def _faults(config: WorkerConfig) -> Iterator[str]:
+    yield from library_versions.too_old()
     if config.device == "cuda":
         gpus = gpus_here()
         if not gpus:

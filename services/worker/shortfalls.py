@@ -8,6 +8,7 @@ from pathlib import Path
 from services.worker.kv.host_pools import HostPools
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import read_profile
+from shared import library_versions
 from shared.errors import ConfigError
 from shared.messages.status import Degradation
 
@@ -33,6 +34,8 @@ def shortfalls(
         yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
     if unusable_profile:
         yield Degradation(component=worker_id, what="profile", reason=unusable_profile, setting="--profile")
+    for reason in library_versions.untried():
+        yield Degradation(component=worker_id, what="libraries", reason=reason)
     missing = dict(missing)  # Another thread may find one more meanwhile.
     for reason in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, why in missing.items() if why == reason)

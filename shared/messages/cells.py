@@ -40,6 +40,9 @@ class CellLoad(Message, frozen=True):
     queued: int = 0
     max_queued: int = 0
     heads_number: int = 0  # Of the last CellHeads.
+    asked_tokens: int = 0  # Of all prompts that this gateway sent to its scheduler, less those that were refused.
+    found_tokens: int = 0  # Of all prompts of the cell, those that its scheduler found in a cache, since it began.
+    token_bytes: float = 4.0  # Length of a token of text, on average lately.
 
 
 class HeadsWanted(Message, frozen=True):

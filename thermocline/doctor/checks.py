@@ -35,6 +35,7 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         _system(facts),
         _python(facts),
         _torch(facts),
+        _libraries(facts),
         _gpu(facts),
         _device(facts),
         _nats_server(facts),
@@ -63,6 +64,14 @@ def _torch(facts: Facts) -> Check:
     if facts.torch_error:
         return Check("torch", "bad", facts.torch_error, "workers cannot start; run ./task again or pip install torch")
     return Check("torch", "ok", facts.torch_version)
+
+
+def _libraries(facts: Facts) -> Check:
+    if facts.libraries_too_old:
+        return Check("libraries", "bad", "; ".join(facts.libraries_too_old), "workers refuse to start with them")
+    if facts.libraries_untried:
+        return Check("libraries", "note", "; ".join(facts.libraries_untried), "the cell says that it is degraded")
+    return Check("libraries", "ok", "PyTorch, Triton and Transformers that this release was tried with")
 
 
 def _gpu(facts: Facts) -> Check:

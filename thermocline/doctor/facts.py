@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared import library_versions
 from shared.errors import ConfigError
 from thermocline.supervisor.config import bundled_model
 from thermocline.supervisor.nats_program import find_nats_program
@@ -32,6 +33,8 @@ class Facts:
     python: tuple[int, int, int]
     torch_version: str
     torch_error: str
+    libraries_too_old: tuple[str, ...]
+    libraries_untried: tuple[str, ...]
     gpus: tuple[tuple[str, int], ...]
     auto_device: str
     auto_reason: str
@@ -64,6 +67,8 @@ def gather() -> Facts:
         python=sys.version_info[:3],
         torch_version=torch.version,
         torch_error=torch_error,
+        libraries_too_old=tuple(library_versions.too_old()),
+        libraries_untried=tuple(library_versions.untried()),
         gpus=torch.gpus,
         auto_device=torch.auto,
         auto_reason=torch.reason,

@@ -51,6 +51,10 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
         await asyncio.gather(
             *(ask(router, cell, gateway) for cell, gateways in router.gateways.items() for gateway in gateways)
         )
+        for cell, gateways in router.gateways.items():
+            for gateway in gateways:
+                if gateway.error:
+                    _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
         await _serve(router, make_server(RouterApp(router), tls), sock, life)
     finally:
         sock.close()

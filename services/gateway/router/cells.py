@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+import xxhash
+
 from services.gateway.held_heads import unpack_heads
 from services.gateway.prompt_heads import Asked, Head
+from services.gateway.router.cell_work import CellWork
 from services.gateway.router.choice import DEFAULT, Candidate, Choice, Rules, choose
 from services.gateway.router.head_index import OWN, HeadIndex
 from shared.messages.cells import CellHeads, CellLoad
@@ -36,10 +39,13 @@ FIRST_MEAN_BYTES = 8_192.0
 
 @dataclass(slots=True)
 class Feed:
-    """What one gateway of a cell has told. ``wants_whole``: something was missed."""
+    """What one gateway of a cell has told. ``wants_whole``: something was missed. ``asked_tokens`` is None while it has
+    told no load.
+    """
 
     incarnation: str
     number: int = -1
+    asked_tokens: int | None = None
     heads_s: float = 0.0
     wants_whole: bool = True
 
@@ -57,6 +63,7 @@ class CellState:
     load: CellLoad | None = None
     load_s: float = 0.0
     feeds: dict[str, Feed] = field(default_factory=dict)
+    work: CellWork = field(default_factory=CellWork)
 
     @property
     def name(self) -> str:
@@ -79,6 +86,16 @@ class CellState:
         assert self.own >= 0, "a request ended twice"
         self.candidate.busy = self.own + self.others
 
+    def begin(self, work: int) -> None:
+        """A request comes that leaves about so many bytes of its prompt to compute."""
+        self.change_own(1)
+        self.work.begin(work)
+        self.candidate.work = self.work.level
+
+    def sweep(self, passed_s: float) -> None:
+        self.work.sweep(passed_s)
+        self.candidate.work = self.work.level
+
 
 class Cells:
     """All cells by name."""
@@ -90,6 +107,7 @@ class Cells:
         self._sessions: dict[str, str] = {}
         self._mean_bytes = FIRST_MEAN_BYTES
         self._turn = 0
+        self._swept_s: float | None = None
 
     # -- what is heard ------------------------------------------------------------------------------------------
 
@@ -100,6 +118,10 @@ class Cells:
         if cell is None or feed is None:
             return
         cell.hear(load, now_s)
+        more = load.asked_tokens - feed.asked_tokens if feed.asked_tokens is not None else 0
+        cell.work.hear(more, load.found_tokens, load.token_bytes)
+        cell.candidate.work = cell.work.level
+        feed.asked_tokens = load.asked_tokens
         if feed.number != load.heads_number:
             feed.wants_whole = True
 
@@ -130,8 +152,11 @@ class Cells:
         ]
 
     def sweep(self, now_s: float) -> None:
-        """Forget what is too old."""
+        """Forget what is too old. Call it about once a second."""
+        passed_s = 0.0 if self._swept_s is None else max(0.0, now_s - self._swept_s)
+        self._swept_s = now_s
         for cell in self.by_name.values():
+            cell.sweep(passed_s)
             if now_s - cell.load_s > STALE_S:
                 cell.forget_load()
             for gateway, feed in list(cell.feeds.items()):
@@ -159,22 +184,26 @@ class Cells:
         cells = [cell for cell in self.by_name.values() if cell.is_open and cell.name not in without]
         serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
         head = asked.head
-        key = self.index.first_unknown(head)
+        matched = self.index.matches(head)
+        # Routers that know neither the conversation nor the text send it to one cell by its name.
+        is_new = session and not matched and session not in self._sessions
+        key = xxhash.xxh3_64_intdigest(session.encode("utf-8", "replace")) if is_new else self.index.first_unknown(head)
         if not key:  # Prompts too short to have a head are spread in turn.
             key = self._turn = self._turn + 1
         return choose(
             [cell.candidate for cell in serving],
             nbytes=head.nbytes,
-            matched=self.index.matches(head),
+            matched=matched,
             mean_bytes=self._mean_bytes,
             key=key,
             session=self._sessions.get(session, ""),
             rules=self._rules,
         )
 
-    def begin(self, name: str, head: Head, now_s: float, *, session: str = "") -> None:
-        """A request goes to this cell; its head counts as held there from now on."""
-        self.by_name[name].change_own(1)
+    def begin(self, choice: Choice, head: Head, now_s: float, *, session: str = "") -> None:
+        """A request goes to the chosen cell; its head counts as held there from now on."""
+        name = choice.name
+        self.by_name[name].begin(head.nbytes - choice.matched)
         self._mean_bytes += (head.nbytes - self._mean_bytes) * MEAN_OF
         # The deepest first, so that none is forgotten before what lies below it.
         self.index.add((name, OWN), reversed(head.digests), now_s)

@@ -1,11 +1,14 @@
 """Which cell a request goes to: the work that is left there for its prompt, against how busy the cell is. Pure.
 
-Every open cell has a cost in bytes of prompt: those that it would have to compute, and as many average prompts as it
-is above its fair share of the requests in progress. A share is fair up to ``spare`` of itself and the deviation that
-chance alone gives so many requests, so cells that are evenly loaded differ by what they hold alone, and a conversation
-does not move for a little less load elsewhere. Where nobody holds more than another, weighted rendezvous hashing of the
-first digest that nobody knows decides: routers that have not heard of each other send equal prompts to one cell, and
-one that is above its share passes them on to the next in the same order (bounded loads).
+Every open cell has a cost in bytes of prompt: those that it would have to compute, as many average prompts as it is
+above its fair share of the requests in progress, and as many as it is above its share of the work of the last minutes.
+Both are needed: requests differ a hundredfold in what is left to compute of them, and each that decodes takes a place
+in every step however short its prompt was. The work of a cell that has next to nothing in progress does not count, for
+where nothing waits nothing is gained by moving. A share is fair up to ``spare`` of itself, that of requests also up to
+the deviation that chance alone gives so many, so cells that are evenly loaded differ by what they hold alone, and a
+conversation does not move for a little less load elsewhere. Where nobody holds more than another, weighted rendezvous
+hashing of the first digest that nobody knows decides: routers that have not heard of each other send equal prompts to
+one cell, and one that is above its share passes them on to the next in the same order (bounded loads).
 """
 
 from __future__ import annotations
@@ -22,28 +25,35 @@ class Rules:
     """``spare``, ``noise`` and ``few`` widen a cell's fair share: by a part of it, by so many deviations of chance, and
     by requests that are no load worth mentioning in a cell that has next to none.
 
-    ``price`` is what one fair share more than that costs, in average prompts. A session leaves its cell at
-    ``session_over`` fair shares.
+    ``price`` is what one fair share of requests more than that costs, in average prompts, and ``work_price`` one of
+    work. A session leaves its cell at ``session_over`` fair shares of requests.
     """
 
     spare: float = 0.02
     noise: float = 0.25
     few: int = 3
-    price: float = 8.0
+    price: float = 3.0
+    work_price: float = 5.0
     session_over: float = 1.0
 
 
 DEFAULT = Rules()
 
+TAKEN = 0.25
+"""Requests in progress for each worker at which the work of a cell counts in full."""
+
 
 @dataclass(slots=True)
 class Candidate:
-    """A cell that may be chosen. ``busy`` are requests in progress there, of everybody as far as is known."""
+    """A cell that may be chosen. ``busy`` are requests in progress there, of everybody as far as is known, and ``work``
+    is what the cell had to compute lately, in bytes of prompt, older work less and less.
+    """
 
     name: str
     workers: int = 1
     busy: int = 0
     is_full: bool = False
+    work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,9 @@ def choose(
     open_cells = [cell for cell in cells if not cell.is_full] or list(cells)
     if not open_cells:
         return None
-    share = sum([cell.busy for cell in open_cells]) / max(1, sum([cell.workers for cell in open_cells]))
+    workers = max(1, sum([cell.workers for cell in open_cells]))
+    share = sum([cell.busy for cell in open_cells]) / workers
+    work_share = sum([cell.work for cell in open_cells]) / workers
     bounds: dict[int, tuple[float, float]] = {}  # By workers, since most cells have as many.
     best: list[Candidate] = []
     least = inf
@@ -87,6 +99,11 @@ def choose(
         cost = float(nbytes - matched.get(cell.name, 0))
         if over > 0:
             cost += rules.price * mean_bytes * over
+        fair_work = work_share * cell.workers
+        over_work = cell.work - fair_work * (1 + rules.spare)
+        if over_work > 0 and cell.busy >= rules.few:
+            taken = min(1.0, (cell.busy + 1 - rules.few) / (TAKEN * cell.workers))
+            cost += rules.work_price * mean_bytes * taken * over_work / max(fair_work, mean_bytes)
         if cost < least:
             least, best = cost, [cell]
         elif cost == least:

@@ -7,16 +7,14 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from services.gateway.config import MIN_ADMIN_KEY, ApiMetrics
-from services.gateway.tls import TlsVersion
-from shared.broker import BrokerSettings
+from services.gateway.listening import ListeningSettings
 from shared.ids import is_valid_name
 
 MOST_CELLS = 256
 MOST_GATEWAYS = 64
 
 
-class RouterConfig(BrokerSettings, frozen=True, kw_only=True):
+class RouterConfig(ListeningSettings, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
     cells: Annotated[
@@ -24,14 +22,7 @@ class RouterConfig(BrokerSettings, frozen=True, kw_only=True):
         Meta(description="NAME=URL of each cell, separated by commas; several gateways of one as NAME=URL|URL"),
     ]
     id: Annotated[str, Meta(description="name of this router, for logs")] = "router-0"
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8080
-    tls_cert: Annotated[
-        str,
-        Meta(description="PEM file of the certificate, and those between it and its authority; empty is plain HTTP"),
-    ] = ""
-    tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
-    tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
     cell_ca: Annotated[
         str, Meta(description="PEM file of authorities that gateways' certificates come from; empty: the system's")
     ] = ""
@@ -46,39 +37,19 @@ class RouterConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = "x-session-id"
     admin_key: Annotated[str, Meta(description="key that opens /v1/cells; empty leaves it closed")] = ""
     max_inflight: Annotated[int, Meta(description="requests in progress; beyond it clients get 429", ge=1)] = 4096
-    max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     tries: Annotated[int, Meta(description="gateways that one request is tried at, at the most", ge=1, le=64)] = 4
     connect_timeout_ms: Annotated[int, Meta(description="longest wait for a connection to a gateway", ge=1)] = 1_000
-    body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
-    request_timeout_ms: Annotated[int, Meta(description="longest life of one request", ge=1)] = 1_800_000
     idle_timeout_ms: Annotated[
         int, Meta(description="longest silence of a stream; gateways break it every 15 s", ge=1)
     ] = 60_000
-    send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
     health_ms: Annotated[int, Meta(description="pause between two questions whether a gateway is ready", ge=10)] = 1_000
     health_timeout_ms: Annotated[
         int, Meta(description="a gateway that does not answer for so long, twice in a row, counts as away", ge=10)
     ] = 2_000
-    grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
-    api_metrics: Annotated[
-        ApiMetrics, Meta(description="who gets /metrics at the API's port: everybody, who has the admin key, or nobody")
-    ] = "open"
-    metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
-    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
-        faults = self.broker_faults() + self._cell_faults()
-        if not is_valid_name(self.id):
-            faults.append(f"--id {self.id!r} must be 1 to 64 letters, digits, - or _")
-        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
-            faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
-        if self.admin_key and (len(self.admin_key) < MIN_ADMIN_KEY or not self.admin_key.isascii()):
-            faults.append(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more")
-        if bool(self.tls_cert) != bool(self.tls_key):
-            faults.append("--tls-cert and --tls-key need each other")
-        if self.api_metrics == "admin" and not self.admin_key:
-            faults.append("--api-metrics admin needs --admin-key")
+        faults = self._cell_faults()
+        faults += self.listening_faults(name=self.id, longest=64, admin_key=self.admin_key)
         if faults:
             raise ValueError("; ".join(faults))
 

@@ -147,7 +147,7 @@ async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float
 async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway: Upstream, started_s: float) -> None:
     """Ask one gateway and pass its answer on. Raises _Refusal while the client has nothing."""
     cells = router.cells
-    cells.begin(cell.name, sent.asked.head, router.clock(), session=sent.session)
+    cells.begin(cell, sent.asked.head, router.clock(), session=sent.session)
     gateway.in_flight += 1
     metrics.IN_FLIGHT.labels(cell.name).inc()
     outcome = "cancelled"
@@ -163,7 +163,7 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
     except UpstreamLost as error:
         outcome = "lost"
         if not error.has_answered and not gateway.lost.is_set():
-            router.lost(cell.name, gateway)
+            router.lost(cell.name, gateway, error.message)
         raise _Refusal(error, is_full=False) from error
     except StreamLost:
         outcome = "broken"

@@ -29,7 +29,10 @@ async def _watch(router: Router, cell: str, gateway: Upstream) -> None:
         was_open = gateway.is_open
         await ask(router, cell, gateway)
         if gateway.is_open is not was_open:
-            _log.info("gateway_is_back" if gateway.is_open else "gateway_is_away", cell=cell, gateway=gateway.url)
+            if gateway.is_open:
+                _log.info("gateway_is_back", cell=cell, gateway=gateway.url)
+            else:
+                _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
         await asyncio.sleep(router.config.health_ms / 1000)
 
 
@@ -42,14 +45,14 @@ async def ask(router: Router, cell: str, gateway: Upstream) -> None:
                 await exchange.whole(_BODY_BYTES)
             finally:
                 exchange.close()
-    except UpstreamLost:
-        router.lost(cell, gateway)
+    except UpstreamLost as error:
+        router.lost(cell, gateway, error.message)
     except TimeoutError:
         gateway.failures += 1
         if gateway.failures >= MOST_FAILURES:
-            router.lost(cell, gateway)
+            router.lost(cell, gateway, f"{gateway.url} does not answer in time")
     else:
         if exchange.head.status == 200:
             router.reached(cell, gateway)
         else:
-            router.not_ready(cell, gateway)
+            router.not_ready(cell, gateway, exchange.head.status)

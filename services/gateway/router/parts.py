@@ -34,18 +34,18 @@ class Router:
         """The gateway is ready."""
         gateway.failures = 0
         gateway.lost.clear()
-        gateway.is_open = True
+        gateway.is_open, gateway.error = True, ""
         self._note(cell)
 
-    def not_ready(self, cell: str, gateway: Upstream) -> None:
+    def not_ready(self, cell: str, gateway: Upstream, status: int) -> None:
         """The gateway answers, and takes no requests now; what it has goes on."""
         gateway.failures = 0
-        gateway.is_open = False
+        gateway.is_open, gateway.error = False, f"{gateway.url} is not ready: it answers {status}"
         self._note(cell)
 
-    def lost(self, cell: str, gateway: Upstream) -> None:
-        """The gateway does not answer: what waits there for a first byte is tried elsewhere."""
-        gateway.is_open = False
+    def lost(self, cell: str, gateway: Upstream, error: str) -> None:
+        """The gateway does not answer, for this reason: what waits there for a first byte is tried elsewhere."""
+        gateway.is_open, gateway.error = False, error
         gateway.lost.set()
         self._note(cell)
 

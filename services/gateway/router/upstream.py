@@ -212,7 +212,9 @@ class Exchange:
 
 
 class Upstream:
-    """One gateway. ``is_open`` says whether it answered when asked last; ``lost`` is set while it does not."""
+    """One gateway. ``is_open`` says whether it answered when asked last, and ``error`` why not. ``lost`` is set while
+    it does not.
+    """
 
     def __init__(
         self, url: str, *, tls: ssl.SSLContext | None = None, connect_s: float = 1.0, most_idle: int = 64
@@ -230,6 +232,7 @@ class Upstream:
         self.is_open = True
         self.lost = asyncio.Event()
         self.failures = 0
+        self.error = ""
 
     async def send(self, method: str, target: bytes, headers: Sequence[Header], body: bytes = b"") -> Exchange:
         """Send a request and wait for the head of its answer. Raises UpstreamLost.

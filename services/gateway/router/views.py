@@ -20,9 +20,12 @@ class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway; ``error`` says why it is not open."""
+
     url: str
     is_open: bool
     in_flight: int
+    error: str = ""
 
 
 class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,9 @@ def cells_view(router: Router) -> CellList:
                 name=cell.name,
                 is_open=cell.is_open,
                 gateways=[
-                    GatewayReport(url=gateway.url, is_open=gateway.is_open, in_flight=gateway.in_flight)
+                    GatewayReport(
+                        url=gateway.url, is_open=gateway.is_open, in_flight=gateway.in_flight, error=gateway.error
+                    )
                     for gateway in router.gateways[cell.name]
                 ],
                 in_flight=cell.own,

@@ -12,8 +12,8 @@ from msgspec import UNSET
 
 from services.gateway.admin_key import holds_admin_key
 from services.gateway.boundary import error_headers
-from services.gateway.config import ApiMetrics
 from services.gateway.gateway import Gateway
+from services.gateway.listening import ApiMetrics
 from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.models import Health, Shortfall, Version
 from services.gateway.openapi import describes

@@ -15,7 +15,10 @@ from shared.errors import UnsupportedModel
 
 Style = Literal["colwise", "rowwise"]
 
-_WHOLE = ("replicated_with_grad_allreduce",)
+_WHOLE = ("replicated_with_grad_allreduce", "embedding_rowwise")
+"""Styles of what is whole in every rank here. Embeddings are only read, a row a token: dividing them saves memory, and
+costs a sum over ranks in every step.
+"""
 
 
 class DivisionPlan:

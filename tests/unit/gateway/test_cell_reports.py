@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 
-from services.gateway.cell_reports import EMPTY_FOR, MOST_TOLD_BYTES, CellReports, capacity_tokens
+from services.gateway.cell_reports import EMPTY_FOR, FIRST_TOKEN_BYTES, MOST_TOLD_BYTES, CellReports, capacity_tokens
 from services.gateway.held_heads import unpack_heads
 from services.gateway.prompt_heads import Head, asked_of
 from services.gateway.router.cells import Cells
@@ -121,6 +122,38 @@ def _is_whole(heads: Sequence[CellHeads], count: int) -> bool:
     found = [digest for part in told for digest in unpack_heads(part.added)]
     assert [part.number for part in told] == list(range(told[0].number, told[0].number + len(told)))
     return len(told) == 2 and sorted(found) == list(range(1, count + 1))
+
+
+async def test_work_is_told_as_what_was_asked_for_and_what_was_found() -> None:
+    """Prompt tokens of this gateway's requests, less those that were refused, and the scheduler's count of hits."""
+    listener = Listener()
+    async with running_gateway(says("yes"), cell="lisbon") as harness:
+        await listener.listen(harness)
+        usage = (await harness.client.post("/v1/chat/completions", json=BODY)).json()["usage"]
+        await harness.cell.announce(nodes=1, counters={"hit_tokens_device": 5, "hit_tokens_disk": 7, "preemptions": 9})
+        await until(lambda: harness.gateway.cell.status is not None and bool(harness.gateway.cell.status.counters))
+        await reports(harness).tell()
+        await until(lambda: bool(listener.loads) and listener.loads[-1].found_tokens > 0)
+    load = listener.loads[-1]
+
+    assert load.asked_tokens == usage["prompt_tokens"]
+    assert load.found_tokens == 12
+    assert load.token_bytes != FIRST_TOKEN_BYTES
+
+
+async def test_a_request_without_a_token_is_no_work() -> None:
+    """What was sent for it is taken back when its client has gone."""
+    async with running_gateway(cell="lisbon") as harness:
+        listener = Listener()
+        await listener.listen(harness)
+        asking = asyncio.create_task(harness.client.post("/v1/chat/completions", json=BODY))
+        await until(lambda: harness.gateway.slots.used == 1 and bool(harness.cell.submitted))
+        await reports(harness).tell()
+        await until(lambda: bool(listener.loads) and listener.loads[-1].asked_tokens > 0)
+        asking.cancel()
+        await until(lambda: harness.gateway.slots.used == 0)
+        await reports(harness).tell()
+        await until(lambda: listener.loads[-1].asked_tokens == 0)
 
 
 async def test_an_empty_cell_is_believed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,26 @@ GOOD = {RUNTIME: locked(*RUN_LINES), DEV: locked(*RUN_LINES, "two==2.1")}
 def test_the_committed_files_agree_with_the_project() -> None:
     """For every Python and machine; ``./task lock`` mends what this finds."""
     assert list(lock.faults(lock.read_project(), lock.read())) == []
+
+
+def test_what_is_locked_for_running_is_what_was_resolved_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions that uv leaves in its output file, where it finds those to keep, bind both resolutions."""
+    constraints = []
+
+    def compiled(home: Path, asked: str, *flags: str) -> str:
+        if "--output-file" in flags:
+            Path(flags[flags.index("--output-file") + 1]).write_text("one==1.5\ntorch==2.1\n", encoding="utf-8")
+            return ""  # As uv does when it is to be quiet.
+        constraints.append(Path(flags[flags.index("--constraints") + 1]).read_text(encoding="utf-8"))
+        return f"one==1.5 \\\n{HASH}"
+
+    monkeypatch.setattr(lock, "compile_requirements", compiled)
+    found = lock.make(PROJECT, tmp_path, upgrade=True, root=tmp_path)
+
+    assert sorted(found) == [DEV, RUNTIME]
+    assert constraints == ["one==1.5\ntorch==2.1\n"] * 2
 
 
 def test_good_files_have_no_fault() -> None:

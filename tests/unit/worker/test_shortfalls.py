@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from services.worker.kv.host_pools import HostPools
 from services.worker.shortfalls import profile_fault, shortfalls
+from shared import library_versions
 from shared.memory import HostPoolView
 from shared.messages.status import Degradation
 from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX
@@ -35,6 +37,15 @@ def test_a_pool_that_is_not_there_is_told_until_it_goes() -> None:
     ]
     assert found[0].reason.startswith("that of s is not mapped: ")
     assert later == []
+
+
+def test_a_library_that_was_never_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer PyTorch is served with, and the cell says so."""
+    monkeypatch.setattr(library_versions, "untried", lambda: iter(["torch 9.9 was never tried"]))
+
+    assert list(shortfalls("worker-0", HostPools(GEOMETRY), "", {})) == [
+        Degradation(component="worker-0", what="libraries", reason="torch 9.9 was never tried")
+    ]
 
 
 def test_a_named_profile_that_cannot_be_used_is_told(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
 from services.gateway.held_heads import pack_heads
 from services.gateway.prompt_heads import Asked, Head
+from services.gateway.router.cell_work import UNTOLD_SWEEPS, WORK_S
 from services.gateway.router.cells import FORGET_S, OWN_S, STALE_S, Cells
+from services.gateway.router.choice import Choice
 from shared.messages.cells import CellHeads, CellLoad
 
 HEAD = Head((1, 2, 3), (1000, 2000, 3000), 3000)
@@ -59,7 +63,7 @@ def test_what_a_cell_tells_draws_prompts(cells: Cells) -> None:
 def test_what_was_sent_counts_at_once(cells: Cells) -> None:
     """The next turn follows the first before anybody has told."""
     first = chosen(cells)
-    cells.begin(first, HEAD, 1.0)
+    cells.begin(Choice(first, 0), HEAD, 1.0)
     longer = Head((1, 2, 3, 9), (1000, 2000, 3000, 4000), 4000)
 
     assert chosen(cells, longer) == first
@@ -94,10 +98,10 @@ def test_a_new_life_of_a_gateway_has_told_nothing(cells: Cells) -> None:
 
 def test_load_is_what_was_told_and_what_was_sent_since(cells: Cells) -> None:
     """Requests of this router that the cell counted already are not counted twice."""
-    cells.begin("a", HEAD, 1.0)
+    cells.begin(Choice("a", 0), HEAD, 1.0)
     cells.hear_load(load("a", running=5), 2.0)
     counted = cells.by_name["a"].candidate.busy
-    cells.begin("a", HEAD, 2.0)
+    cells.begin(Choice("a", 0), HEAD, 2.0)
     more = cells.by_name["a"].candidate.busy
     cells.end("a")
     cells.end("a")
@@ -122,7 +126,7 @@ def test_old_load_and_old_heads_are_forgotten(cells: Cells) -> None:
 
 def test_what_was_sent_is_forgotten_where_the_cell_tells(cells: Cells) -> None:
     """Then the cell knows better, such as that it has evicted it."""
-    cells.begin("a", HEAD, 0.0)
+    cells.begin(Choice("a", 0), HEAD, 0.0)
     cells.sweep(OWN_S + 1)
 
     assert cells.index.count("a") == 0
@@ -131,7 +135,7 @@ def test_what_was_sent_is_forgotten_where_the_cell_tells(cells: Cells) -> None:
 def test_what_was_sent_counts_for_good_where_nobody_tells() -> None:
     """A router without a broker goes by what it sent."""
     cells = Cells(["a", "b"])
-    cells.begin("a", HEAD, 0.0)
+    cells.begin(Choice("a", 0), HEAD, 0.0)
     cells.sweep(OWN_S + 1)
 
     assert cells.index.count("a") == 3
@@ -139,7 +143,7 @@ def test_what_was_sent_counts_for_good_where_nobody_tells() -> None:
 
 def test_closed_cells_and_those_that_refused_are_left_out(cells: Cells) -> None:
     """None is left of none."""
-    cells.begin("a", HEAD, 0.0)
+    cells.begin(Choice("a", 0), HEAD, 0.0)
     cells.closed("a")
     away = chosen(cells)
     cells.opened("a")
@@ -152,7 +156,7 @@ def test_closed_cells_and_those_that_refused_are_left_out(cells: Cells) -> None:
 def test_a_session_follows_its_last_request(cells: Cells) -> None:
     """Also where it was moved."""
     for name in ("a", "b"):
-        cells.begin(name, Head(), 0.0, session="s")
+        cells.begin(Choice(name, 0), Head(), 0.0, session="s")
 
     assert chosen(cells, session="s") == "b"
 
@@ -179,3 +183,79 @@ def test_strangers_are_passed_over(cells: Cells) -> None:
 
     assert list(cells.by_name) == ["a", "b"]
     assert len(cells.index) == 0
+
+
+def work(cells: Cells, name: str = "a") -> float:
+    return round(cells.by_name[name].candidate.work)
+
+
+def test_work_is_what_all_gateways_asked_for_less_what_the_cell_found(cells: Cells) -> None:
+    """A gateway's first word is where counting begins, and one that began anew has asked for nothing."""
+    for asked, found, life in ((1000, 500, "one"), (3000, 1500, "one"), (50, 1500, "two")):
+        cells.hear_load(load("a", incarnation=life, asked_tokens=asked, found_tokens=found, token_bytes=4.0), 1.0)
+
+    assert work(cells) == (3000 - 1500) * 4
+
+
+def test_an_older_count_of_what_was_found_is_passed_over(cells: Cells) -> None:
+    """Gateways tell by turns; a count that begins again, behind a cell that lost all, is followed."""
+    for asked, found in ((1000, 1000), (2000, 1400), (2000, 1300), (2400, 1500), (2400, 0), (2900, 100)):
+        cells.hear_load(load("a", asked_tokens=asked, found_tokens=found, token_bytes=1.0), 1.0)
+
+    assert work(cells) == 2900 - 1000 - 500 - 100
+
+
+def test_what_was_sent_is_work_until_the_cell_tells_the_real_one(cells: Cells) -> None:
+    """The bytes that were not known to be held; a cell that tells nothing is taken at the router's word."""
+    cells.hear_load(load("a", asked_tokens=10), 1.0)
+    for name in ("a", "b"):
+        cells.begin(Choice(name, 1000), HEAD, 1.0)
+    at_once = [work(cells, name) for name in "ab"]
+    for _ in range(UNTOLD_SWEEPS):
+        cells.sweep(1.0)
+
+    assert at_once == [2040, 2000]
+    assert [work(cells, name) for name in "ab"] == [40, 2000]
+
+
+def test_work_grows_old(cells: Cells) -> None:
+    """So that a cell which was busy long ago is chosen again."""
+    cells.begin(Choice("b", 0), HEAD, 0.0)
+    cells.sweep(0.0)
+    before = work(cells, "b")
+    cells.sweep(3600.0)
+
+    assert (before, work(cells, "b")) == (3000, round(3000 * exp(-3600.0 / WORK_S)))
+
+
+def test_routers_in_turn_send_a_conversation_to_one_cell() -> None:
+    """By its name where its prompts begin differently, by what the cells tell where they go on."""
+    names = ["a", "b", "c", "d"]
+    first, restarted = Cells(names), Cells(names)
+    by_name = [
+        (
+            chosen(first, Head((2 * n,), (1000,), 1000), session=f"s{n}"),
+            chosen(restarted, Head((2 * n + 1,), (1000,), 1000), session=f"s{n}"),
+        )
+        for n in range(100, 140)
+    ]
+    restarted.hear_load(load("c"), 0.0)
+    restarted.hear_heads(heads("c", 0, 1, 2, first=True), 0.0)
+
+    assert all(before == after for before, after in by_name)
+    assert {before for before, _ in by_name} == set(names)
+    assert chosen(restarted, HEAD, session="told") == "c"
+
+
+def test_a_session_stays_while_its_cell_lives(cells: Cells) -> None:
+    """Also when another cell holds more; it moves when its cell is closed, and stays there."""
+    cells.begin(Choice("a", 0), Head(), 0.0, session="s")
+    cells.hear_heads(heads("b", 1, 1, 2, 3), 1.0)
+    before = chosen(cells, session="s")
+    cells.closed("a")
+    moved = chosen(cells, session="s")
+    cells.begin(Choice(moved, 0), HEAD, 1.0, session="s")
+    cells.opened("a")
+
+    assert (before, moved) == ("a", "b")
+    assert chosen(cells, session="s") == "b"

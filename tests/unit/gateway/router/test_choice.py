@@ -64,6 +64,16 @@ def test_a_session_stays_until_its_cell_has_twice_its_share() -> None:
     assert chosen(*evenly(), session="gone", b=1000) == "b"
 
 
+def test_requests_leave_a_cell_that_had_more_than_its_share_of_work() -> None:
+    """Although each has as many in progress; a cell that has next to nothing in progress is not left."""
+    worked = [Candidate("a", 4, 10, work=90_000), *(Candidate(name, 4, 10, work=30_000) for name in "bcd")]
+    idle = [Candidate("a", 4, 0, work=90_000), *(Candidate(name, 4, 0, work=30_000) for name in "bcd")]
+
+    assert chosen(*worked, a=900) != "a"
+    assert chosen(*worked, nbytes=90_000, a=90_000) == "a"
+    assert chosen(*idle, a=900) == "a"
+
+
 def test_a_full_cell_is_chosen_only_among_full_ones() -> None:
     """A match and a session do not help it."""
     full = Candidate("a", 4, 10, is_full=True)

@@ -250,7 +250,7 @@ async def test_what_waits_at_a_gateway_that_stops_answering_is_asked_of_another_
         first = next(name for name, calls in harness.calls().items() if calls)
         other = "b" if first == "a" else "a"
         harness.gateways[other][0].script = answers
-        harness.router.lost(first, harness.router.gateways[first][0])
+        harness.router.lost(first, harness.router.gateways[first][0], "it is frozen")
         response = await asking
 
     assert response.headers["x-thermocline-cell"] == other
@@ -361,7 +361,7 @@ async def test_models_of_all_cells_are_joined() -> None:
 async def test_operators_see_cells_under_the_admin_key_alone() -> None:
     """Health says how many cells answer; names and addresses need the key."""
     async with routing({"a": [ScriptedGateway()], "b": [ScriptedGateway()]}) as harness:
-        harness.router.lost("b", harness.router.gateways["b"][0])
+        harness.router.lost("b", harness.router.gateways["b"][0], "it is away")
         closed = await harness.client.get("/v1/cells")
         cells = (await harness.client.get("/v1/cells", headers={"x-admin-key": ADMIN_KEY})).json()["data"]
         health = (await harness.client.get("/health/ready")).json()

@@ -11,6 +11,8 @@ import pytest
 from services.gateway.router.__main__ import main
 from services.gateway.router.bootstrap import compose, run
 from services.gateway.router.config import RouterConfig
+from services.gateway.router.health import ask
+from services.gateway.router.views import cells_view, health_view
 from shared.config import from_command_line
 from shared.errors import ConfigError
 from shared.lifecycle import EXIT_REFUSED, Lifecycle
@@ -94,3 +96,38 @@ async def _answers(client: httpx.AsyncClient, status: int) -> bool:
         return (await client.get("/health/ready")).status_code == status
     except httpx.HTTPError:
         return False  # It does not listen yet.
+
+
+async def test_why_a_gateway_is_away_is_told() -> None:
+    """One that speaks no TLS, one that is not there, and one that is not ready; the fourth is well."""
+    gateways = [ScriptedGateway(), ScriptedGateway(is_ready=False), ScriptedGateway()]
+    for gateway in gateways:
+        await gateway.start()
+    absent, unready, well = [gateway.url for gateway in gateways]
+    await gateways[0].stop()
+    server = await asyncio.start_server(_speaks_no_tls, "127.0.0.1", 0)
+    urls = (
+        f"plain=https://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+        f"absent={absent}",
+        f"unready={unready}",
+        f"well={well}",
+    )
+    router = compose(RouterConfig(cells=urls))
+    for cell, (upstream,) in router.gateways.items():
+        await ask(router, cell, upstream)
+        upstream.close()
+    for gateway in gateways:
+        await gateway.stop()
+    server.close()
+    found = {cell.name: cell.gateways[0].error for cell in cells_view(router).data}
+
+    assert "SSL" in found["plain"]
+    assert "no connection" in found["absent"]
+    assert "503" in found["unready"]
+    assert found["well"] == ""
+    assert (health_view(router).status, health_view(router).cells_open) == ("degraded", 1)
+
+
+async def _speaks_no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+    writer.close()

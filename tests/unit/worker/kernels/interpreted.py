@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu.reading import take_any_numpy
+
 
 class Interpreter:
     """Calls kernels of ``services.worker.kernels`` by name, or whatever else is to see them interpreted."""
@@ -64,6 +66,7 @@ def running_interpreter() -> Iterator[Interpreter]:
 def _is_interpreting() -> None:
     torch.set_num_threads(1)
     assert os.environ["TRITON_INTERPRET"] == "1"
+    take_any_numpy()
 
 
 def _paged_attention(arrays: dict[str, np.ndarray], tables: dict[str, Any], settings: dict[str, Any]) -> np.ndarray:

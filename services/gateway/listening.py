@@ -1,0 +1,56 @@
+"""How a process of the gateway's kind listens: settings that gateways and routers share, checked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from services.gateway.tls import TlsVersion
+from shared.broker import BrokerSettings
+from shared.ids import is_valid_name
+
+MIN_ADMIN_KEY = 16
+
+ApiMetrics = Literal["open", "admin", "closed"]
+
+
+class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
+    """Settings of a process inherit these; its ``__post_init__`` asks ``listening_faults`` as well."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    tls_cert: Annotated[
+        str,
+        Meta(description="PEM file of the certificate, and those between it and its authority; empty is plain HTTP"),
+    ] = ""
+    tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
+    tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
+    max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
+    body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
+    request_timeout_ms: Annotated[int, Meta(description="longest life of one request", ge=1)] = 1_800_000
+    send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
+    grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
+    api_metrics: Annotated[
+        ApiMetrics, Meta(description="who gets /metrics at the API's port: everybody, who has the admin key, or nobody")
+    ] = "open"
+    metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
+    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+
+    def listening_faults(self, *, name: str, longest: int, admin_key: str, api_keys: Collection[str] = ()) -> list[str]:
+        """What is wrong with these settings, and with a name of at most ``longest`` characters and the keys."""
+        faults = self.broker_faults()
+        if not is_valid_name(name) or len(name) > longest:
+            faults.append(f"--id {name!r} must be 1 to {longest} letters, digits, - or _")
+        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
+            faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
+        if admin_key and (len(admin_key) < MIN_ADMIN_KEY or not admin_key.isascii() or admin_key in api_keys):
+            # The message must not hold the key: it goes to a terminal or a log.
+            others = ", none of --api-keys" if api_keys else ""
+            faults.append(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more{others}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            faults.append("--tls-cert and --tls-key need each other")
+        if self.api_metrics == "admin" and not admin_key:
+            faults.append("--api-metrics admin needs --admin-key")
+        return faults
