@@ -92,7 +92,8 @@ def compose(
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
     reports = None
     if config.cell:
-        reports = CellReports(bus, config.cell, gateway_id, incarnation, (facts.name,), cell, time.monotonic)
+        told = ((facts.name,), facts.fingerprint)
+        reports = CellReports(bus, config.cell, gateway_id, incarnation, *told, cell, time.monotonic)
     return Gateway(
         config=config,
         gateway_id=gateway_id,

@@ -48,6 +48,7 @@ class CellReports:
         gateway_id: str,
         incarnation: str,
         models: Sequence[str],
+        fingerprint: str,
         view: CellView,
         clock: Callable[[], float],
     ) -> None:
@@ -57,6 +58,7 @@ class CellReports:
         self._gateway_id = gateway_id
         self._incarnation = incarnation
         self._models = tuple(models)
+        self._fingerprint = fingerprint
         self._view = view
         self._clock = clock
         self._number = -1
@@ -132,6 +134,7 @@ class CellReports:
                     asked_tokens=self._asked_tokens,
                     found_tokens=sum(status.counters.get(name, 0) for name in FOUND) if status else 0,
                     token_bytes=self._token_bytes,
+                    fingerprint=self._fingerprint,
                 )
             ),
         )

@@ -181,7 +181,10 @@ class Cells:
 
         ``without`` are cells that have refused it.
         """
-        cells = [cell for cell in self.by_name.values() if cell.is_open and cell.name not in without]
+        odd = self.other_models()
+        cells = [
+            cell for cell in self.by_name.values() if cell.is_open and cell.name not in without and cell.name not in odd
+        ]
         serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
         head = asked.head
         matched = self.index.matches(head)
@@ -216,6 +219,26 @@ class Cells:
     def end(self, name: str) -> None:
         """A request that was begun is over, well or not."""
         self.by_name[name].change_own(-1)
+
+    def other_models(self) -> dict[str, str]:
+        """Cells with another model of a name than the first cell that has told one, and a sentence on each.
+
+        Their answers would be another model's, so they get no requests. First is first in the configuration, also while
+        that cell is away: routers agree, whatever each of them heard.
+        """
+        first: dict[str, CellLoad] = {}
+        found = {}
+        for cell in self.by_name.values():
+            if cell.load is None or not cell.load.fingerprint:
+                continue
+            for model in cell.load.models:
+                told = first.setdefault(model, cell.load)
+                if told.fingerprint != cell.load.fingerprint:
+                    found[cell.name] = (
+                        f"its {model} has another configuration, tokenizer or weights ({cell.load.fingerprint[:8]}) "
+                        f"than that of the cell {told.cell} ({told.fingerprint[:8]}); it gets no requests"
+                    )
+        return found
 
     def models(self) -> dict[str, tuple[str, ...]]:
         """Models by cell, of open cells; none of cells that have told none."""

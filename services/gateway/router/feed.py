@@ -67,9 +67,14 @@ class Feed:
 
     async def _sweep(self) -> None:
         cells = self._router.cells
+        said: dict[str, str] = {}
         while True:
             now_s = self._router.clock()
             cells.sweep(now_s)
+            odd = cells.other_models()
+            for name in odd.keys() - said.keys():
+                _log.warning("cell_has_another_model", cell=name, reason=odd[name])
+            said = odd
             for cell in cells.by_name.values():
                 metrics.HEADS.labels(cell.name).set(cells.index.count(cell.name))
                 if cell.load is not None:

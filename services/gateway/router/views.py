@@ -11,7 +11,9 @@ from shared.errors import Unavailable
 
 
 class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is ``ready``, ``degraded`` when some cell is away, or ``not_ready``."""
+    """``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``. ``cells_open`` are
+    those that get requests.
+    """
 
     status: str
     cells: int
@@ -29,7 +31,9 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell as the router sees it. ``summary_age_s`` is null while nothing was heard of its load."""
+    """One cell as the router sees it. ``summary_age_s`` is null while nothing was heard of its load; ``error`` says why
+    it gets no requests although it is open.
+    """
 
     name: str
     is_open: bool
@@ -41,6 +45,7 @@ class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0
     models: tuple[str, ...] = ()
     summary_age_s: float | None = None
+    error: str = ""
 
 
 class CellList(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +55,8 @@ class CellList(msgspec.Struct, frozen=True, kw_only=True):
 
 def health_view(router: Router) -> RouterHealth:
     """Whether a request would be answered now. Names and addresses are for who has the admin key."""
-    states = router.cells.by_name.values()
-    cells, cells_open = len(states), sum(cell.is_open for cell in states)
+    states, odd = router.cells.by_name.values(), router.cells.other_models()
+    cells, cells_open = len(states), sum(cell.is_open and cell.name not in odd for cell in states)
     if router.is_draining or not cells_open:
         why = "the router is shutting down" if router.is_draining else "no cell answers"
         error = error_detail(Unavailable(f"not ready: {why}"))
@@ -61,7 +66,7 @@ def health_view(router: Router) -> RouterHealth:
 
 def cells_view(router: Router) -> CellList:
     """Every cell with its gateways, load and heads."""
-    now_s = router.clock()
+    now_s, odd = router.clock(), router.cells.other_models()
     return CellList(
         data=[
             CellRouting(
@@ -80,6 +85,7 @@ def cells_view(router: Router) -> CellList:
                 queued=cell.load.queued if cell.load else 0,
                 models=cell.load.models if cell.load else (),
                 summary_age_s=round(now_s - cell.load_s, 3) if cell.load else None,
+                error=odd.get(cell.name, ""),
             )
             for cell in router.cells.by_name.values()
         ]

@@ -259,3 +259,31 @@ def test_a_session_stays_while_its_cell_lives(cells: Cells) -> None:
 
     assert (before, moved) == ("a", "b")
     assert chosen(cells, session="s") == "b"
+
+
+def test_a_cell_with_another_model_of_the_name_gets_no_requests(cells: Cells) -> None:
+    """Whatever it holds, and also where it alone is open: its answers would be another model's."""
+    cells.hear_load(load("a", models=("m",), fingerprint="one"), 1.0)
+    cells.hear_load(load("b", models=("m",), fingerprint="two"), 1.0)
+    cells.hear_heads(heads("b", 1, 1, 2, 3), 1.0)
+
+    (odd,) = cells.other_models().items()
+
+    assert chosen(cells) == "a"
+    assert odd[0] == "b"
+    assert "than that of the cell a (one)" in odd[1]
+    cells.closed("a")
+    assert cells.choose(Asked(HEAD, "m")) is None
+
+
+def test_cells_with_one_model_or_of_an_earlier_release_are_all_chosen(cells: Cells) -> None:
+    """An earlier release tells no fingerprint, and models of two names are not compared."""
+    cells.hear_load(load("a", models=("m",), fingerprint="one"), 1.0)
+    cells.hear_load(load("b", models=("m",)), 1.0)
+
+    assert cells.other_models() == {}
+
+    cells.hear_load(load("b", models=("other",), fingerprint="two"), 2.0)
+
+    assert cells.other_models() == {}
+    assert chosen(cells, model="other") == "b"

@@ -16,6 +16,7 @@ from services.gateway.router.views import cells_view, health_view
 from shared.config import from_command_line
 from shared.errors import ConfigError
 from shared.lifecycle import EXIT_REFUSED, Lifecycle
+from shared.messages.cells import CellLoad
 from tests.unit.gateway.router.scripted_gateway import ScriptedGateway
 from thermocline.supervisor.ports import free_port
 
@@ -126,6 +127,18 @@ async def test_why_a_gateway_is_away_is_told() -> None:
     assert "503" in found["unready"]
     assert found["well"] == ""
     assert (health_view(router).status, health_view(router).cells_open) == ("degraded", 1)
+
+
+async def test_a_cell_with_another_model_makes_the_router_degraded() -> None:
+    """Both cells answer; who has the admin key reads which one gets no requests, and why."""
+    router = compose(RouterConfig(cells=("a=http://127.0.0.1:1", "b=http://127.0.0.1:2")))
+    for name in ("a", "b"):
+        router.cells.hear_load(CellLoad(cell=name, gateway="g", incarnation="1", models=("m",), fingerprint=name), 0.0)
+    found = {cell.name: cell.error for cell in cells_view(router).data}
+
+    assert (health_view(router).status, health_view(router).cells_open) == ("degraded", 1)
+    assert found["a"] == ""
+    assert found["b"].startswith("its m has another configuration, tokenizer or weights")
 
 
 async def _speaks_no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
