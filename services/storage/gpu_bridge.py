@@ -39,7 +39,7 @@ class CudaDevicePool:
     @classmethod
     def attach(cls, handle: PoolHandle) -> CudaDevicePool:
         """Map the pool. Raises TransportError if the handle is no such pool's or CUDA cannot open it."""
-        return cls(handle, open_halves(handle))
+        return cls(handle, open_halves(handle, torch))
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See ``DevicePages``."""

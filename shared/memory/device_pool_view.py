@@ -1,10 +1,9 @@
 """A worker's layer-first device pool, as other processes on its node see it.
 
 Two kinds of handle exist. ``shm``: the pool lies in a shared segment (machines without a GPU) and
-:class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory; ``PoolHandle.ipc`` is the pickle of
-``torch.multiprocessing.reductions.reduce_tensor(pool)``, that is a ``(rebuild, arguments)`` pair of plain values,
-where ``pool`` is one contiguous uint8 tensor ``[layers, 2, pages, half_bytes]``. The worker makes it once per
-consumer, keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
+:class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory, one contiguous uint8 tensor
+``[layers, 2, pages, half_bytes]``, and ``PoolHandle.ipc`` is its export (``shared.memory.cuda_ipc``), plain data. The
+worker keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
 import torch can map that; the storage does so in its GPU bridge. Both kinds satisfy :class:`DevicePages`.
 """
 
