@@ -48,6 +48,9 @@ class Runner(PassRunner, Protocol):
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor: ...
 
+    def settle(self) -> None:
+        """Return when the pool holds what all steps so far have written. Raises what their kernels raised."""
+
 
 @dataclass(slots=True)
 class Computed:
@@ -69,9 +72,19 @@ class StepComputer:
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
 
     def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
-        """All of ``work`` in one pass, which ``saved`` is told of. Raises whatever the model, the sampler or the gate
-        raises, and SelectionFailed for a sparse prefix.
+        """All of ``work`` in one pass, which ``saved`` is told of. When this returns its KV is in the pool, for every
+        reader. Raises whatever the model, the sampler or the gate raises, and SelectionFailed for a sparse prefix;
+        what was launched until then is not awaited.
         """
+        computed = self._launch(work, gate, saved)
+        self._runner.settle()
+        return computed
+
+    def settle(self) -> None:
+        """Return when nothing that a pass has launched writes to the pool any more. Raises what that work raised."""
+        self._runner.settle()
+
+    def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
         computed = [Computed(item) for item in work]
         last_pieces = [self._score_early_pieces(one, gate, saved) for one in computed]
         wanted = [[*_prompt_rows(piece), *([piece.rows - 1] if piece.samples else [])] for piece in last_pieces]
@@ -106,6 +119,7 @@ class StepComputer:
             except GroupLost:
                 raise
             except Exception as error:
+                self.settle()
                 saved.drop([item])
                 failed.append((item, error))
         return done, failed

@@ -17,6 +17,7 @@ from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import BatchTransfer
 from services.worker.outcome import Outcome
+from services.worker.parallel.group_lost import GroupLost
 from services.worker.requests import RunningRequest
 from services.worker.step_saving import SavedStep
 from services.worker.steps import Work
@@ -92,12 +93,17 @@ class Passes:
         return work, failed
 
     def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
-        """One pass over all of ``work``; returns what it raised, which voids what was saved of it."""
+        """One pass over all of ``work``; returns what it raised, which voids what was saved of it. Either way nothing
+        of it is written any more.
+        """
         try:
             if work:
                 outcome.done = self._computer.compute(work, gate, saved)
         except Exception as raised:
             saved.void()
+            if not isinstance(raised, GroupLost):  # Such a group waits for a rank that is gone.
+                # Its pages may be given to others, whose loads are on another stream.
+                self._computer.settle()
             return raised
         return None
 

@@ -32,6 +32,7 @@ from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.settled import settle
 from shared import progress
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
@@ -140,6 +141,10 @@ class ModelRunner:
         if self._fused is not None:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
+
+    def settle(self) -> None:
+        """Return when the pool holds what all steps so far have written, for any stream and any process."""
+        settle(self._device)
 
     def paged_step(self, meta: ForwardMeta) -> PagedStep:
         """Attention over the pool for one step."""

@@ -15,6 +15,7 @@ from services.worker.identity import WorkerIdentity
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
+from services.worker.kv.movers.protocol import PageMover
 from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
@@ -77,6 +78,7 @@ class Driven:
         hidden_ring_bytes: int = 2**20,
         open_source: OpenSource | None = None,
         importance: ImportanceSettings | None = None,
+        mover: PageMover | None = None,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
         so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
@@ -88,7 +90,7 @@ class Driven:
         self.loads = Loads(
             geometry,
             self.runner.pool.pages,
-            BatchedMover(self.runner.pool),
+            mover or BatchedMover(self.runner.pool),
             timeout_s=5,
             clock_ns=self._clock,
             submit=submit,
@@ -129,6 +131,10 @@ class Driven:
     def _clock(self) -> int:
         self._now += 1000
         return self._now
+
+    def spend(self, time_ns: int) -> None:
+        """Let time go by, as what the worker does would."""
+        self._now += time_ns
 
     def close(self) -> None:
         self.saving.close()
