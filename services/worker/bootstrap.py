@@ -54,6 +54,7 @@ from services.worker.shell import WorkerShell
 from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.step_results import StepResults
+from services.worker.step_rows import StepRows
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
 from services.worker.torch_gpus import choose
@@ -153,9 +154,12 @@ def make_executor(
     sparse: SparsePrefixes,
     restoring: Restoring,
     lease_low_tokens: int,
+    rows: StepRows | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
-    """What the compute thread runs. ``post`` hands its reports on and must not block."""
+    """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
+    passes.
+    """
     geometry = runner.geometry
     limits = ModelLimits(
         page_size=geometry.page_size,
@@ -168,7 +172,7 @@ def make_executor(
     reporter = Reporter(identity.worker_id, identity.incarnation)
     roster = Roster(limits, vocabulary, reporter, counters, saving, sparse)
     passes = Passes(
-        StepComputer(runner, sparse),
+        StepComputer(runner, sparse, rows=rows),
         saving,
         roster.requests,
         counters,
@@ -207,6 +211,7 @@ def make_shell(
     restoration: RestorationCosts | None = None,
     disk_reads: DiskReads | None = None,
     spans: RequestSpans | None = None,
+    rows: StepRows | None = None,
     degraded: Callable[[], Iterable[Degradation]] = tuple,
 ) -> WorkerShell:
     """A worker for the running event loop.
@@ -267,6 +272,7 @@ def make_shell(
             clock_ns=time.time_ns,
         ),
         lease_low_tokens=config.lease_low_tokens,
+        rows=rows,
     )
     return WorkerShell(
         config,
@@ -341,7 +347,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
         projection, costs = await life.in_thread(_prove_restoring, config, runner)
         loads = await life.in_thread(make_loads, config, runner)
         unusable_profile = await life.in_thread(profile_fault, config.profile)
-        saving = make_saving(config, runner, projection)
+        saving, rows = make_saving(config, runner, projection), StepRows()
         bus = await connect_with(config, config.id)
         disk_reads: DiskReads | None = None
         try:
@@ -365,7 +371,8 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 restoration=costs,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
-                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing),
+                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing, rows),
+                rows=rows,
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

@@ -29,6 +29,10 @@ class DevicePages(Protocol):
     @property
     def handle(self) -> PoolHandle: ...
 
+    @property
+    def fault(self) -> str:
+        """Why nothing can be read from here any more, or ""."""
+
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """Copy the pages of ``run`` into ``into``, the page-first uint8 [pages, layers, 2 * half_bytes] of a host
         pool; when it returns, the bytes are there. Raises TransportError when the device pool cannot be read.
@@ -79,6 +83,11 @@ class DevicePoolView:
     @property
     def geometry(self) -> KvGeometry:
         return self.handle.geometry
+
+    @property
+    def fault(self) -> str:
+        """See :class:`DevicePages`; shared memory has none."""
+        return ""
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See :class:`DevicePages`. One strided copy, in which every row is one half of one page in one layer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class LateRunner(FakeRunner):
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor:
         for layer in range(GEOMETRY.layers):
-            self.stream.launch(lambda layer=layer: self._write(layer, ids, positions, meta))
+            self.stream.launch(partial(self._write, layer, ids, positions, meta))
             if meta.gate is not None:
                 meta.gate.wait(layer)
         self.steps.append([(segment.context, segment.rows) for segment in meta.segments])

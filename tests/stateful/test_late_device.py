@@ -31,6 +31,11 @@ def page_bytes(tokens: list[int], index: int) -> bytes:
     return (kv[:, 0].tobytes() + kv[:, 1].tobytes()) * GEOMETRY.layers
 
 
+def turned(shift: int) -> list[int]:
+    """All pages, from another one on."""
+    return [(page + shift) % PAGES for page in range(PAGES)]
+
+
 class LateCell(RuleBasedStateMachine):
     """A worker and its neighbour on late devices, and a storage beside them. One prompt at a time is on the worker."""
 
@@ -106,7 +111,7 @@ class LateCell(RuleBasedStateMachine):
         identities = b"".join(identity_of(label) for label in labels_of(self.tokens, range(CHUNK_PAGES)))
         blob = memoryview(bytearray(blob_nbytes(GEOMETRY)))
         one = SaveChunk(
-            key=ChunkKey("m", "n", identities[-16:]), place=0, above=None, parent=b"", identities=identities,
+            key=ChunkKey("m", b"n", identities[-16:]), place=0, above=None, parent=b"", identities=identities,
             tokens=pack_int32(self.tokens[: CHUNK_PAGES * PAGE_SIZE]),
             host_pages=np.full(CHUNK_PAGES, NOWHERE, np.int32),
             device_pages=np.array(self.pages[:CHUNK_PAGES], np.int32),
@@ -142,7 +147,7 @@ class LateCell(RuleBasedStateMachine):
         """Another prompt gets the same pages at other places. Nothing of the old one lands on them later."""
         self.worker.give(abort(request_id=f"r{self.count}"))
         self.backed_up.clear()
-        self._admit([first] * len(self.tokens), list(np.roll(np.arange(PAGES), shift)), 0)
+        self._admit([first] * len(self.tokens), turned(shift), 0)
 
     @precondition(lambda self: 0 in self.backed_up)
     @rule(shift=st.integers(0, PAGES - 1))
@@ -150,7 +155,7 @@ class LateCell(RuleBasedStateMachine):
         """The same prompt is brought back from the host pool, into pages that computing has just left."""
         count = next(number for number in range(PAGES) if number not in self.backed_up)
         self.worker.give(abort(request_id=f"r{self.count}"))
-        pages = list(np.roll(np.arange(PAGES), shift))
+        pages = turned(shift)
         self._admit(self.tokens, pages, count * PAGE_SIZE)
         name, numbers = f"r{self.count}", range(count)
         loads = [load(self.tokens, numbers, numbers, pages[:count], request_id=name)]

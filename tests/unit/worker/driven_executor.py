@@ -20,6 +20,7 @@ from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.sparse_prefixes import ImportanceSettings, OpenSource, SparsePrefixes
+from services.worker.step_rows import StepRows
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
@@ -79,6 +80,7 @@ class Driven:
         open_source: OpenSource | None = None,
         importance: ImportanceSettings | None = None,
         mover: PageMover | None = None,
+        rows: StepRows | None = None,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
         so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
@@ -122,6 +124,7 @@ class Driven:
             sparse=self.sparse,
             restoring=self.restoring,
             lease_low_tokens=2,
+            rows=rows,
             clock_ns=self._clock,
         )
         self._now = 0
