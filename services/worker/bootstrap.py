@@ -22,6 +22,7 @@ from services.worker.device_choice import DeviceChoice
 from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.executor import Executor
+from services.worker.gpu_claims import claimed
 from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_prefix import DiskPrefix
@@ -313,10 +314,18 @@ async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | No
     """Load, join, work until told to stop, leave. Where no device was chosen yet, it is now."""
     if choice is None:
         choice = await asyncio.to_thread(choose, config)
-    _log.info("device_chosen", asked=config.device, device=choice.device, name=choice.name, note=choice.note)
+    _log.info(
+        "device_chosen",
+        asked=config.device,
+        device=choice.device,
+        name=choice.name,
+        note=choice.note,
+        uuids=choice.uuids,
+    )
     async with tracing.running(config.traces, "worker", config.id) as tracer:
         try:
-            await _serve(config, life, choice, tracer)
+            with claimed(choice.uuids):
+                await _serve(config, life, choice, tracer)
         except Stopping:
             unlink_own(config.shm_prefix)  # What the thread that is given up has made.
             raise

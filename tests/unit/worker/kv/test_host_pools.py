@@ -83,8 +83,12 @@ def test_a_pool_that_cannot_be_pinned_serves_all_the_same(host: HostPoolView) ->
 def test_a_pool_serves_while_it_is_being_pinned(host: HostPoolView) -> None:
     """Pinning takes minutes: until it is done rows are staged, and a pool that goes meanwhile is not pinned at all."""
     started = list[Callable[[], None]]()
-    pins = RecordingPins()
-    pins.start = started.append  # type: ignore[method-assign]
+
+    class LatePins(RecordingPins):
+        def start(self, work: Callable[[], None]) -> None:
+            started.append(work)
+
+    pins = LatePins()
     pools = HostPools(GEOMETRY, pins)
 
     pools.attach("s", host.handle)
