@@ -27,6 +27,7 @@
         ├── IllegalTransition    a lifecycle table lacks this entry
         ├── IntegrityError       checksum or identity of cached state is wrong
         ├── TransportError       the broker or a pool of another process failed
+        │   └── DeviceFailed         a GPU is of no use to this process any more: only a new process helps
         ├── SparsePrefixLost     a part of a prefix on the disk cannot be read: the request runs again without it
         ├── RecordingError       truncated or corrupt recording, or one that does not replay
         └── AttemptsExhausted    its workers died too often
@@ -167,6 +168,12 @@ class IntegrityError(InternalError):
 
 class TransportError(InternalError):
     code = "transport_error"
+
+
+class DeviceFailed(TransportError):
+    """The CUDA context of this process is broken; every later call of it would fail."""
+
+    code = "device_failed"
 
 
 class SparsePrefixLost(InternalError):

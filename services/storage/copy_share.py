@@ -55,6 +55,11 @@ class SharedDevicePages:
     def handle(self) -> PoolHandle:
         return self._pages.handle
 
+    @property
+    def fault(self) -> str:
+        """See ``DevicePages``."""
+        return self._pages.fault
+
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See ``DevicePages``."""
         self._share.run(lambda: self._pages.copy_run(run, into))

@@ -14,7 +14,7 @@ from services.storage.copy_share import CopyShare, SharedDevicePages
 from services.storage.core.backup_check import Transfer, check_backup
 from services.storage.core.fetch_check import FetchChunk, check_fetch
 from services.storage.core.save_check import SaveChunk, check_save, reads_device
-from shared.errors import ConfigError, InvalidRequest, ThermoclineError
+from shared.errors import ConfigError, DeviceFailed, InvalidRequest, ThermoclineError
 from shared.memory import DevicePartsView, DevicePoolView, HostPoolView, pages_for
 from shared.memory.device_pool_view import DevicePages, GatheredPages
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, PoolHandle
@@ -40,6 +40,24 @@ def _open_whole(handle: PoolHandle) -> GatheredPages:
     return CudaDevicePool.attach(handle)
 
 
+def pin_pool(pool: HostPoolView) -> None:
+    """Register a pool with the CUDA driver, on a thread of its own: it may take minutes."""
+    from services.storage.gpu_bridge import start_pinning
+
+    start_pinning(pool.flat_pages())
+
+
+def unpin_pool(pool: HostPoolView) -> None:
+    """Undo :func:`pin_pool`, before the pool is unmapped."""
+    from services.storage.gpu_bridge import unpin
+
+    unpin(pool.flat_pages())
+
+
+def _is_on_gpu(pages: DevicePages | None) -> bool:
+    return pages is not None and pages.handle.kind == "cuda_ipc"
+
+
 @dataclass(slots=True)
 class _DevicePool:
     incarnation: str
@@ -58,8 +76,14 @@ class Pools:
         *,
         backup_share: float = 1.0,
         open_device: Callable[[PoolHandle], DevicePages] = open_device_pool,
+        pin: Callable[[HostPoolView], None] = pin_pool,
+        unpin: Callable[[HostPoolView], None] = unpin_pool,
     ) -> None:
-        """``backup_share`` is the part of the time in which devices may be copied from."""
+        """``backup_share`` is the part of the time in which devices may be copied from. ``pin`` and ``unpin`` make a
+        pool reachable for GPUs, and undo that; pinning goes on beside what follows.
+        """
+        self._pin, self._unpin = pin, unpin
+        self._pins: set[str] = set()  # Names of pools that were to be pinned.
         self._shm_prefix = shm_prefix
         self._host_bytes = host_bytes
         self._hidden_bytes = hidden_bytes
@@ -104,6 +128,7 @@ class Pools:
         if self._host is None:
             self._host = self._create(geometry, self._host_bytes, HOST_FLAG)
             measures.POOL_BYTES.set(self._host.handle.nbytes)
+            self._pin_own()
         elif self._host.geometry != geometry:
             raise ConfigError(f"the host pool has geometry {self._host.geometry}, not {geometry}")
         return self._host.handle
@@ -121,6 +146,7 @@ class Pools:
         if self._hidden is None:
             self._hidden = self._create(geometry, self._hidden_bytes, HIDDEN_FLAG)
             measures.HIDDEN_POOL_BYTES.set(self._hidden.handle.nbytes)
+            self._pin_own()
         elif self._hidden.geometry != geometry:
             raise ConfigError(f"the hidden pool has geometry {self._hidden.geometry}, not {geometry}")
         return self._hidden.handle
@@ -139,6 +165,15 @@ class Pools:
         self._refused.pop(flag, None)
         return made
 
+    def _pin_own(self) -> None:
+        """Have GPUs write into the pools of this storage by themselves, where there is one that does. Once per pool."""
+        if not any(_is_on_gpu(device.pages) for device in list(self._devices.values())):
+            return
+        for own in (self._host, self._hidden):
+            if own is not None and own.handle.name not in self._pins:
+                self._pins.add(own.handle.name)
+                self._pin(own)
+
     def faults(self) -> Iterator[tuple[str, str, str]]:
         """Pools that were asked for and are not there: what, why, and the flag."""
         for flag, reason in list(self._refused.items()):
@@ -146,6 +181,8 @@ class Pools:
         for worker_id, pool in list(self._devices.items()):
             if pool.pages is None and pool.error != MAPPING:
                 yield f"device pool of {worker_id}", f"it cannot be mapped: {pool.error}", ""
+            elif pool.pages is not None and pool.pages.fault:
+                yield f"device pool of {worker_id}", f"{pool.pages.fault}: restart this storage", ""
 
     def attach(self, order: AttachDevicePool) -> None:
         """Map a device pool, replacing an older one of that worker. Blocking.
@@ -161,6 +198,7 @@ class Pools:
             raise
         shared = pages if self._share is None else SharedDevicePages(pages, self._share)
         self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, shared)
+        self._pin_own()
 
     def detach(self, worker_id: str, incarnation: str) -> bool:
         """Let go of a device pool; False if it is not (or no more) that incarnation's."""
@@ -171,12 +209,16 @@ class Pools:
         return True
 
     def device(self, worker_id: str, incarnation: str) -> DevicePages:
-        """A mapped device pool. Raises InvalidRequest, saying why, when there is none."""
+        """A mapped device pool. Raises InvalidRequest, saying why, when there is none, and DeviceFailed when its GPU is
+        of no use to this process any more.
+        """
         found = self._devices.get(worker_id)
         if found is None or found.incarnation != incarnation:
             raise InvalidRequest(f"no device pool of worker {worker_id} ({incarnation}) is attached")
         if found.pages is None:
             raise InvalidRequest(f"the device pool of worker {worker_id} could not be mapped: {found.error}")
+        if found.pages.fault:
+            raise DeviceFailed(f"the device pool of worker {worker_id} is lost: {found.pages.fault}")
         return found.pages
 
     def check(self, order: BackupPages) -> Transfer:
@@ -200,6 +242,8 @@ class Pools:
         self._devices.clear()
         for own in (self._host, self._hidden):
             if own is not None:
+                if own.handle.name in self._pins:
+                    self._unpin(own)
                 own.unlink()
                 own.close()
         self._host = self._hidden = None

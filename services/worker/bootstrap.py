@@ -22,6 +22,7 @@ from services.worker.device_choice import DeviceChoice
 from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.executor import Executor
+from services.worker.gpu_claims import claimed
 from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_prefix import DiskPrefix
@@ -54,6 +55,7 @@ from services.worker.shell import WorkerShell
 from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.step_results import StepResults
+from services.worker.step_rows import StepRows
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
 from services.worker.torch_gpus import choose
@@ -153,9 +155,12 @@ def make_executor(
     sparse: SparsePrefixes,
     restoring: Restoring,
     lease_low_tokens: int,
+    rows: StepRows | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
-    """What the compute thread runs. ``post`` hands its reports on and must not block."""
+    """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
+    passes.
+    """
     geometry = runner.geometry
     limits = ModelLimits(
         page_size=geometry.page_size,
@@ -168,7 +173,7 @@ def make_executor(
     reporter = Reporter(identity.worker_id, identity.incarnation)
     roster = Roster(limits, vocabulary, reporter, counters, saving, sparse)
     passes = Passes(
-        StepComputer(runner, sparse),
+        StepComputer(runner, sparse, rows=rows),
         saving,
         roster.requests,
         counters,
@@ -207,6 +212,7 @@ def make_shell(
     restoration: RestorationCosts | None = None,
     disk_reads: DiskReads | None = None,
     spans: RequestSpans | None = None,
+    rows: StepRows | None = None,
     degraded: Callable[[], Iterable[Degradation]] = tuple,
 ) -> WorkerShell:
     """A worker for the running event loop.
@@ -267,6 +273,7 @@ def make_shell(
             clock_ns=time.time_ns,
         ),
         lease_low_tokens=config.lease_low_tokens,
+        rows=rows,
     )
     return WorkerShell(
         config,
@@ -307,10 +314,18 @@ async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | No
     """Load, join, work until told to stop, leave. Where no device was chosen yet, it is now."""
     if choice is None:
         choice = await asyncio.to_thread(choose, config)
-    _log.info("device_chosen", asked=config.device, device=choice.device, name=choice.name, note=choice.note)
+    _log.info(
+        "device_chosen",
+        asked=config.device,
+        device=choice.device,
+        name=choice.name,
+        note=choice.note,
+        uuids=choice.uuids,
+    )
     async with tracing.running(config.traces, "worker", config.id) as tracer:
         try:
-            await _serve(config, life, choice, tracer)
+            with claimed(choice.uuids):
+                await _serve(config, life, choice, tracer)
         except Stopping:
             unlink_own(config.shm_prefix)  # What the thread that is given up has made.
             raise
@@ -341,7 +356,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
         projection, costs = await life.in_thread(_prove_restoring, config, runner)
         loads = await life.in_thread(make_loads, config, runner)
         unusable_profile = await life.in_thread(profile_fault, config.profile)
-        saving = make_saving(config, runner, projection)
+        saving, rows = make_saving(config, runner, projection), StepRows()
         bus = await connect_with(config, config.id)
         disk_reads: DiskReads | None = None
         try:
@@ -365,7 +380,8 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 restoration=costs,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
-                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing),
+                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing, rows),
+                rows=rows,
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

@@ -31,11 +31,13 @@ def check(config: WorkerConfig) -> None:
 def _faults(config: WorkerConfig) -> Iterator[str]:
     yield from library_versions.too_old()
     if config.device == "cuda":
-        gpus = gpus_here()
+        gpus, needed = gpus_here(), config.node_workers * config.tensor_parallel
         if not gpus:
             yield "--device cuda: there is no GPU here that its driver lets us use; --device cpu needs none"
         elif gpus < config.tensor_parallel:
             yield f"--tensor-parallel {config.tensor_parallel}: there are {gpus} GPUs here"
+        elif gpus < needed:
+            yield f"--workers {config.node_workers}: they need {needed} GPUs of their own, and there are {gpus} here"
     try:
         described = check_model(config.model_dir)
     except OperatorError as error:

@@ -23,9 +23,11 @@ from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
 from services.worker.importance.importance_step import ImportanceStep
+from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.restore.first_layers import PassRunner
 from services.worker.sparse_prefixes import SparsePrefixes
+from services.worker.step_rows import StepRows
 from services.worker.step_saving import NOT_SAVED, SavedStep
 from services.worker.steps import Work
 from shared.messages.tokens import TokenLogprob
@@ -48,6 +50,9 @@ class Runner(PassRunner, Protocol):
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor: ...
 
+    def settle(self) -> None:
+        """Return when the pool holds what all steps so far have written. Raises what their kernels raised."""
+
 
 @dataclass(slots=True)
 class Computed:
@@ -61,19 +66,49 @@ class Computed:
 class StepComputer:
     """Runs work on a model."""
 
-    def __init__(self, runner: Runner, sparse: SparsePrefixes, *, logits_bytes: int = LOGITS_BYTES) -> None:
-        """``sparse`` knows the sparse prefixes of the requests that are computed."""
+    def __init__(
+        self,
+        runner: Runner,
+        sparse: SparsePrefixes,
+        *,
+        logits_bytes: int = LOGITS_BYTES,
+        rows: StepRows | None = None,
+    ) -> None:
+        """``sparse`` knows the sparse prefixes of the requests that are computed, ``rows`` bounds their passes."""
+        self._rows = rows or StepRows()
         self._runner, self._sparse = runner, sparse
         self._page_size = runner.geometry.page_size
         self._device = runner.pool.device
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
 
     def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
-        """All of ``work`` in one pass, which ``saved`` is told of. Raises whatever the model, the sampler or the gate
-        raises, and SelectionFailed for a sparse prefix.
+        """All of ``work`` in one pass, or in several where the device has no room for one, which ``saved`` is told of.
+        When this returns its KV is in the pool, for every reader. Raises whatever the model, the sampler or the gate
+        raises, and SelectionFailed for a sparse prefix; what was launched until then is not awaited.
         """
+        computed = self._launch(work, gate, saved)
+        self._runner.settle()
+        return computed
+
+    def settle(self) -> None:
+        """Return when nothing that a pass has launched writes to the pool any more. Raises what that work raised."""
+        self._runner.settle()
+
+    def shrink(self, work: Sequence[Work]) -> bool:
+        """Take less at once from now on than what ``work`` came to; False where that is one row already."""
+        return self._rows.shrink(sum(item.rows for item in work))
+
+    def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
         computed = [Computed(item) for item in work]
-        last_pieces = [self._score_early_pieces(one, gate, saved) for one in computed]
+        last_pieces = [self._compute_early_pieces(one, gate, saved) for one in computed]
+        for part in self._rows.parts([piece.rows for piece in last_pieces]):
+            self._launch_together(computed[part], last_pieces[part], gate, saved)
+        return computed
+
+    def _launch_together(
+        self, computed: Sequence[Computed], last_pieces: Sequence[Work], gate: LayerGate | None, saved: SavedStep
+    ) -> None:
+        """One pass over the last piece of each work, which gives it its token and logprobs."""
         wanted = [[*_prompt_rows(piece), *([piece.rows - 1] if piece.samples else [])] for piece in last_pieces]
         logits = self._forward(last_pieces, wanted, gate, saved)
         ends = list(itertools.accumulate(len(rows) for rows in wanted))
@@ -89,14 +124,13 @@ class StepComputer:
             drawn = sample(logits, [self._sample_row(one.work) for one, _ in sampling])
             for (one, _), sampled in zip(sampling, drawn, strict=True):
                 one.sampled = sampled
-        return computed
 
     def isolate(
         self, work: Sequence[Work], saved: SavedStep = NOT_SAVED
     ) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
         """Each work alone: what could be computed, and what could not and why.
 
-        Raises GroupLost, which is no work's fault, and nothing else.
+        Raises GroupLost and DeviceFailed, which are no work's fault, and nothing else.
         """
         done: list[Computed] = []
         failed: list[tuple[Work, Exception]] = []
@@ -106,20 +140,24 @@ class StepComputer:
             except GroupLost:
                 raise
             except Exception as error:
+                raise_if_failed(error)
+                self.settle()
                 saved.drop([item])
                 failed.append((item, error))
         return done, failed
 
-    def _score_early_pieces(self, one: Computed, gate: LayerGate | None, saved: SavedStep) -> Work:
-        """Compute all but the last piece of work whose prompt logprobs are wanted; return the last piece.
+    def _compute_early_pieces(self, one: Computed, gate: LayerGate | None, saved: SavedStep) -> Work:
+        """Compute all but the last piece of work that one pass has no room for; return the last piece.
 
-        Every prompt row needs its logits then, so pieces are as long as their bound allows.
+        Where prompt logprobs are wanted every prompt row needs its logits, so pieces are as long as their bound allows.
         """
         rest = one.work
-        while _prompt_rows(rest) and rest.rows > self._slice_rows:
-            piece = replace(rest, end=rest.start + self._slice_rows, samples=False)
-            rows = _prompt_rows(piece)
-            one.prompt_logprobs.update(_score(piece, self._forward([piece], [rows], gate, saved)))
+        while (rows := self._rows.at_most(self._slice_rows if _prompt_rows(rest) else rest.rows)) < rest.rows:
+            piece = replace(rest, end=rest.start + rows, samples=False)
+            scored = _prompt_rows(piece)
+            logits = self._forward([piece], [scored], gate, saved)
+            if scored:
+                one.prompt_logprobs.update(_score(piece, logits))
             rest = replace(rest, start=piece.end)
         return rest
 

@@ -28,7 +28,16 @@ class Gpus(Protocol):
         """Whether the machine has some, whatever torch says."""
         ...
 
+    @property
+    def mig_instances(self) -> int:
+        """Instances of partitioned GPUs (MIG) that CUDA_VISIBLE_DEVICES names; CUDA shows a process the first alone."""
+        ...
+
     def name(self, index: int) -> str: ...
+
+    def uuid(self, index: int) -> str:
+        """What names it in every process."""
+        ...
 
     def fault(self, index: int) -> str:
         """Why computing on one fails, or ""."""
@@ -38,13 +47,14 @@ class Gpus(Protocol):
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
     """``first_gpu`` is the first of the GPUs that the worker's ranks take. ``note`` says why a GPU that is there is not
-    used.
+    used, and ``uuids`` name the GPUs that are.
     """
 
     kind: Literal["cpu", "cuda"]
     first_gpu: int = 0
     name: str = ""
     note: str = ""
+    uuids: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -68,6 +78,8 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
             "cpu", note=f"a GPU is there but cannot be used: {gpus.absence}" if gpus.are_installed else ""
         )
     needed = max(workers * ranks, first_gpu + ranks)
+    if needed > gpus.count and gpus.mig_instances:
+        raise ConfigError(_too_few_instances(needed, gpus.mig_instances))
     if needed > gpus.count:
         raise ConfigError(_too_few(gpus.count, needed, first_gpu, ranks, workers))
     for index in range(first_gpu, first_gpu + ranks):
@@ -80,7 +92,19 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
             )
         if fault:
             return DeviceChoice("cpu", note=f"GPU {index} ({gpus.name(index)}) is there but cannot be used: {fault}")
-    return DeviceChoice("cuda", first_gpu, gpus.name(first_gpu))
+    taken = range(first_gpu, first_gpu + ranks)
+    return DeviceChoice(
+        "cuda", first_gpu, gpus.name(first_gpu), uuids=tuple(dict.fromkeys(gpus.uuid(index) for index in taken))
+    )
+
+
+def _too_few_instances(needed: int, named: int) -> str:
+    """Memory of an instance cannot be mapped by a process that has another, so a storage serves workers of one."""
+    return (
+        f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, of which CUDA shows a "
+        "process one: start a cell of one worker for each, with that instance alone in CUDA_VISIBLE_DEVICES, and "
+        "spread requests with thermocline router"
+    )
 
 
 def _too_few(count: int, needed: int, first_gpu: int, ranks: int, workers: int) -> str:

@@ -6,6 +6,7 @@ if computing itself raised, with each request alone.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from services.worker import counting, losses
@@ -16,12 +17,15 @@ from services.worker.hidden_saving import HiddenSaving
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import BatchTransfer
+from services.worker.kv.settled import raise_if_failed
 from services.worker.outcome import Outcome
+from services.worker.parallel.group_lost import GroupLost
 from services.worker.requests import RunningRequest
 from services.worker.step_saving import SavedStep
 from services.worker.steps import Work
 from shared import logs
 from shared.errors import InternalError
+from shared.memory.cuda_runtime import is_out_of_memory
 from shared.messages.worker_plans import PageLoad
 
 _log = logs.get_logger("worker")
@@ -59,7 +63,9 @@ class Passes:
     ) -> None:
         """Compute ``work`` and note in ``outcome`` what became of it. ``loads`` are the batch's, if there is one.
 
-        Raises InternalError if it is not a request that is broken but the device, the model or this process.
+        A step for which the device has no memory is taken in smaller ones, and so are later ones. Raises DeviceFailed
+        at once if the GPU cannot be used any more, and InternalError if otherwise it is not a request that is broken
+        but the device, the model or this process.
         """
         loads_failed = False
         with self._saving.step() as saved:
@@ -68,8 +74,11 @@ class Passes:
                 work, loads_failed = self._take_loads(outcome, work, transfer, loads or (), saved)
         if loads_failed or _is_of_others(error, work):
             error = self._repeat(outcome, work)
-        while isinstance(error, SelectionFailed):
-            work = self._refuse(outcome, work, error, loads)
+        while error is not None:
+            if isinstance(error, SelectionFailed):
+                work = self._refuse(outcome, work, error, loads)
+            elif not self._shrink(work, error):
+                break
             error = self._repeat(outcome, work)
         if error is not None and work:
             self._isolate(outcome, work, error, loads)
@@ -92,12 +101,18 @@ class Passes:
         return work, failed
 
     def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
-        """One pass over all of ``work``; returns what it raised, which voids what was saved of it."""
+        """One pass over all of ``work``; returns what it raised, which voids what was saved of it. Either way nothing
+        of it is written any more.
+        """
         try:
             if work:
                 outcome.done = self._computer.compute(work, gate, saved)
         except Exception as raised:
             saved.void()
+            raise_if_failed(raised)
+            if not isinstance(raised, GroupLost):  # Such a group waits for a rank that is gone.
+                # Its pages may be given to others, whose loads are on another stream.
+                self._computer.settle()
             return raised
         return None
 
@@ -109,6 +124,15 @@ class Passes:
         self._count_repeat(outcome)
         with self._saving.step() as saved:
             return self._pass(outcome, work, None, saved)
+
+    def _shrink(self, work: list[Work], error: Exception) -> bool:
+        """Whether the device had no memory for a step of this size, and smaller ones may do, which are taken from now
+        on. Lets go of what the failed pass held on the device.
+        """
+        if isinstance(error, GroupLost) or not is_out_of_memory(error) or not self._computer.shrink(work):
+            return False
+        traceback.clear_frames(error.__traceback__)
+        return True
 
     def _refuse(
         self, outcome: Outcome, work: list[Work], error: SelectionFailed, loads: Sequence[PageLoad] | None

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import Segment
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
+from services.worker.kv.settled import settle
 from services.worker.requests import RunningRequest
 from services.worker.restore.first_layers import PassRunner
 from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPages, KvOfPages
@@ -37,9 +37,6 @@ from shared.ids import DIGEST_BYTES
 from shared.messages.worker_plans import RestoreChunk
 
 _log = logs.get_logger("worker")
-
-# torch leaves these functions without types.
-_cuda: Any = torch.cuda
 
 
 class _LoadsFailed(Exception):
@@ -203,9 +200,8 @@ class Restoring:
         )
         self._submit(restoration.run)
         error = _complete(restoration)
-        if self._runner.pool.device.type == "cuda":
-            # Whoever uses these pages when the batch has been reported does so on other streams.
-            _cuda.current_stream(self._runner.pool.device).synchronize()
+        # Whoever uses these pages when the batch has been reported does so on other streams.
+        settle(self._runner.pool.device)
         if error is not None and gate is not None and gate.rejected is not None:
             raise _LoadsFailed(gate.rejected) from error
         if error is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.worker.kv.host_pools import HostPools
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import read_profile
+from services.worker.step_rows import StepRows
 from shared import library_versions
 from shared.errors import ConfigError
 from shared.messages.status import Degradation
@@ -25,13 +26,15 @@ def profile_fault(profile: str) -> str:
 
 
 def shortfalls(
-    worker_id: str, pools: HostPools, unusable_profile: str, missing: Mapping[str, str]
+    worker_id: str, pools: HostPools, unusable_profile: str, missing: Mapping[str, str], rows: StepRows
 ) -> Iterator[Degradation]:
     """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start, ``missing`` are
-    compiled libraries and why there are none.
+    compiled libraries and why there are none, ``rows`` bounds steps.
     """
     for what, reason in pools.faults():
         yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
+    for what, reason in rows.faults():
+        yield Degradation(component=worker_id, what=what, reason=reason, setting="--device-memory-fraction")
     if unusable_profile:
         yield Degradation(component=worker_id, what="profile", reason=unusable_profile, setting="--profile")
     for reason in library_versions.untried():

@@ -6,6 +6,7 @@ What touches a GPU here has not run on one.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,16 @@ class TorchGpus:
         """Whether NVIDIA's driver shows devices."""
         return driver_shows_gpus(_DRIVER_NODES)
 
+    @property
+    def mig_instances(self) -> int:
+        return len(_instances())
+
+    def uuid(self, index: int) -> str:
+        instances = _instances()
+        if instances:  # Drivers differ in whether an instance has the UUID of its GPU, which others share.
+            return instances[0]
+        return str(_cuda.get_device_properties(index).uuid)
+
     def name(self, index: int) -> str:
         return str(_cuda.get_device_name(index))
 
@@ -61,6 +72,11 @@ class TorchGpus:
         except Exception as error:  # Of whatever kind: the driver's words are what the operator needs.
             return _first_line(error)
         return "" if total == 64.0**3 else f"it computes {total} where {64.0**3} is right"
+
+
+def _instances() -> list[str]:
+    named = (each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
+    return [each for each in named if each.startswith("MIG-")]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,61 +1,170 @@
 """Device memory of another process, by CUDA IPC: what ``PoolHandle.ipc`` holds, and how it is opened safely.
 
-The handle is the pickle of ``torch.multiprocessing.reductions.reduce_tensor(pool)``. Unpickling may call anything that
-a pickle names, so only what an exported tensor needs is let through, whoever wrote the handle. Nothing here imports
-torch; opening a handle does, in processes that have it.
+The bytes are one :class:`CudaExport`, plain data: the values that torch's ``_share_cuda_`` gives, in its order, and
+what makes a tensor of them. No class or function is named, so nothing that another process wrote decides what is
+called. ``torch`` is passed in by those who have it, since ``shared`` imports none.
+
+CUDA numbers GPUs differently in processes with another ``CUDA_VISIBLE_DEVICES``. So an export names its GPU by UUID,
+and is opened on the device that has this UUID here.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import math
+import re
 from typing import Any
+
+import msgspec
 
 from shared.errors import TransportError
 from shared.memory.device_pool_view import check_device_handle, check_is_whole
 from shared.messages.pools import PoolHandle
+from shared.undecodable import UNDECODABLE
 
-_ALLOWED = {
-    ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
-    ("torch", "Size"),
-    ("torch", "Tensor"),
-    ("torch", "UntypedStorage"),
-    ("torch.storage", "UntypedStorage"),
-    ("torch", "uint8"),
-}
+EVENT_BYTES = 64
+"""Size of ``cudaIpcEventHandle_t``. torch reads that many, however many there are."""
 
+HANDLE_BYTES = range(64, 65_537)
+"""Size of a memory handle: a ``cudaIpcMemHandle_t`` and torch's header, longer for segments that can be expanded."""
 
-class _HandleUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"an IPC handle may not name {module}.{name}")
-        return super().find_class(module, name)
+COUNTERS = 10_000
+"""Counters in one of torch's files of them (``CUDA_IPC_REF_COUNTER_FILE_SIZE``)."""
+
+_COUNTER_FILE = re.compile(rb"/torch_[0-9]+_[0-9]+_[0-9]+")
+"""Torch's names of such files. Whoever lets go of a tensor writes to the file, so no other name is taken."""
 
 
-def unpickle_handle(ipc: bytes) -> tuple[Any, tuple[Any, ...]]:
-    """``(rebuild, arguments)`` of an exported CUDA tensor. Raises TransportError for any other pickle."""
+class CudaExport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A uint8 tensor in CUDA memory, as another process opens it.
+
+    ``handle`` to ``waits_for_event`` are what ``UntypedStorage._share_cuda_`` gives behind the device:
+    ``storage_bytes`` at ``storage_offset_bytes`` of an allocation, a counter that the process that opened it decrements
+    at the end, and an event after which the bytes may be used. ``offset``, ``shape`` and ``stride`` count elements.
+    """
+
+    device_uuid: str
+    handle: bytes
+    storage_bytes: int
+    storage_offset_bytes: int
+    counter_file: bytes
+    counter: int
+    event: bytes
+    waits_for_event: bool
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str = "uint8"
+
+
+def export(tensor: Any, torch: Any) -> bytes:
+    """The handle of a uint8 CUDA tensor, for one process more. The tensor lives as long as anybody maps it.
+
+    Raises TransportError where torch or the driver cannot export it.
+    """
+    storage = tensor.untyped_storage()
     try:
-        rebuild, arguments = _HandleUnpickler(io.BytesIO(ipc)).load()
-    except Exception as error:  # Damaged pickles raise almost anything.
+        device, handle, nbytes, offset, counter_file, counter, event, waits = storage._share_cuda_()
+        made = CudaExport(
+            device_uuid=_uuid(torch, device),
+            handle=handle,
+            storage_bytes=nbytes,
+            storage_offset_bytes=offset,
+            counter_file=counter_file,
+            counter=counter,
+            event=event,
+            waits_for_event=waits,
+            offset=tensor.storage_offset(),
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+        )
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise TransportError(f"device memory cannot be exported by CUDA IPC: {error}") from error
+    return msgspec.msgpack.encode(made)
+
+
+def read_export(ipc: bytes) -> CudaExport:
+    """What :func:`export` wrote. Raises TransportError for other bytes, and for values that no export has."""
+    try:
+        found = msgspec.msgpack.decode(ipc, type=CudaExport)
+    except UNDECODABLE as error:
         raise TransportError(f"the IPC handle is not that of a CUDA tensor: {error}") from error
-    if getattr(rebuild, "__name__", "") != "rebuild_cuda_tensor" or not isinstance(arguments, tuple):
-        raise TransportError("the IPC handle is not that of a CUDA tensor")
-    return rebuild, arguments
+    fault = _fault(found)
+    if fault:
+        raise TransportError(f"the IPC handle is not that of a CUDA tensor: {fault}")
+    return found
 
 
-def open_halves(handle: PoolHandle) -> Any:
+def open_halves(handle: PoolHandle, torch: Any) -> Any:
     """The device pool of ``handle`` as a uint8 CUDA tensor [layers, 2, pages, half_bytes]; it stays mapped while the
     tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
     """
     check_device_handle(handle)
     check_is_whole(handle)
-    rebuild, arguments = unpickle_handle(handle.ipc)
-    try:
-        halves = rebuild(*arguments)
-    except Exception as error:
-        raise TransportError(f"cannot open the CUDA IPC handle of a device pool: {error}") from error
+    found = read_export(handle.ipc)
     geometry = handle.geometry
     shape = (geometry.layers, 2, handle.pages, geometry.half_bytes)
-    if tuple(halves.shape) != shape or str(halves.dtype) != "torch.uint8" or not halves.is_contiguous():
-        raise TransportError(f"the CUDA tensor has shape {tuple(halves.shape)} of {halves.dtype}, not uint8 {shape}")
-    return halves
+    if found.shape != shape or found.stride != _contiguous(shape) or found.dtype != "uint8":
+        raise TransportError(
+            f"the exported tensor is {found.dtype} {found.shape} in steps of {found.stride}, not uint8 {shape}"
+        )
+    device = find_device(found.device_uuid, torch)
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(  # noqa: SLF001 - torch has no public name for it.
+            device,
+            found.handle,
+            found.storage_bytes,
+            found.storage_offset_bytes,
+            found.counter_file,
+            found.counter,
+            found.event,
+            found.waits_for_event,
+        )
+        # The event holds up the stream on which the memory was opened, and copies run on others.
+        torch.cuda.current_stream(device).synchronize()
+        halves = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return halves.set_(storage, found.offset, found.shape, found.stride)
+    except Exception as error:  # Of whatever kind: torch's own and the driver's.
+        raise TransportError(f"cannot open the CUDA IPC handle of a device pool: {error}") from error
+
+
+def find_device(uuid: str, torch: Any) -> int:
+    """The number that this process has for a GPU. Raises TransportError where it sees none of this UUID, or several."""
+    try:
+        seen = [_uuid(torch, index) for index in range(torch.cuda.device_count())]
+    except (RuntimeError, AttributeError) as error:
+        raise TransportError(f"the GPUs of this process cannot be told apart: {error}") from error
+    found = [index for index, each in enumerate(seen) if each == uuid]
+    if len(found) != 1:
+        raise TransportError(
+            f"the device pool is on GPU {uuid}, and this process sees {', '.join(seen) or 'none'}: give every process "
+            "of a node the same CUDA_VISIBLE_DEVICES"
+        )
+    return found[0]
+
+
+def _uuid(torch: Any, device: int) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def _fault(found: CudaExport) -> str:
+    """What of an export torch cannot be given, or ""."""
+    if len(found.handle) not in HANDLE_BYTES:
+        return f"a memory handle of {len(found.handle)} bytes"
+    if len(found.event) != EVENT_BYTES:
+        return f"an event handle of {len(found.event)} bytes"
+    if not _COUNTER_FILE.fullmatch(found.counter_file) or not 0 <= found.counter < COUNTERS:
+        return f"counter {found.counter} of {found.counter_file[:64]!r}"
+    if len(found.shape) != len(found.stride) or min((*found.shape, *found.stride, 1)) < 1:
+        return f"shape {found.shape} in steps of {found.stride}"
+    last = found.offset + sum((size - 1) * step for size, step in zip(found.shape, found.stride, strict=True))
+    # The numbers become 64-bit integers of C.
+    if min(found.offset, found.storage_offset_bytes) < 0 or not last < found.storage_bytes < 2**63:
+        return f"elements up to {last} in {found.storage_bytes} bytes"
+    if found.storage_offset_bytes >= 2**62:
+        return f"a storage at {found.storage_offset_bytes}"
+    return ""

@@ -42,6 +42,11 @@ class DevicePartsView:
             raise
         return cls(handle, opened)
 
+    @property
+    def fault(self) -> str:
+        """See ``DevicePages``: that of any part."""
+        return next((part.fault for _, part in self._parts if part.fault), "")
+
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See ``DevicePages``."""
         geometry = self.handle.geometry

@@ -1,10 +1,9 @@
 """A worker's layer-first device pool, as other processes on its node see it.
 
 Two kinds of handle exist. ``shm``: the pool lies in a shared segment (machines without a GPU) and
-:class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory; ``PoolHandle.ipc`` is the pickle of
-``torch.multiprocessing.reductions.reduce_tensor(pool)``, that is a ``(rebuild, arguments)`` pair of plain values,
-where ``pool`` is one contiguous uint8 tensor ``[layers, 2, pages, half_bytes]``. The worker makes it once per
-consumer, keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
+:class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory, one contiguous uint8 tensor
+``[layers, 2, pages, half_bytes]``, and ``PoolHandle.ipc`` is its export (``shared.memory.cuda_ipc``), plain data. The
+worker keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
 import torch can map that; the storage does so in its GPU bridge. Both kinds satisfy :class:`DevicePages`.
 """
 
@@ -29,6 +28,10 @@ class DevicePages(Protocol):
 
     @property
     def handle(self) -> PoolHandle: ...
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be read from here any more, or ""."""
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """Copy the pages of ``run`` into ``into``, the page-first uint8 [pages, layers, 2 * half_bytes] of a host
@@ -80,6 +83,11 @@ class DevicePoolView:
     @property
     def geometry(self) -> KvGeometry:
         return self.handle.geometry
+
+    @property
+    def fault(self) -> str:
+        """See :class:`DevicePages`; shared memory has none."""
+        return ""
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See :class:`DevicePages`. One strided copy, in which every row is one half of one page in one layer."""

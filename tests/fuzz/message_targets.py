@@ -21,6 +21,7 @@ from services.scheduler.snapshots import Snapshot, decode_snapshot, encode_snaps
 from shared import messages
 from shared.codec import Input, Published, decode, decode_input, decode_published
 from shared.errors import CodecError, RecordingError, TransportError
+from shared.memory.cuda_ipc import CudaExport, read_export
 from shared.memory.device_parts import DevicePartsView
 from shared.memory.device_pool_view import DevicePoolView, check_device_handle
 from shared.memory.host_pool import HostPoolView
@@ -137,10 +138,18 @@ def pool_targets() -> list[Target]:
         device,
         msgspec.structs.replace(device, parts=halves),
         msgspec.structs.replace(device, layout="page_first", nbytes=64 * 1024, table_offset=4 * geometry.page_bytes),
-        msgspec.structs.replace(device, kind="cuda_ipc", name="", ipc=b"handle"),
+        msgspec.structs.replace(device, kind="cuda_ipc", name="", ipc=msgspec.msgpack.encode(_export(device))),
     )
     samples = tuple(msgspec.msgpack.encode(handle) for handle in handles)
     return [Target("pool_handle", _attach, (CodecError, TransportError), samples, weight=15)]
+
+
+def _export(device: PoolHandle) -> CudaExport:
+    return CudaExport(
+        device_uuid="3f5b0e0c", handle=bytes(66), storage_bytes=device.nbytes, storage_offset_bytes=0,
+        counter_file=b"/torch_12_34_0", counter=0, event=bytes(64), waits_for_event=True, offset=0,
+        shape=(2, 2, 4, 256), stride=(2048, 1024, 256, 1),
+    )  # fmt: skip
 
 
 def _attach(data: bytes) -> None:
@@ -151,6 +160,7 @@ def _attach(data: bytes) -> None:
         lambda: DevicePoolView.attach(handle),
         lambda: DevicePartsView.attach(handle, DevicePoolView.attach),
         lambda: check_device_handle(handle),
+        lambda: read_export(handle.ipc),
     )
     for attach in ways:
         try:

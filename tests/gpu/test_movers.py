@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -66,9 +67,13 @@ def test_a_mapped_host_pool_is_pinned_and_let_go() -> None:
     """A segment of another owner, in /dev/shm, registered by the driver and unregistered before it is unmapped."""
     host = HostPoolView.create(shm_prefix("pins"), GEOMETRY, 64)
     try:
-        pools = HostPools(GEOMETRY, CudaPins())
+        pins = CudaPins(torch.device("cuda"))
+        pools = HostPools(GEOMETRY, pins)
         for _ in range(2):
             pools.attach("s", host.handle)
+            is_done = threading.Event()
+            pins.start(is_done.set)
+            assert is_done.wait(60)
             memory = pools.find("s").memory()
             assert memory.is_pinned
             assert torch.from_numpy(memory.array).is_pinned()

@@ -32,11 +32,15 @@ from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.settled import settle
 from shared import progress
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
+
+WARMED_CONTEXT = 1024
+"""Tokens behind which a decode step on a GPU splits its keys among programs (``kernels.block_sizes.SPLIT_KEYS``)."""
 
 PoolSizer = Callable[[Any, KvGeometry, int], int]
 """Pages of the device pool of a model, given its geometry and longest context; the model is not changed."""
@@ -141,6 +145,10 @@ class ModelRunner:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
 
+    def settle(self) -> None:
+        """Return when the pool holds what all steps so far have written, for any stream and any process."""
+        settle(self._device)
+
     def paged_step(self, meta: ForwardMeta) -> PagedStep:
         """Attention over the pool for one step."""
         return PagedStep(meta, self.pool, self._backend)
@@ -203,14 +211,19 @@ class _Warmed(Protocol):
 
 
 def warm_up(runner: _Warmed) -> None:
-    """Run a prefill and a decode step, so that the first request pays for no lazy set-up.
+    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU a decode step of a
+    long context follows, whose kernels are others.
 
     Overwrites the pool's first pages: call it before any request is admitted.
     """
     page_size, pages = runner.pool.geometry.page_size, runner.pool.pages
-    tokens = min(256, runner.max_context - 1, pages * page_size - 1)
+    room = min(runner.max_context, pages * page_size) - 1
+    tokens = min(256, room)
+    steps = [(tokens, 0), (1, tokens)]
+    if runner.pool.device.type == "cuda":
+        steps.append((1, min(WARMED_CONTEXT, room)))
     table = np.arange(pages, dtype=np.int32)
-    for rows, context in ((tokens, 0), (1, tokens)):
+    for rows, context in steps:
         if rows > 0:
             meta = ForwardMeta.build([Segment(rows, context, table)], page_size, runner.pool.device)
             positions = torch.arange(context, context + rows)

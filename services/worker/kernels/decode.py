@@ -27,7 +27,8 @@ def keys_per_split(visible, SPLIT_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr):
     return SPLIT_KEYS * tl.cdiv(visible, SPLIT_KEYS * MAX_SPLITS)
 
 
-@triton.jit
+# Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_split_kernel(
     q,
     k_pool,
@@ -102,7 +103,7 @@ def decode_split_kernel(
         tl.store(partial_lse + place, row_max + tl.log2(row_sum), mask=members < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def decode_join_kernel(
     out,
     partial,

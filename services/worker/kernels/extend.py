@@ -19,7 +19,8 @@ from services.worker.kernels.block_sizes import BlockSizes
 from services.worker.kernels.online_softmax import attend_keys
 
 
-@triton.jit
+# Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
+@triton.jit(do_not_specialize=["stride_table"])
 def extend_kernel(
     q,
     k_pool,

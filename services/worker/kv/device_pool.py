@@ -7,14 +7,13 @@ by CUDA IPC on a GPU. Which page belongs to whom is the scheduler's business; th
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from shared.errors import ConfigError, InvariantViolated
+from shared.memory.cuda_ipc import export
 from shared.memory.segment import SharedSegment
 from shared.messages.pools import KvGeometry, PoolHandle
 
@@ -86,7 +85,10 @@ class DevicePool:
         return PageMemory(layout, tensor=self._storage)
 
     def handle(self) -> PoolHandle:
-        """How another process maps this pool. On CUDA every call exports anew: make one for each consumer."""
+        """How another process maps this pool. On CUDA every call exports anew: make one for each consumer.
+
+        Raises TransportError where CUDA does not export it.
+        """
         if self._storage is None:
             raise InvariantViolated("the device pool is closed")
         geometry = self.geometry
@@ -94,7 +96,7 @@ class DevicePool:
         if self._segment is not None:
             name = self._segment.name
         else:
-            ipc = _export_cuda(self._storage.view(geometry.layers, 2, self.pages, geometry.half_bytes))
+            ipc = export(self._storage.view(geometry.layers, 2, self.pages, geometry.half_bytes), torch)
         return PoolHandle(
             kind="cuda_ipc" if self._segment is None else "shm",
             layout="layer_first",
@@ -113,10 +115,3 @@ class DevicePool:
             self._segment.unlink()
             self._segment.close()
             self._segment = None
-
-
-def _export_cuda(pool: torch.Tensor) -> bytes:
-    """The pickled ``(rebuild, arguments)`` that ``shared.memory.device_pool_view`` describes."""
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    return pickle.dumps(reduce_tensor(pool))  # type: ignore[no-untyped-call]

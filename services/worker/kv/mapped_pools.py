@@ -21,6 +21,12 @@ _log = logs.get_logger("worker")
 class Pins(Protocol):
     """Makes mapped memory reachable for a GPU; see :mod:`services.worker.kv.pinning`."""
 
+    def start(self, work: Callable[[], None]) -> None:
+        """Run ``work`` behind what was started before; nobody who serves waits for it."""
+
+    def finish(self) -> None:
+        """Return when everything that was started is done."""
+
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
         """Register the memory under ``array``. Raises TransportError when the driver refuses."""
 
@@ -28,9 +34,9 @@ class Pins(Protocol):
         """The reverse, when nothing reads or writes it any more."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AttachedPool:
-    """A mapped pool. ``is_pinned``: a GPU may read it by itself."""
+    """A mapped pool. ``is_pinned``, which it becomes some time after it was attached: a GPU may read it by itself."""
 
     view: HostPoolView
     is_pinned: bool = False
@@ -77,14 +83,20 @@ class MappedPools:
             self._reasons[storage_id] = error.message
             _log.warning(f"{self._kind}_pool_not_attached", storage=storage_id, reason=error.message)
             return
-        self._pools[storage_id] = AttachedPool(view, self._pin(storage_id, view))
+        pool = self._pools[storage_id] = AttachedPool(view)
+        if self._pins is not None:
+            self._pins.start(lambda: self._pin(storage_id, pool))
 
     def detach(self, storage_id: str) -> None:
         """Unmap a pool; an unknown one is fine."""
         self._reasons.pop(storage_id, None)
         self._unpinned.pop(storage_id, None)
         pool = self._pools.pop(storage_id, None)
-        if pool is not None and (pool.is_pinned or self._is_written):
+        if pool is not None and self._pins is not None:
+            pins = self._pins
+            # Behind what uses the pool, and behind its being pinned.
+            self._retire(lambda: pins.start(lambda: self._close(pool)))
+        elif pool is not None and self._is_written:
             self._retire(lambda: self._close(pool))
         elif pool is not None:
             self._close(pool)
@@ -111,19 +123,24 @@ class MappedPools:
 
     def close(self) -> None:
         """Unmap all of them, here and now: nothing uses them any more."""
+        if self._pins is not None:
+            self._pins.finish()
         while self._pools:
             self._close(self._pools.popitem()[1])
 
-    def _pin(self, storage_id: str, view: HostPoolView) -> bool:
-        if self._pins is None:
-            return False
+    def _pin(self, storage_id: str, pool: AttachedPool) -> None:
+        """Until this is done movers stage the pool's rows. On whichever thread ``pins`` has for it."""
+        assert self._pins is not None
+        if self._pools.get(storage_id) is not pool:
+            return  # It was detached meanwhile.
         try:
-            self._pins.pin(view.flat_pages())
+            self._pins.pin(pool.view.flat_pages())
         except TransportError as error:
             self._unpinned[storage_id] = error.message
             _log.warning(f"{self._kind}_pool_not_pinned", storage=storage_id, reason=error.message)
-            return False
-        return True
+            return
+        pool.is_pinned = True
+        _log.info(f"{self._kind}_pool_pinned", storage=storage_id, nbytes=pool.view.flat_pages().nbytes)
 
     def _close(self, pool: AttachedPool) -> None:
         if pool.is_pinned and self._pins is not None:

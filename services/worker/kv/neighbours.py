@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from shared import logs
 from shared.errors import TransportError
@@ -78,7 +80,7 @@ class Neighbours:
         if handle.kind == "shm":
             view = DevicePoolView.attach(handle)
             return Neighbour(incarnation, handle.pages, PageMemory(layout, array=view.halves.reshape(-1)), view)
-        halves: Any = open_halves(handle)
+        halves: Any = open_halves(handle, torch)
         return Neighbour(incarnation, handle.pages, PageMemory(layout, tensor=halves.view(-1)))
 
     def _forget(self, worker_id: str) -> None:

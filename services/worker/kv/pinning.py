@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.thread_device import use_device
 from shared import logs
 from shared.errors import TransportError
-from shared.memory.pinned import register, unregister
+from shared.memory.cuda_runtime import loaded_runtime
+from shared.memory.pinned import PinnedMemory
 
 _log = logs.get_logger("worker")
 
 # torch leaves these functions without types.
 _cuda: Any = torch.cuda
 
+_MEMORY = PinnedMemory(loaded_runtime)
+
 
 class CudaPins:
-    """Satisfies :class:`services.worker.kv.host_pools.Pins`."""
+    """Satisfies :class:`services.worker.kv.mapped_pools.Pins`. Whole pools take minutes, on a thread of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="pinning", initializer=partial(use_device, device))
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run ``work`` behind what was started before, beside the calling thread."""
+        self._threads.submit(work)
+
+    def finish(self) -> None:
+        """Return when everything that was started is done; nothing is started any more."""
+        self._threads.shutdown(wait=True)
 
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
         """Raises TransportError when the driver refuses, mostly for the limit on locked memory."""
-        register(_cuda.cudart(), array)
+        _MEMORY.register(array)
 
     def unpin(self, array: npt.NDArray[np.uint8]) -> None:
         """Waits for the device first: a kernel may still read what its stream has been told to."""
-        _cuda.synchronize()
         try:
-            unregister(_cuda.cudart(), array)
-        except TransportError as error:
-            _log.warning("host_pool_not_unpinned", reason=error.message)
+            _cuda.synchronize()
+            _MEMORY.unregister(array)
+        except (TransportError, RuntimeError) as error:
+            _log.warning("host_pool_not_unpinned", reason=str(error))
 
 
 def cuda_pins(device: torch.device) -> CudaPins | None:
     """Pins for a worker whose model is on this device; None where there is no GPU to pin for."""
-    return CudaPins() if device.type == "cuda" and torch.cuda.is_available() else None
+    return CudaPins(device) if device.type == "cuda" and torch.cuda.is_available() else None

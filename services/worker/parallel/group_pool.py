@@ -26,7 +26,7 @@ def attach_part(handle: PoolHandle) -> DevicePool:
     if handle.kind == "shm":
         segment = SharedSegment.attach(handle.name, handle.nbytes, writable=True)
         return DevicePool(handle.geometry, handle.pages, torch.from_numpy(segment.array), segment)
-    halves: Any = open_halves(handle)
+    halves: Any = open_halves(handle, torch)
     return DevicePool(handle.geometry, handle.pages, halves.view(-1))
 
 

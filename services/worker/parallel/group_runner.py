@@ -102,6 +102,17 @@ class GroupRunner:
             gate.settle()
         return logits
 
+    def settle(self) -> None:
+        """See ``ModelRunner.settle``, of the pools of all ranks: a step ends with a sum over the ranks, which each
+        rank joins behind its own last write. Raises GroupLost for what the device raises.
+        """
+        try:
+            self._runner.settle()
+        except GroupLost:
+            raise
+        except Exception as error:
+            raise self._ranks.lose(f"step {self._steps}: {type(error).__name__}: {error}") from error
+
     def warm_up(self) -> None:
         """See ``model_runner.warm_up``."""
         warm_up(self)

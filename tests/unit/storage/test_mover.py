@@ -99,6 +99,7 @@ class _BreakingPool:
 
     def __init__(self, view: DevicePoolView) -> None:
         self.handle = view.handle
+        self.fault = ""
         self._view = view
         self._left = 1
 

@@ -138,6 +138,7 @@ class _GatedPool:
     def __init__(self, handle: PoolHandle) -> None:
         self._view = DevicePoolView.attach(handle)
         self.handle = handle
+        self.fault = ""
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.niceness = 0

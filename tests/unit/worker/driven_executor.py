@@ -15,10 +15,12 @@ from services.worker.identity import WorkerIdentity
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
+from services.worker.kv.movers.protocol import PageMover
 from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.sparse_prefixes import ImportanceSettings, OpenSource, SparsePrefixes
+from services.worker.step_rows import StepRows
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
@@ -77,6 +79,8 @@ class Driven:
         hidden_ring_bytes: int = 2**20,
         open_source: OpenSource | None = None,
         importance: ImportanceSettings | None = None,
+        mover: PageMover | None = None,
+        rows: StepRows | None = None,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
         so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
@@ -88,7 +92,7 @@ class Driven:
         self.loads = Loads(
             geometry,
             self.runner.pool.pages,
-            BatchedMover(self.runner.pool),
+            mover or BatchedMover(self.runner.pool),
             timeout_s=5,
             clock_ns=self._clock,
             submit=submit,
@@ -120,6 +124,7 @@ class Driven:
             sparse=self.sparse,
             restoring=self.restoring,
             lease_low_tokens=2,
+            rows=rows,
             clock_ns=self._clock,
         )
         self._now = 0
@@ -129,6 +134,10 @@ class Driven:
     def _clock(self) -> int:
         self._now += 1000
         return self._now
+
+    def spend(self, time_ns: int) -> None:
+        """Let time go by, as what the worker does would."""
+        self._now += time_ns
 
     def close(self) -> None:
         self.saving.close()

@@ -84,6 +84,13 @@ class FakeRunner:
             values[meta.slots] = positions.float()[:, None]
             if meta.gate is not None:
                 meta.gate.wait(layer)
+        return self.logits(meta, last_rows)
+
+    def settle(self) -> None:
+        """Steps are done when they return."""
+
+    def logits(self, meta: ForwardMeta, last_rows: torch.Tensor) -> torch.Tensor:
+        """What the model says behind these rows, given the KV that is there."""
         said = [self._say(meta, row) for row in last_rows.tolist()]
         logits = torch.zeros((len(said), VOCAB_SIZE))
         for row, token in enumerate(said):

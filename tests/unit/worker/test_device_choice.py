@@ -21,6 +21,10 @@ class StandIn:
     are_installed: bool = False
     faults: dict[int, str] = field(default_factory=dict)
     tried: list[int] = field(default_factory=list)
+    mig_instances: int = 0
+
+    def uuid(self, index: int) -> str:
+        return f"uuid-{index}"
 
     def name(self, index: int) -> str:
         return f"H{index}"
@@ -34,7 +38,7 @@ def test_auto_takes_a_gpu_that_computes() -> None:
     """The first one, once it was tried."""
     gpus = StandIn(count=1)
 
-    assert choose_device("auto", gpus) == DeviceChoice("cuda", 0, "H0")
+    assert choose_device("auto", gpus) == DeviceChoice("cuda", 0, "H0", uuids=("uuid-0",))
     assert gpus.tried == [0]
 
 
@@ -72,8 +76,32 @@ def test_each_worker_has_gpus_of_its_own() -> None:
     """Worker 1 of two with two ranks each takes the third and the fourth."""
     gpus = StandIn(count=4)
 
-    assert choose_device("cuda", gpus, first_gpu=2, ranks=2, workers=2).device == "cuda:2"
-    assert gpus.tried == [2, 3]
+    groups = [choose_device("cuda", gpus, first_gpu=first, ranks=2, workers=2) for first in (0, 2)]
+
+    assert [group.device for group in groups] == ["cuda:0", "cuda:2"]
+    assert [group.uuids for group in groups] == [("uuid-0", "uuid-1"), ("uuid-2", "uuid-3")]
+    assert gpus.tried == [0, 1, 2, 3]
+
+
+def test_instances_of_one_gpu_are_workers_of_several_cells() -> None:
+    """CUDA shows a process one MIG instance; what to do with the others is said. One worker on one is fine."""
+    gpus = StandIn(count=1, mig_instances=2)
+
+    with pytest.raises(ConfigError, match=r"names 2 MIG instances.*one worker for each.*thermocline router"):
+        choose_device("cuda", gpus, workers=2)
+    assert choose_device("cuda", gpus).uuids == ("uuid-0",)
+
+
+def test_instances_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have names of their own there, beside numbers and UUIDs of whole GPUs, which CUDA understands itself."""
+    found, named = [], ""
+    for visible in ("MIG-4f1b2c, MIG-77aa0e", "GPU-4f1b2c,GPU-77aa0e", "1,0", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found.append(TorchGpus().mig_instances)
+        named = named or TorchGpus().uuid(0)
+
+    assert found == [2, 0, 0, 0]
+    assert named == "MIG-4f1b2c"
 
 
 @pytest.mark.parametrize("asked", ["auto", "cuda"])

@@ -228,7 +228,7 @@ tolerations:
 {{- define "thermocline.pool" -}}
 {{- $pool := mergeOverwrite (deepCopy .root.Values.poolDefaults) .pool -}}
 {{- if and (eq $pool.device "cuda") (ne (int $pool.workers) 1) -}}
-{{- fail (printf "pool %s: a pod with CUDA has one worker, because the handles of its memory name a GPU by number" $pool.name) -}}
+{{- fail (printf "pool %s: a pod with CUDA has one worker, because it claims the GPUs of one" $pool.name) -}}
 {{- end -}}
 {{- if and (eq $pool.device "cuda") (eq $pool.gpu.sharing "claim") (semverCompare "<1.34.0-0" (default .root.Capabilities.KubeVersion.Version .root.Values.kubeVersion)) -}}
 {{- fail (printf "pool %s: claiming a GPU for a pod needs Kubernetes 1.34; set gpu.sharing to visible on machines with as many GPUs as a worker takes" $pool.name) -}}

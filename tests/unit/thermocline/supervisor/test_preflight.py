@@ -120,6 +120,8 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             check_worker(config)
     monkeypatch.setattr("services.worker.checks.gpus_here", lambda: 2)
     check_worker(config)
+    with pytest.raises(ConfigError, match="--workers 2: they need 4 GPUs of their own, and there are 2 here"):
+        check_worker(WorkerConfig(model=str(bundled_model()), device="cuda", tensor_parallel=2, node_workers=2))
 
 
 def test_an_incomplete_model_is_refused(tmp_path: Path) -> None:

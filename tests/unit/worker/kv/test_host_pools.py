@@ -25,6 +25,12 @@ class RecordingPins:
         self.refuses = refuses
         self.calls: list[tuple[str, int]] = []
 
+    def start(self, work: Callable[[], None]) -> None:
+        work()
+
+    def finish(self) -> None:
+        """Nothing is left to be done."""
+
     def pin(self, array: np.ndarray) -> None:
         assert array.flags.writeable
         if self.refuses:
@@ -72,6 +78,31 @@ def test_a_pool_that_cannot_be_pinned_serves_all_the_same(host: HostPoolView) ->
     assert pools.faults() == [("host pool", "that of s is not pinned: cudaHostRegister failed")]
     pools.detach("s")
     assert (pins.calls, pools.faults()) == ([], [])
+
+
+def test_a_pool_serves_while_it_is_being_pinned(host: HostPoolView) -> None:
+    """Pinning takes minutes: until it is done rows are staged, and a pool that goes meanwhile is not pinned at all."""
+    started = list[Callable[[], None]]()
+
+    class LatePins(RecordingPins):
+        def start(self, work: Callable[[], None]) -> None:
+            started.append(work)
+
+    pins = LatePins()
+    pools = HostPools(GEOMETRY, pins)
+
+    pools.attach("s", host.handle)
+    assert not pools.find("s").memory().is_pinned
+    started.pop()()
+    assert pools.find("s").memory().is_pinned
+    pools.detach("s")
+    pools.attach("s", host.handle)
+    pools.detach("s")
+    while started:
+        started.pop(0)()
+
+    nbytes = 4 * GEOMETRY.page_bytes
+    assert pins.calls == [("pin", nbytes), ("unpin", nbytes)]
 
 
 def test_without_a_gpu_pools_are_read_only(host: HostPoolView) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,12 @@ class Pins:
     def __init__(self, *, refuses: bool = False) -> None:
         self.pinned: list[int] = []
         self._refuses = refuses
+
+    def start(self, work: Callable[[], None]) -> None:
+        work()
+
+    def finish(self) -> None:
+        """Nothing is left to be done."""
 
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
         if self._refuses:

@@ -1,0 +1,107 @@
+"""No kernel is compiled while requests wait: every variant that a step can ask for was asked for by the warm-up.
+
+Triton compiles a kernel anew for each combination of compile-time arguments, and of what it notices in the others: that
+a number is one or a multiple of 16, or an address aligned. Its own binder says which variant a launch is; nothing is
+launched here.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from services.worker.engine.forward_meta import ForwardMeta, Segment, paged_tensors
+from services.worker.engine.model_runner import warm_up
+from services.worker.kernels import paged_attention
+from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.kernels.extend import extend_kernel
+
+KERNELS = (decode_join_kernel, decode_split_kernel, extend_kernel)
+PAGE_SIZE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 8, 64
+LONGEST = 40_000
+
+
+class Variants:
+    """A runner whose attention notes which variants are launched. ``windows`` are those of its layers."""
+
+    def __init__(self, windows: list[int | None], max_context: int) -> None:
+        self.max_context = max_context
+        self.seen: set[tuple[str, str]] = set()
+        self._windows = windows
+        self._kv = torch.empty(0).new_empty((4, PAGE_SIZE, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16)
+        self.pool: Any = SimpleNamespace(
+            device=torch.device("cuda"), pages=LONGEST // PAGE_SIZE, geometry=SimpleNamespace(page_size=PAGE_SIZE)
+        )
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor) -> Any:
+        # As rotary embeddings leave it: [1, heads, T, head_dim].
+        query = torch.empty((1, HEADS, meta.rows, HEAD_DIM), dtype=torch.bfloat16)[0].transpose(0, 1)
+        paged = paged_tensors(meta.segments, PAGE_SIZE, torch.device("cpu"))
+        for window in self._windows:
+            paged_attention(query, self._kv, self._kv, paged, scaling=0.125, window=window)
+
+    def step(self, *segments: tuple[int, int]) -> None:
+        """A step of segments of (rows, context)."""
+        table = np.arange(LONGEST // PAGE_SIZE + 1, dtype=np.int32)
+        given = [Segment(rows, context, table) for rows, context in segments]
+        nothing = torch.empty(0)
+        self.forward(nothing, nothing, ForwardMeta.build(given, PAGE_SIZE, "cpu"), nothing)
+
+
+@pytest.fixture(autouse=True)
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Variants:
+    made = Variants(*getattr(request, "param", ([None], LONGEST)))
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    build = ForwardMeta.build
+    # The tables of the warm-up are put where they are read here.
+    monkeypatch.setattr(ForwardMeta, "build", lambda segments, size, _: build(segments, size, "cpu"))
+    for kernel in KERNELS:
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+
+        def run(*args: Any, grid: Any, warmup: bool, kernel: Any = kernel, binder: Any = binder, **kwargs: Any) -> None:
+            bound, specialization, options = binder(*args, **kwargs)
+            constants = {param.name: bound[param.name] for param in kernel.params if param.is_constexpr}
+            made.seen.add((kernel.__name__, f"{specialization} {constants} {options}"))
+
+        monkeypatch.setattr(kernel, "run", run)
+    return made
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [([None], LONGEST), ([None, 4096], LONGEST), ([128], LONGEST), ([None], 300)],
+    ids=["full", "mixed windows", "short window", "short context"],
+    indirect=True,
+)
+def test_steps_of_all_shapes_ask_for_nothing_new(runner: Variants) -> None:
+    """Prompts and decodes of every length, alone and together: page tables of any width, splits of any number."""
+    warm_up(runner)
+    warmed = set(runner.seen)
+    lengths = [length for length in (*range(1, 40), 255, 256, 257, 511, 512, 513, 1024, 8191, 8192, 16_000, 39_000)
+               if length < runner.max_context]  # fmt: skip
+
+    for length in lengths:
+        runner.step((1, length - 1))
+        runner.step((length, 0))
+        runner.step((1, length - 1), (1, 0), (1, length // 2))
+        runner.step((min(length, 100), 0), (1, length - 1))
+        runner.step((2, length // 2), (3, 0), (1, length - 1))
+
+    assert warmed
+    assert runner.seen - warmed == set()
+
+
+def test_the_number_of_variants_is_that_of_the_kernels(runner: Variants) -> None:
+    """Two of the decode kernel, whose results are joined or are not, one of each other."""
+    warm_up(runner)
+
+    assert sorted(name for name, _ in runner.seen) == [
+        "decode_join_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
+    ]  # fmt: skip
