@@ -11,8 +11,9 @@ from shared.errors import Unavailable
 
 
 class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``. ``cells_open`` are
-    those that get requests.
+    """``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``.
+
+    ``cells_open`` are those that get requests.
     """
 
     status: str

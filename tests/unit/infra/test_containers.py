@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared import metrics
+from shared.library_versions import RANGES
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
 from thermocline.__main__ import commands
 from thermocline.supervisor.ports import free_port
@@ -104,9 +105,10 @@ def test_the_process_is_nobody_in_particular() -> None:
 
 
 def test_bases_have_fixed_versions() -> None:
-    """Of Python one patch release, of PyTorch what pyproject.toml pins, whose minor version Python's must satisfy."""
+    """Of Python one patch release, of PyTorch the newest minor version that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (pin,) = [each for each in project["dependencies"] if each.startswith("torch==")]
+    beyond = RANGES["torch"].beyond
+    pin = f"torch=={beyond[0]}.{beyond[1] - 1}.*"
 
     python = re.search(r"^ARG PYTHON=(3\.\d+)\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
     assert python is not None
