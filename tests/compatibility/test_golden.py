@@ -110,7 +110,7 @@ def test_chunks_are_still_read(kept: GoldenSet) -> None:
 
 
 def test_snapshots_are_still_read_or_refused(kept: GoldenSet) -> None:
-    """A state whose major version and policies' versions are the same is whole again; another is refused by its error."""
+    """A state with today's major version and versions of policies is whole again; another is refused by its error."""
     if kept.major("snapshot") != SNAPSHOT.major:
         with pytest.raises(RecordingError):
             decode_snapshot(kept.snapshot)
