@@ -122,8 +122,8 @@ def order_of(state: CellState, tier: str, owner: str) -> Policy:
     order = state.orders.get(key)
     if order is None:
         pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
-        order = make_policy(state.policy, pool.total * state.tree.page_size, state.config)
-        order.join(orders_of_tier(state, tier))
+        capacity = pool.total * state.tree.page_size
+        order = make_policy(state.policy, capacity, state.config, orders_of_tier(state, tier))
         state.orders[key] = order
     return order
 

@@ -140,6 +140,11 @@ def register_policy(policy: P) -> P:
     return policy
 
 
-def make_policy(name: str, capacity: int, config: CellConfig) -> Policy:
-    """A fresh policy for a pool of ``capacity`` tokens. Raises KeyError for a name that is not in POLICIES."""
-    return POLICIES[name].make(capacity, config)
+def make_policy(name: str, capacity: int, config: CellConfig, others: Sequence[Policy] = ()) -> Policy:
+    """A fresh policy for a pool of ``capacity`` tokens, beside the others of its tier.
+
+    Raises KeyError for a name that is not in POLICIES.
+    """
+    policy = POLICIES[name].make(capacity, config)
+    policy.join(others)
+    return policy
