@@ -8,24 +8,24 @@ later request went another way just above it (then it is as good as dead). Block
 or not at all; so what is known of the request counts for all that it touched, not a count per block.
 
 Where a simple rule does better than what was learned so far, that rule ranks the pool (see :mod:`thermo.duel`).
+
+Pools of one tier learn together: one of them leads, and what it learns ranks them all (see :mod:`thermo.learner`).
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
 from services.scheduler.policies.thermo.columns import decoded, encoded
-from services.scheduler.policies.thermo.duel import Duel
-from services.scheduler.policies.thermo.features import code_of
-from services.scheduler.policies.thermo.fit import Fit
-from services.scheduler.policies.thermo.law import Law
+from services.scheduler.policies.thermo.features import code_of, code_of_request, code_with
+from services.scheduler.policies.thermo.learner import MOST_LATER, NOBODY, Learner
 from services.scheduler.policies.thermo.prefixes import NO_SAMPLE, Prefixes, head_of
 from services.scheduler.policies.thermo.ranking import Ranking
 from services.scheduler.policies.thermo.rules import MOST_USES
-from services.scheduler.policies.thermo.spacing import Spacing
 from shared.errors import CodecError
 from shared.undecodable import UNDECODABLE
 
@@ -34,15 +34,7 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.cache.prefix_tree import Node
 
-SAMPLES_PER_REQUEST = 2
-EARLY_SAMPLES = 4  # Instead of that in the first EARLY requests, while the law knows little.
-EARLY = 1500
-FIRST_FIT = 16  # Requests before the law is fitted, and between the tries to do so until enough reuses were seen.
-FIT_INTERVAL = 128  # Requests between two fits of the law; the first ones come sooner.
-MOST_UNLABELLED = 4096  # Samples that wait for that; of more, the oldest keep the features that they began with.
-LABELS = 128  # Samples whose features are corrected in one request; a fit waits until all are.
 MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
-MOST_LATER = 1024  # Samples of running requests that are looked at once more; others stay as they are.
 MOST_RUNNING = 1024  # Requests whose end is waited for; what is known of more is taken for all that there is to know.
 MOST_OFFERED = 64  # Nodes that wait to be ranked; they are, all together, before more do.
 HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
@@ -60,44 +52,43 @@ class ThermoclinePolicy(Policy):
     """
 
     name = "thermocline"
-    state_version = 3
+    state_version = 4
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
-    began_ns: int = -1  # The stream's time at the first request.
-    clock: float = 0.0  # Seconds since then.
+    clock: float = 0.0  # Seconds since the learner began.
     requests: int = 0
-    fit_at: int = FIRST_FIT
-    learned_at: int = -1  # Sequence number of the input in which the last slice of learning was done.
     tokens_seen: int = 0
-    spacing: Spacing = msgspec.field(default_factory=Spacing)
     prefixes: Prefixes = msgspec.field(default_factory=Prefixes)
     offered: dict[int, float] = {}  # Cost by node id, of nodes that are to be ranked before the next victim.
     running: dict[int, list[int]] = {}  # By admission: digests of samples in the duel, to be corrected when it ends.
     newest: int = 0  # The admission that was visited last.
-    unlabelled: list[int] = []  # Digests of samples whose features may still change.
-    later: list[int] = []  # The same, left for the next fit because their requests run.
-    law: Law = msgspec.field(default_factory=Law)
-    fit: Fit = msgspec.field(default_factory=Fit)
-    duel: Duel = msgspec.field(default_factory=Duel)
     ranking: Ranking = msgspec.field(default_factory=Ranking)
+    member: int = 0  # Its number among those that learn together.
+    learner: Learner = msgspec.field(default_factory=Learner)  # Theirs; in the bytes of the one that leads.
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
-        if self.began_ns < 0:
-            self.began_ns = moment.time_ns
-        self.clock = max((moment.time_ns - self.began_ns) / 1e9, self.clock + TICK)
+        learner = self.learner
+        if learner.began_ns < 0:
+            learner.began_ns = moment.time_ns
+        self.clock = max((moment.time_ns - learner.began_ns) / 1e9, self.clock + TICK)
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
         contexts = self.prefixes.contexts
+        leads = learner.is_led_by(self.member, self.requests)
         if self.requests:
             contexts.release(contexts.find(self.newest))
-            self._settle()
+            if leads:
+                self._settle()
+            self.ranking.follow(learner.duel.rule, learner.duel.shadows.turnover_s)
         self.requests += 1
         self.tokens_seen += prompt_tokens
-        if moment.seq != self.learned_at:  # One input may admit many requests; it does the learning of one.
-            self.learned_at = moment.seq
-            if self.requests >= self.fit_at:
-                self._fit()
-            self.fit.advance(self.law)
+        if leads:
+            learner.requests += 1
+            if moment.seq != learner.learned_at:  # One input may admit many requests; it does the learning of one.
+                learner.learned_at = moment.seq
+                if learner.is_fit_due():
+                    self._fit()
+                learner.fit.advance(learner.law)
         # The policy itself holds on to the contexts of those that run, and of the newest.
         number = self.newest = moment.admission or self.requests
         context = contexts.open(number, self.clock, prompt_tokens, users=2)
@@ -170,7 +161,7 @@ class ThermoclinePolicy(Policy):
         while True:
             if self.offered:
                 self._rank_offered()
-            node_id = self.ranking.lowest(self.clock, self.requests, self.law)
+            node_id = self.ranking.lowest(self.clock, self.requests, self.learner.law)
             if node_id is None:
                 return None
             node = evictable(node_id)
@@ -178,10 +169,31 @@ class ThermoclinePolicy(Policy):
                 return node
 
     def prepare(self) -> bool:
-        return self.fit.make_ahead()
+        return self.leads and self.learner.fit.make_ahead()
+
+    @property
+    def leads(self) -> bool:
+        """Whether what happens in this pool is what is learned from."""
+        return self.learner.leader == self.member
+
+    def join(self, others: Sequence[Policy]) -> None:
+        for other in others:
+            if isinstance(other, ThermoclinePolicy) and other.leads:
+                if self.learner is not other.learner and self.learner.leader != NOBODY:
+                    other.learner.members += 1
+                    self.member = other.learner.members
+                self.learner = other.learner
+                return
+
+    def leave(self, others: Sequence[Policy]) -> None:
+        heirs = [other for other in others if isinstance(other, ThermoclinePolicy) and other is not self]
+        if self.leads and heirs:
+            heir = max(heirs, key=attrgetter("requests"))
+            self.learner.hand_over(heir.member, heir.requests)
+            self.learner.law.samples.close_all(self.clock)
 
     def encode(self) -> bytes:
-        return _ENCODER.encode(self)
+        return _ENCODER.encode(self if self.leads else msgspec.structs.replace(self, learner=Learner(leader=NOBODY)))
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -217,12 +229,16 @@ class ThermoclinePolicy(Policy):
         return context or contexts.open(0, self.clock, 0, users=0)
 
     def _rank_offered(self) -> None:
-        prefixes, ranking = self.prefixes, self.ranking
+        prefixes, ranking, law = self.prefixes, self.ranking, self.learner.law
+        contexts = prefixes.contexts
+        latest, of_request, last = -1, 0, 0.0  # What one request used is often offered in one go.
         for node_id, cost in self.offered.items():
             row = prefixes.of_node(node_id)
             if row:
-                last = prefixes.contexts.last[prefixes.context[row]]
-                ranking.offer(node_id, last, code_of(prefixes, row), cost, self.clock, self.law)
+                context = prefixes.context[row]
+                if context != latest:
+                    latest, of_request, last = context, code_of_request(contexts, context), contexts.last[context]
+                ranking.offer(node_id, last, code_with(prefixes, row, of_request), cost, self.clock, law)
         self.offered = {}
 
     def _new_prefix(self, node: Node, parent: int, context: int) -> int:
@@ -249,9 +265,10 @@ class ThermoclinePolicy(Policy):
         gap = max(self.clock - contexts.last[prefixes.context[row]], 0.0)
         if prefixes.sample[row] != NO_SAMPLE:
             self._label(row)
-            self.law.samples.close(prefixes.sample[row], self.clock, is_reused=True)
+            self.learner.law.samples.close(prefixes.sample[row], self.clock, is_reused=True)
             prefixes.sample[row] = NO_SAMPLE
-        self.duel.reused(prefixes.digest[row])
+        if self.leads:
+            self.learner.duel.reused(prefixes.digest[row])
         count, turn, pace = prefixes.count[row], prefixes.turn[row], prefixes.pace[row]
         prefixes.pace[row] = gap if pace < 0 else pace + max(1 / max(count, turn + 1), 1 / MEMORY) * (gap - pace)
         if count < MOST_USES:
@@ -285,36 +302,34 @@ class ThermoclinePolicy(Policy):
             previous = prefixes.latest[left]
 
     def _pass(self, row: int, passed: int) -> None:
-        prefixes, samples = self.prefixes, self.law.samples
+        prefixes, samples = self.prefixes, self.learner.law.samples
         sample = prefixes.sample[row]
         begin = samples.begun(sample) if sample != NO_SAMPLE else -1.0
         if begin >= 0:
             self._label(row)
             samples.close(sample, self.clock, is_reused=False)
         prefixes.passed[row] = passed
-        self.duel.changed(prefixes, row)
+        if self.leads:
+            self.learner.duel.changed(prefixes, row)
         if begin >= 0:
             prefixes.sample[row] = samples.open(begin, self.clock, code_of(prefixes, row))
 
     def _give_up(self, row: int) -> None:
         """Watch a ghost no longer, of which nothing is remembered from now on; row 0 is none."""
         if row:
-            self.law.samples.close(self.prefixes.sample[row], self.clock, is_reused=False)
+            sample = self.prefixes.sample[row]
+            if sample != NO_SAMPLE:
+                self.learner.law.samples.close(sample, self.clock, is_reused=False)
             self.prefixes.forget(row)
 
     def _sample(self, row: int, size: int) -> None:
         """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
-        if not self.requests:
+        if not self.requests or not self.leads:
             return  # What the pool was filled with was used by nobody, as far as is known.
-        digest = self.prefixes.digest[row]
-        self.duel.used(digest, size)
-        rate = EARLY_SAMPLES if self.requests < EARLY else SAMPLES_PER_REQUEST
-        if not self.spacing.picks(size, self.tokens_seen / self.requests / rate):
-            return
-        self.prefixes.sample[row] = self.law.samples.open(self.clock, self.clock, code_of(self.prefixes, row))
-        self.unlabelled.append(digest)
-        if len(self.unlabelled) > MOST_UNLABELLED:
-            del self.unlabelled[: MOST_UNLABELLED // 2]
+        prefixes, learner = self.prefixes, self.learner
+        learner.duel.used(prefixes.digest[row], size)
+        if learner.picks(size, self.tokens_seen / self.requests):
+            prefixes.sample[row] = learner.sample(prefixes.digest[row], self.clock, code_of(prefixes, row))
 
     def _leave(self, admission: int) -> None:
         """All is known of a request that will ever be."""
@@ -323,12 +338,12 @@ class ThermoclinePolicy(Policy):
         for digest in self.running.pop(admission):
             row = prefixes.find(digest)
             if row and prefixes.context[row] == context:
-                self.duel.changed(prefixes, row)
+                self.learner.duel.changed(prefixes, row)
         prefixes.contexts.release(context)
 
     def _settle(self) -> None:
         """Behind the request before this one: its samples enter the duel, which says what is ranked by from now on."""
-        duel, prefixes = self.duel, self.prefixes
+        duel, prefixes, law = self.learner.duel, self.prefixes, self.learner.law
         for digest, weight in duel.entering:
             row = prefixes.find(digest)
             if row:
@@ -339,30 +354,23 @@ class ThermoclinePolicy(Policy):
                     held.append(digest)
         duel.entering = []
         mean = max(self.tokens_seen / self.requests, 1.0)
-        rule = duel.settle(self.capacity, mean, max(self.clock, TICK) / self.requests, self.clock, self.law)
-        self.ranking.follow(rule, duel.shadows.turnover_s)
+        duel.settle(self.capacity, mean, max(self.clock, TICK) / self.requests, self.clock, law)
 
     def _label(self, row: int) -> None:
         sample = self.prefixes.sample[row]
         if sample != NO_SAMPLE:
-            self.law.samples.relabel(sample, code_of(self.prefixes, row))
+            self.learner.law.samples.relabel(sample, code_of(self.prefixes, row))
 
     def _fit(self) -> None:
         """Begin a fit once the features of all new samples are as they should be, a few in each request."""
-        if self.fit.stage:
-            return
-        prefixes = self.prefixes
-        labelled, self.unlabelled = self.unlabelled[:LABELS], self.unlabelled[LABELS:]
-        for digest in labelled:
+        prefixes, learner = self.prefixes, self.learner
+        for digest in learner.to_label():
             row = prefixes.find(digest)
             if row:
                 self._label(row)
-                if prefixes.contexts.number[prefixes.context[row]] in self.running and len(self.later) < MOST_LATER:
-                    self.later.append(digest)
-        if not self.unlabelled:
-            self.unlabelled, self.later = self.later, []
-            is_begun = self.fit.start(self.law, self.clock)
-            self.fit_at = self.requests + (min(FIT_INTERVAL, self.requests) if is_begun else FIRST_FIT)
+                if prefixes.contexts.number[prefixes.context[row]] in self.running and len(learner.later) < MOST_LATER:
+                    learner.later.append(digest)
+        learner.try_fit(self.clock)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encoded)

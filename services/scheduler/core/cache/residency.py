@@ -122,14 +122,22 @@ def order_of(state: CellState, tier: str, owner: str) -> Policy:
     order = state.orders.get(key)
     if order is None:
         pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
-        order = make_policy(state.policy, pool.total * state.tree.page_size, state.config)
+        capacity = pool.total * state.tree.page_size
+        order = make_policy(state.policy, capacity, state.config, orders_of_tier(state, tier))
         state.orders[key] = order
     return order
 
 
+def orders_of_tier(state: CellState, tier: str) -> list[Policy]:
+    """The eviction policies of all pools of a tier, the oldest first."""
+    return [order for key, order in state.orders.items() if key.startswith(f"{tier}/")]
+
+
 def forget_order(state: CellState, tier: str, owner: str) -> None:
     """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
-    state.orders.pop(f"{tier}/{owner}", None)
+    gone = state.orders.pop(f"{tier}/{owner}", None)
+    if gone is not None:
+        gone.leave(orders_of_tier(state, tier))
     if state.quotas.accounts:
         state.quotas.forget_pool(f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):

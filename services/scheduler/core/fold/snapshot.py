@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.eviction import POLICIES, Policy
+from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.state import CellState
@@ -71,6 +72,8 @@ def decode_state(data: bytes) -> CellState:
     _require("schedule", state.config.schedule, SCHEDULES)
     state.recollection = forgotten()
     state.orders = {pool: _decode_policy(kept) for pool, kept in snapshot.orders.items()}
+    for pool, policy in state.orders.items():
+        policy.join(orders_of_tier(state, pool.partition("/")[0]))
     _share_ids(state.tree.nodes)
     for policy in state.orders.values():
         policy.share_numbers(state.tree.nodes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.policies.thermo.features import code_of
-from services.scheduler.policies.thermo.rules import LEARNED, RECENCY, ROUNDS, RULES
+from services.scheduler.policies.thermo.rules import LEARNED, ROUNDS, RULES
 from services.scheduler.policies.thermo.shadows import Shadows
 from services.scheduler.policies.thermo.spacing import Spacing
 
@@ -29,11 +29,9 @@ MOST_ENTERING = 64  # Samples of one request. Many nodes can be added without on
 HANDED_OVER = 20.0  # Of the scouts' evidence (in squared samples) that the others begin with.
 TURNOVERS = 4.0  # After which a hit counts by 1 / e,
 LEAST_HORIZON = 300.0  # but no sooner than after so many requests.
-DEVIATIONS = 1.0  # By which the lead of a rule that counts uses must exceed chance,
+DEVIATIONS = 1.0  # By which the lead of a simple rule must exceed chance,
 LEAST_LEAD = 2.0  # and so many samples.
-# The law gets better and what was popular goes stale, so that the past speaks against these two more than it should.
-FAVOURED = (LEARNED, RECENCY)
-FAVOURED_DEVIATIONS = 0.5
+LEARNED_DEVIATIONS = 0.5  # The law gets better, so that the past speaks against it more than it should.
 
 
 class Duel(msgspec.Struct):
@@ -103,7 +101,7 @@ class Duel(msgspec.Struct):
             if other == LEARNED and not is_learned:
                 continue  # The law is recency until something is learned.
             lead, square = shadows.lead(other, self.rule)
-            deviations, least = (FAVOURED_DEVIATIONS, 0.0) if other in FAVOURED else (DEVIATIONS, LEAST_LEAD)
+            deviations, least = (LEARNED_DEVIATIONS, 0.0) if other == LEARNED else (DEVIATIONS, LEAST_LEAD)
             surplus = lead - least - deviations * sqrt(square)
             if surplus > most:
                 best, most = other, surplus

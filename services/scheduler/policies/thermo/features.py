@@ -13,6 +13,7 @@ from services.scheduler.policies.thermo.law import COUNT_SHIFT, FEATURE_BITS, PA
 from services.scheduler.policies.thermo.rules import MOST_USES
 
 if TYPE_CHECKING:
+    from services.scheduler.policies.thermo.contexts import Contexts
     from services.scheduler.policies.thermo.prefixes import Prefixes
 
 _MOST = PACES - 1
@@ -36,20 +37,31 @@ _HALVES = tuple(_halves(count) for count in range(MOST_USES + 1))
 
 def code_of(prefixes: Prefixes, row: int) -> int:
     """The code (see :func:`law.pack`) of a prefix, of which the request of its context is the last use."""
-    contexts, context = prefixes.contexts, prefixes.context[row]
-    prompt, answer, turn = contexts.prompt[context], contexts.answer[context], contexts.turn[context]
-    count, pace = prefixes.count[row], prefixes.pace[row]
+    return code_with(prefixes, row, code_of_request(prefixes.contexts, prefixes.context[row]))
+
+
+def code_of_request(contexts: Contexts, context: int) -> int:
+    """What all prefixes that a request used last have in common of their codes."""
+    prompt, answer = contexts.prompt[context], contexts.answer[context]
     new = prompt - contexts.known[context]
-    pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
     return (
-        (pace_bits if pace_bits < _MOST else _MOST)
-        | (0 if answer < 0 else 1 + (answer >= _SHORT_ANSWER) + (answer >= _MIDDLE_ANSWER)) << _ANSWER
-        | _HALVES[count] << _COUNT
+        (0 if answer < 0 else 1 + (answer >= _SHORT_ANSWER) + (answer >= _MIDDLE_ANSWER)) << _ANSWER
         | ((new >> _PART_BITS).bit_length() << _NEW if new > 0 else 0)
         | (prompt >> _PART_BITS).bit_length() << _PROMPT
-        | _HALVES[turn] << _TURN
-        | (prefixes.end[row] >= prompt) << _END
+        | _HALVES[contexts.turn[context]] << _TURN
         | _HALVES[contexts.branches[context]] << _BRANCHES
+    )
+
+
+def code_with(prefixes: Prefixes, row: int, request: int) -> int:
+    """The code of a prefix from what its request says of it."""
+    count, pace = prefixes.count[row], prefixes.pace[row]
+    pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
+    return (
+        request
+        | (pace_bits if pace_bits < _MOST else _MOST)
+        | _HALVES[count] << _COUNT
+        | (prefixes.end[row] >= prefixes.contexts.prompt[prefixes.context[row]]) << _END
         | _HALVES[prefixes.children[row]] << _CHILDREN
         | prefixes.passed[row] << PASSED_SHIFT
         | count << COUNT_SHIFT

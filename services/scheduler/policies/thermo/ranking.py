@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import compress
-from struct import Struct
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from services.scheduler.policies.thermo.columns import Reals, Wholes
 from services.scheduler.policies.thermo.rules import HALF_LIVES, ROUNDS, score, score_one
 
 if TYPE_CHECKING:
@@ -23,30 +23,25 @@ if TYPE_CHECKING:
 LINE = 16  # Nodes in line, at least.
 LINE_SHARE = 64  # One node in so many is put in line,
 LINE_LIMIT = 512  # but no more than this.
-STALE_SHARE = 1024  # A ranking of so many nodes outlives one request more,
-STALE_LIMIT = 16  # but no more than this.
+STALE_SHARE = 64  # A ranking is made anew when it is older than one in so many of the pool's turnovers.
 SLICE = 1024  # Nodes that are scored at once; as many are ranked in one go.
-
-_FLOAT = Struct("<d")
-_WHOLE = Struct("<q")
-_SLOT_BYTES = 8
 
 
 class Ranking(msgspec.Struct):
     """Offered nodes in parallel packed columns, a slot each. ``weights`` is the cost of losing a token (1: neutral)."""
 
-    ids: bytearray = msgspec.field(default_factory=bytearray)
-    lasts: bytearray = msgspec.field(default_factory=bytearray)
-    codes: bytearray = msgspec.field(default_factory=bytearray)
-    weights: bytearray = msgspec.field(default_factory=bytearray)
+    ids: Wholes = msgspec.field(default_factory=lambda: Wholes("q"))
+    lasts: Reals = msgspec.field(default_factory=lambda: Reals("d"))
+    codes: Wholes = msgspec.field(default_factory=lambda: Wholes("q"))
+    weights: Reals = msgspec.field(default_factory=lambda: Reals("d"))
     slots: dict[int, int] = {}
     rule: int = ROUNDS
     turnover_s: float = 1.0  # Of the pool, as the rules measure half-lives by.
     line: list[tuple[float, int]] = []  # Worst last.
     fresh: list[tuple[float, int]] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
-    ranked_at: int = 0  # Number of the request at the last ranking.
-    sliced_at: int = 0  # And at the last slice of one.
+    ranked_at: float = 0.0  # When the last ranking was made, in policy seconds.
+    sliced_at: int = 0  # Number of the request at the last slice of one.
     at: int = 0  # The first slot of the slice that is to be scored next.
     coming: list[tuple[float, int]] = []  # The lowest of each slice before, as they were then.
     memo: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # Now, last, code and their score.
@@ -56,21 +51,14 @@ class Ranking(msgspec.Struct):
         slot = self.slots.get(node_id)
         if slot is None:
             self.slots[node_id] = len(self.slots)
-            self.ids += _WHOLE.pack(node_id)
-            self.lasts += _FLOAT.pack(last)
-            self.codes += _WHOLE.pack(code)
-            self.weights += _FLOAT.pack(weight)
+            self.ids.append(node_id)
+            self.lasts.append(last)
+            self.codes.append(code)
+            self.weights.append(weight)
         else:
-            place = _SLOT_BYTES * slot
-            if (
-                _FLOAT.unpack_from(self.lasts, place)[0] == last
-                and _WHOLE.unpack_from(self.codes, place)[0] == code
-                and _FLOAT.unpack_from(self.weights, place)[0] == weight
-            ):
+            if self.lasts[slot] == last and self.codes[slot] == code and self.weights[slot] == weight:
                 return
-            _FLOAT.pack_into(self.lasts, place, last)
-            _WHOLE.pack_into(self.codes, place, code)
-            _FLOAT.pack_into(self.weights, place, weight)
+            self.lasts[slot], self.codes[slot], self.weights[slot] = last, code, weight
         if len(self.fresh) > LINE + _line_length(len(self.slots)):
             self._thin_out()
         if self.line:
@@ -93,13 +81,10 @@ class Ranking(msgspec.Struct):
         slot = self.slots.pop(node_id, None)
         if slot is None:
             return
-        moved = _WHOLE.unpack_from(self.ids, len(self.ids) - _SLOT_BYTES)[0]
-        place = _SLOT_BYTES * slot
-        for column in (self.ids, self.lasts, self.codes, self.weights):
-            if moved != node_id:
-                column[place : place + _SLOT_BYTES] = column[-_SLOT_BYTES:]
-            del column[-_SLOT_BYTES:]
+        moved = self.ids.pop()
+        last, code, weight = self.lasts.pop(), self.codes.pop(), self.weights.pop()
         if moved != node_id:
+            self.ids[slot], self.lasts[slot], self.codes[slot], self.weights[slot] = moved, last, code, weight
             self.slots[moved] = slot
         self.scored.pop(node_id, None)
 
@@ -108,7 +93,7 @@ class Ranking(msgspec.Struct):
         if not self.slots:
             return None
         self._skip()
-        is_stale = request - self.ranked_at > min(len(self.slots) // STALE_SHARE, STALE_LIMIT)
+        is_stale = now - self.ranked_at > self.turnover_s / STALE_SHARE
         if not self.line or (is_stale and request != self.sliced_at):
             self._rank(now, request, law)
         while self.fresh and self.scored.get(self.fresh[0][1]) != self.fresh[0][0]:
@@ -137,7 +122,7 @@ class Ranking(msgspec.Struct):
         self.at = stop
         if stop == len(self.slots):
             self._form(_least([entry for entry in self.coming if entry[1] in self.slots], _line_length(stop)))
-            self.at, self.coming, self.ranked_at = 0, [], request
+            self.at, self.coming, self.ranked_at = 0, [], now
         elif not self.line:
             found = sorted(entry for entry in self.coming if entry[1] in self.slots)
             self._form(found[: LINE + len(found) // 8])
@@ -149,7 +134,7 @@ class Ranking(msgspec.Struct):
         self.scored = kept | {node_id: score for score, node_id in found}
 
     def _lowest_between(self, start: int, stop: int, now: float, law: Law) -> list[tuple[float, int]]:
-        span, offset = stop - start, _SLOT_BYTES * start
+        span, offset = stop - start, self.ids.itemsize * start
         ids = np.frombuffer(self.ids, np.int64, span, offset)
         codes = np.frombuffer(self.codes, np.int64, span, offset)
         lasts = np.frombuffer(self.lasts, np.float64, span, offset)

@@ -57,6 +57,11 @@ class Samples(msgspec.Struct):
             _FLOAT.pack_into(self.end, 8 * (number - self.first), now)
             self.is_reused[number - self.first] = is_reused
 
+    def close_all(self, now: float) -> None:
+        """Whatever is watched is lost sight of."""
+        end = np.frombuffer(self.end, np.float64)
+        end[end < 0] = now
+
     def begun(self, number: int) -> float:
         """When the sampled prefix was used, or -1 when the window has passed the sample."""
         return float(_FLOAT.unpack_from(self.begin, 8 * (number - self.first))[0]) if number >= self.first else -1.0

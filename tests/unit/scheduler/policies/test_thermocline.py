@@ -12,13 +12,14 @@ import pytest
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.prefix_tree import Node
-from services.scheduler.policies.thermo.columns import ROWS
+from services.scheduler.policies.thermo.columns import ROWS, decoded, encoded
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins
 from services.scheduler.policies.thermo.law import AGE_BINS, EDGES, LEVELS, Law, pack
+from services.scheduler.policies.thermo.learner import MOST_LATER
 from services.scheduler.policies.thermo.prefixes import start_digest
 from services.scheduler.policies.thermo.ranking import SLICE, Ranking, _least
 from services.scheduler.policies.thermo.rules import RECENCY, RULES
-from services.scheduler.policies.thermocline import MOST_LATER, MOST_OFFERED, MOST_RUNNING, ThermoclinePolicy
+from services.scheduler.policies.thermocline import MOST_OFFERED, MOST_RUNNING, ThermoclinePolicy
 from tests.present import present
 
 BLOCK = 512
@@ -108,7 +109,7 @@ class Pinned(ThermoclinePolicy, tag="pinned for comparison"):
     rule: int = RECENCY
 
     def _settle(self) -> None:
-        self.ranking.follow(self.rule, 1.0)
+        self.learner.duel.rule = self.rule
 
 
 def chats(count: int, seed: int = 1) -> list[tuple[float, list[int]]]:
@@ -194,7 +195,7 @@ def test_snapshot_goes_on_with_the_same_victims() -> None:
     for seconds, blocks in events[400:]:
         cache.request(seconds, blocks)
 
-    assert cache.policy.law.index
+    assert cache.policy.learner.law.index
     assert cache.evicted == unbroken().evicted
 
 
@@ -219,7 +220,7 @@ def test_state_is_bounded() -> None:
     """However many prefixes are seen, records, contexts and samples stay within their limits."""
     policy = ThermoclinePolicy()
     policy.prefixes.limit = 500
-    policy.law.samples.window = 400
+    policy.learner.law.samples.window = 400
     cache = BlockCache(policy, 100)
     for number in range(2500):
         cache.request(number * 0.1, [1, 2 * number + 2, 2 * number + 3])
@@ -232,13 +233,13 @@ def test_state_is_bounded() -> None:
     assert len(policy.offered) <= MOST_OFFERED
     assert len(policy.running) <= MOST_RUNNING
     assert len(prefixes.contexts.number) <= 601 + MOST_RUNNING + ROWS
-    assert policy.law.samples.count() <= 700
+    assert policy.learner.law.samples.count() <= 700
     assert len(policy.ranking.slots) <= 100
     assert len(policy.ranking.fresh) <= 200
-    assert len(policy.unlabelled) <= MOST_LATER + 1000
-    assert len(policy.later) <= MOST_LATER
-    assert len(policy.duel.shadows.rows) <= RULES * 100
-    assert len(policy.duel.entering) <= 64
+    assert len(policy.learner.unlabelled) <= MOST_LATER + 1000
+    assert len(policy.learner.later) <= MOST_LATER
+    assert len(policy.learner.duel.shadows.rows) <= RULES * 100
+    assert len(policy.learner.duel.entering) <= 64
 
 
 def chain(name: str, *spans: bytes) -> list[Node]:
@@ -340,15 +341,17 @@ def test_fit_goes_on_from_a_snapshot_between_any_two_slices() -> None:
     results = []
     for is_broken in (False, True):
         copy = ThermoclinePolicy.decode(packed)
-        while copy.fit.stage:
-            copy.fit.advance(copy.law)
-        copy.law.index = b""
-        assert copy.fit.start(copy.law, copy.clock)
+        while copy.learner.fit.stage:
+            copy.learner.fit.advance(copy.learner.law)
+        copy.learner.law.index = b""
+        assert copy.learner.fit.start(copy.learner.law, copy.clock)
         slices = 0
-        while copy.fit.stage:
-            copy.fit.advance(copy.law)  # type: ignore[unreachable]  # Its start began another fit.
+        while copy.learner.fit.stage:
+            copy.learner.fit.advance(copy.learner.law)  # type: ignore[unreachable]  # Its start began another fit.
             slices += 1
-            assert bool(copy.law.index) == (not copy.fit.stage)  # The new tables come into force all at once.
+            assert bool(copy.learner.law.index) == (
+                not copy.learner.fit.stage
+            )  # The new tables come into force all at once.
             if is_broken:
                 copy = ThermoclinePolicy.decode(copy.encode())
         assert slices > 10
@@ -364,7 +367,7 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit() -> None:
     broken = 0
     for seconds, blocks in events:
         cache.request(seconds, blocks)
-        if cache.policy.fit.stage and cache.moment.seq % 7 == 0:
+        if cache.policy.learner.fit.stage and cache.moment.seq % 7 == 0:
             packed = cache.policy.encode()
             cache.policy = ThermoclinePolicy.decode(packed)
             broken += 1
@@ -380,15 +383,15 @@ def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_for
     results = []
     for is_ahead in (False, True):
         policy = ThermoclinePolicy.decode(packed)
-        while policy.fit.stage:
-            policy.fit.advance(policy.law)
+        while policy.learner.fit.stage:
+            policy.learner.fit.advance(policy.learner.law)
         assert not policy.prepare()
-        assert policy.fit.start(policy.law, policy.clock)
+        assert policy.learner.fit.start(policy.learner.law, policy.clock)
         made, slices = 0, 0
-        while policy.fit.stage:
+        while policy.learner.fit.stage:
             while is_ahead and policy.prepare():  # type: ignore[unreachable]  # Its start began another fit.
                 made += 1
-            policy.fit.advance(policy.law)
+            policy.learner.fit.advance(policy.learner.law)
             slices += 1
         assert bool(made) == is_ahead
         results.append((slices, policy.encode()))
@@ -451,6 +454,12 @@ def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count: int)
     assert _least(entries, count) == sorted(entries)[:count]
 
 
+def twin_of(ranking: Ranking) -> Ranking:
+    """The same from its bytes."""
+    data = msgspec.msgpack.encode(ranking, enc_hook=encoded)
+    return msgspec.msgpack.decode(data, type=Ranking, dec_hook=decoded)
+
+
 def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
     """What was scored before is not scored again, and the victims are the same."""
     ranking, law, count = Ranking(), Law(), 3 * SLICE
@@ -458,7 +467,7 @@ def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
         ranking.offer(node_id, float(node_id * 7919 % count), 0, 1.0, float(count), law)
     found: list[list[int]] = []
     for is_broken in (False, True):
-        copy = msgspec.msgpack.decode(msgspec.msgpack.encode(ranking), type=Ranking)
+        copy = twin_of(ranking)
         found.append([])
         for request in range(1, 12):
             for _ in range(20):
@@ -466,6 +475,6 @@ def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
             copy.withdraw(request * 100)
             copy.offer(count + request, float(request), 0, 1.0, float(count), law)
             if is_broken:
-                copy = msgspec.msgpack.decode(msgspec.msgpack.encode(copy), type=Ranking)
+                copy = twin_of(copy)
 
     assert found[0] == found[1]

@@ -41,7 +41,7 @@ def numbers(policy: ThermoclinePolicy) -> list[int]:
 
 def code_in(policy: ThermoclinePolicy, row: int) -> int:
     """Of a sample in the duel."""
-    return int.from_bytes(policy.duel.shadows.codes[8 * row : 8 * row + 8], "little")
+    return int.from_bytes(policy.learner.duel.shadows.codes[8 * row : 8 * row + 8], "little")
 
 
 def answer_class(policy: ThermoclinePolicy, one: Node) -> int:
@@ -140,7 +140,7 @@ def test_samples_of_the_duel_are_corrected_at_the_end() -> None:
     policy.visit([], 16, at(0, 1))
     policy.add(one, at(0, 1))
     policy.visit([], 16, at(1, 2))
-    (row,) = policy.duel.shadows.rows.values()
+    (row,) = policy.learner.duel.shadows.rows.values()
     before = code_in(policy, row)
 
     policy.ended(1, 4000)

@@ -66,6 +66,12 @@ class Policy(msgspec.Struct):
         """A fresh policy for a pool of ``capacity`` tokens. Overridden by policies that have settings."""
         return cls(capacity=capacity)
 
+    def join(self, others: Sequence[Policy]) -> None:
+        """The pool is new, or was decoded. These are of its tier, itself perhaps among them; it may learn with them."""
+
+    def leave(self, others: Sequence[Policy]) -> None:
+        """The pool is gone. These of its tier are left, and may need what it knew."""
+
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
         """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""
 
@@ -134,6 +140,11 @@ def register_policy(policy: P) -> P:
     return policy
 
 
-def make_policy(name: str, capacity: int, config: CellConfig) -> Policy:
-    """A fresh policy for a pool of ``capacity`` tokens. Raises KeyError for a name that is not in POLICIES."""
-    return POLICIES[name].make(capacity, config)
+def make_policy(name: str, capacity: int, config: CellConfig, others: Sequence[Policy] = ()) -> Policy:
+    """A fresh policy for a pool of ``capacity`` tokens, beside the others of its tier.
+
+    Raises KeyError for a name that is not in POLICIES.
+    """
+    policy = POLICIES[name].make(capacity, config)
+    policy.join(others)
+    return policy
