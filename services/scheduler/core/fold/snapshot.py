@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction import POLICIES, Policy
+from services.scheduler.core.cache.eviction import POLICIES
+from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
@@ -57,6 +58,9 @@ def encode_state(state: CellState) -> bytes:
 def decode_state(data: bytes) -> CellState:
     """Undo :func:`encode_state`.
 
+    Where a policy's state has another version than today's, which is another release's, every pool's policy starts anew
+    with what is resident, as after a change of policy: what is cached is worth more than what was learned of it.
+
     Raises CodecError for bytes that are no snapshot of this version, or that name a policy or a schedule which is not
     registered here.
     """
@@ -71,10 +75,8 @@ def decode_state(data: bytes) -> CellState:
     _require("policy", state.policy, POLICIES)
     _require("schedule", state.config.schedule, SCHEDULES)
     state.recollection = forgotten()
-    state.orders = {pool: _decode_policy(kept) for pool, kept in snapshot.orders.items()}
-    for pool, policy in state.orders.items():
-        policy.join(orders_of_tier(state, pool.partition("/")[0]))
     _share_ids(state.tree.nodes)
+    _take_orders(state, snapshot.orders)
     for policy in state.orders.values():
         policy.share_numbers(state.tree.nodes)
     for account in state.quotas.accounts.values():
@@ -88,12 +90,15 @@ def _require(kind: str, name: str, known: Container[str]) -> None:
         raise CodecError(f"the snapshot names {kind} {name!r}, which is not registered")
 
 
-def _decode_policy(kept: _KeptPolicy) -> Policy:
-    _require("policy", kept.name, POLICIES)
-    policy = POLICIES[kept.name]
-    if kept.state_version != policy.state_version:
-        raise CodecError(f"policy {kept.name!r} has state version {kept.state_version}, not {policy.state_version}")
-    return policy.decode(kept.state)
+def _take_orders(state: CellState, kept: dict[str, _KeptPolicy]) -> None:
+    for each in kept.values():
+        _require("policy", each.name, POLICIES)
+    if any(each.state_version != POLICIES[each.name].state_version for each in kept.values()):
+        renew_orders(state)
+        return
+    state.orders = {pool: POLICIES[each.name].decode(each.state) for pool, each in kept.items()}
+    for pool, policy in state.orders.items():
+        policy.join(orders_of_tier(state, pool.partition("/")[0]))
 
 
 def _share_ids(nodes: dict[int, Node]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.core import Stamped, decode_state, encode_state, new_state, step
+from services.scheduler.core import Stamped, check_invariants, decode_state, encode_state, new_state, step
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
 from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.cache.eviction.policy import Moment
@@ -159,13 +159,24 @@ def test_a_schedule_that_is_not_registered_is_named(newest: CellState, monkeypat
         decode_state(data)
 
 
-def test_a_policys_state_of_another_version_is_refused(newest: CellState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which it is, and which is read."""
+def test_a_policys_state_of_another_version_begins_anew(newest: CellState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cached stays: every pool's policy knows each node that it held, and its bytes are not read."""
     data = encode_state(newest)
     monkeypatch.setattr(NewestPolicy, "state_version", 4)
+    monkeypatch.setattr(NewestPolicy, "decode", None)
 
-    with pytest.raises(CodecError, match="policy 'newest' has state version 3, not 4"):
-        decode_state(data)
+    state = decode_state(data)
+
+    check_invariants(state)
+    assert state.orders.keys() == newest.orders.keys()
+    for pool, order in newest.orders.items():
+        renewed = state.orders[pool]
+        assert isinstance(renewed, NewestPolicy)
+        assert isinstance(order, NewestPolicy)
+        assert sorted(renewed.stack) == sorted(order.stack)
+    state.orders.clear()
+    newest.orders.clear()
+    assert encode_state(state) == encode_state(newest)
 
 
 def test_a_decoded_tree_shares_what_a_grown_one_shares(busy_log: list[Stamped]) -> None:
