@@ -48,7 +48,11 @@ def warm_simulation(load: Load) -> Simulation:
 
 async def leave_snapshot(bus: Bus, simulation: Simulation, nats_port: int) -> None:
     """Make the streams, let that of inputs go on behind the simulated ones, and store the state as a snapshot."""
-    state = simulation.cell.state
+    await leave_state(bus, simulation.cell.state, nats_port)
+
+
+async def leave_state(bus: Bus, state: core.CellState, nats_port: int) -> int:
+    """The same for any state; returns the bytes of the snapshot."""
     await bus.ensure_streams(StreamLimits())
     _begin_stream_at(nats_port, state.last_seq + 1)
     encoded = core.encode_state(state)
@@ -61,7 +65,9 @@ async def leave_snapshot(bus: Bus, simulation: Simulation, nats_port: int) -> No
         state=encoded,
         release=fold_release(),
     )
-    await SnapshotStore(bus).put(snapshot.seq, encode_snapshot(snapshot))
+    data = encode_snapshot(snapshot)
+    await SnapshotStore(bus).put(snapshot.seq, data)
+    return len(data)
 
 
 def _begin_stream_at(nats_port: int, seq: int) -> None:
