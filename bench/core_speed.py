@@ -46,7 +46,7 @@ from services.scheduler.apart import Apart
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.insertion import publish_final
-from services.scheduler.core.cache.prefix_tree import match_again, match_prefix
+from services.scheduler.core.cache.prefix_match import match_again, match_prefix
 from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.request import Request

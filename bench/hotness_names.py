@@ -20,11 +20,11 @@ import numpy as np
 
 from bench import results_file
 from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     PrefixTree,
     add_child,
-    match_prefix,
     page_count,
     remove_leaf,
     root_of,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
 from services.scheduler.core.cache.identities import chunks_ending_in, page_identities
+from services.scheduler.core.cache.prefix_match import common_pages
 from services.scheduler.core.cache.prefix_tree import (
     PAGE_NUMBER_BYTES,
     Node,
     add_child,
     ancestors,
     child_of,
-    common_pages,
     page_count,
     root_of,
 )

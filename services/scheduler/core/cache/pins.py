@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.pin import Pin
-from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, page_count
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import split_digests

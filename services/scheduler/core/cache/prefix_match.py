@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import Node, Path, match_again
+import numpy as np
+
+from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, child_of, page_count, page_key
+from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,3 +156,104 @@ def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
     if len(usable) < 2:
         return usable[0] if usable else ""
     return next(name for name in state.workers if name in usable)
+
+
+def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
+    """The longest path of the namespace's tree that ``tokens`` follow, of at most ``max_pages``. Does not mutate."""
+    root = tree.roots.get(namespace)
+    path: Path = []
+    if root is not None:
+        _descend(tree, tree.nodes[root], tokens, 0, _end_of_match(tree, tokens, max_pages), path)
+    return path
+
+
+def match_again(
+    tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int, deepest: int, matched_tokens: int
+) -> Path:
+    """As :func:`match_prefix`, for tokens whose last match ended in node ``deepest``. Does not mutate.
+
+    The first ``matched_tokens`` (whole pages) of ``tokens`` are known to lie on the way from the root to that
+    node's end. If it still lives they still do, so they are not compared again and only what follows is.
+    """
+    node = tree.nodes.get(deepest)
+    if node is None:
+        return match_prefix(tree, namespace, tokens, max_pages)
+    page = tree.page_token_bytes
+    end = _end_of_match(tree, tokens, max_pages)
+    offset = min(matched_tokens * TOKEN_BYTES, end)
+    path: Path = []
+    while node.parent:
+        start = node.depth * TOKEN_BYTES
+        if start < offset:
+            path.append((node, min(len(node.tokens), offset - start) // page))
+        node = tree.nodes[node.parent]
+    path.reverse()
+    if path:
+        node = path[-1][0]
+        start = node.depth * TOKEN_BYTES
+        following = start + len(node.tokens)
+        if offset < following:
+            # It may go on within this node only if the first match ended at its cap.
+            path[-1] = (node, _common_pages(node.tokens, tokens, start, end, page, offset - start))
+            if start + path[-1][1] * page < following:
+                return path
+        offset = following
+    _descend(tree, node, tokens, offset, end, path)
+    return path
+
+
+def _end_of_match(tree: PrefixTree, tokens: bytes, max_pages: int) -> int:
+    page = tree.page_token_bytes
+    return min(len(tokens) // page, max_pages) * page
+
+
+def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int, path: Path) -> None:
+    """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``; appends to ``path``."""
+    page = tree.page_token_bytes
+    nodes = tree.nodes
+    starts_with = tokens.startswith
+    while offset < end:
+        children = node.children
+        if len(children) == 1:
+            (child_id,) = children.values()  # No hash is needed: its tokens decide.
+        else:
+            found = children.get(page_key(tokens[offset : offset + page]))
+            if found is None:
+                return
+            child_id = found
+        node = nodes[child_id]
+        label = node.tokens
+        following = offset + len(label)
+        if following <= end and starts_with(label, offset):
+            path.append((node, len(label) // page))
+            offset = following
+            continue
+        pages = _common_pages(label, tokens, offset, end, page)
+        if not pages:  # Another first page, of another hash or of the same.
+            sibling = child_of(tree, nodes[node.parent], tokens, offset)
+            if sibling is None:
+                return
+            node = sibling
+            pages = _common_pages(node.tokens, tokens, offset, end, page)
+        path.append((node, pages))
+        if pages * page < len(node.tokens):
+            return
+        offset += len(node.tokens)
+
+
+def common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int) -> int:
+    """How many whole pages of ``node`` equal ``tokens[offset:end]`` (byte offsets). Does not mutate."""
+    if offset + len(node.tokens) <= end and tokens.startswith(node.tokens, offset):
+        return page_count(tree, node)
+    return _common_pages(node.tokens, tokens, offset, end, tree.page_token_bytes)
+
+
+def _common_pages(label: bytes, tokens: bytes, offset: int, end: int, page: int, known: int = 0) -> int:
+    """Whole pages that are equal; the first ``known`` bytes of the label are. Compares in place."""
+    length = min(len(label), end - offset) // page * page
+    count = (length - known) // TOKEN_BYTES
+    ours = np.frombuffer(label, dtype="<i4", count=count, offset=known)
+    theirs = np.frombuffer(tokens, dtype="<i4", count=count, offset=offset + known)
+    differs = ours != theirs
+    first = int(differs.argmax()) if count else 0
+    return length // page if not count or not differs[first] else (known + first * TOKEN_BYTES) // page

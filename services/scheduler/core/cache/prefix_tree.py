@@ -1,8 +1,8 @@
 """The radix tree of cached prefixes: one root per namespace, edges labelled with whole pages of tokens.
 
-Only shape lives here: finding, adding, splitting and removing nodes. Whose pages a node's KV lies in is kept
-in the node too, but :mod:`residency` changes it. Tokens and pages are packed little-endian int32, so that
-matching is a comparison of bytes in place and no loop runs over tokens.
+Only shape lives here: adding, splitting and removing nodes (:mod:`prefix_match` finds what a prompt shares with
+them). Whose pages a node's KV lies in is kept in the node too, but :mod:`residency` changes it. Tokens and pages are
+packed little-endian int32, so that matching is a comparison of bytes in place and no loop runs over tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
@@ -125,107 +124,6 @@ def page_count(tree: PrefixTree, node: Node) -> int:
     return len(node.tokens) // (tree.page_size * TOKEN_BYTES)
 
 
-def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """The longest path of the namespace's tree that ``tokens`` follow, of at most ``max_pages``. Does not mutate."""
-    root = tree.roots.get(namespace)
-    path: Path = []
-    if root is not None:
-        _descend(tree, tree.nodes[root], tokens, 0, _end_of_match(tree, tokens, max_pages), path)
-    return path
-
-
-def match_again(
-    tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int, deepest: int, matched_tokens: int
-) -> Path:
-    """As :func:`match_prefix`, for tokens whose last match ended in node ``deepest``. Does not mutate.
-
-    The first ``matched_tokens`` (whole pages) of ``tokens`` are known to lie on the way from the root to that
-    node's end. If it still lives they still do, so they are not compared again and only what follows is.
-    """
-    node = tree.nodes.get(deepest)
-    if node is None:
-        return match_prefix(tree, namespace, tokens, max_pages)
-    page = tree.page_token_bytes
-    end = _end_of_match(tree, tokens, max_pages)
-    offset = min(matched_tokens * TOKEN_BYTES, end)
-    path: Path = []
-    while node.parent:
-        start = node.depth * TOKEN_BYTES
-        if start < offset:
-            path.append((node, min(len(node.tokens), offset - start) // page))
-        node = tree.nodes[node.parent]
-    path.reverse()
-    if path:
-        node = path[-1][0]
-        start = node.depth * TOKEN_BYTES
-        following = start + len(node.tokens)
-        if offset < following:
-            # It may go on within this node only if the first match ended at its cap.
-            path[-1] = (node, _common_pages(node.tokens, tokens, start, end, page, offset - start))
-            if start + path[-1][1] * page < following:
-                return path
-        offset = following
-    _descend(tree, node, tokens, offset, end, path)
-    return path
-
-
-def _end_of_match(tree: PrefixTree, tokens: bytes, max_pages: int) -> int:
-    page = tree.page_token_bytes
-    return min(len(tokens) // page, max_pages) * page
-
-
-def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int, path: Path) -> None:
-    """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``; appends to ``path``."""
-    page = tree.page_token_bytes
-    nodes = tree.nodes
-    starts_with = tokens.startswith
-    while offset < end:
-        children = node.children
-        if len(children) == 1:
-            (child_id,) = children.values()  # No hash is needed: its tokens decide.
-        else:
-            found = children.get(_page_key(tokens[offset : offset + page]))
-            if found is None:
-                return
-            child_id = found
-        node = nodes[child_id]
-        label = node.tokens
-        following = offset + len(label)
-        if following <= end and starts_with(label, offset):
-            path.append((node, len(label) // page))
-            offset = following
-            continue
-        pages = _common_pages(label, tokens, offset, end, page)
-        if not pages:  # Another first page, of another hash or of the same.
-            sibling = child_of(tree, nodes[node.parent], tokens, offset)
-            if sibling is None:
-                return
-            node = sibling
-            pages = _common_pages(node.tokens, tokens, offset, end, page)
-        path.append((node, pages))
-        if pages * page < len(node.tokens):
-            return
-        offset += len(node.tokens)
-
-
-def common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int) -> int:
-    """How many whole pages of ``node`` equal ``tokens[offset:end]`` (byte offsets). Does not mutate."""
-    if offset + len(node.tokens) <= end and tokens.startswith(node.tokens, offset):
-        return page_count(tree, node)
-    return _common_pages(node.tokens, tokens, offset, end, tree.page_token_bytes)
-
-
-def _common_pages(label: bytes, tokens: bytes, offset: int, end: int, page: int, known: int = 0) -> int:
-    """Whole pages that are equal; the first ``known`` bytes of the label are. Compares in place."""
-    length = min(len(label), end - offset) // page * page
-    count = (length - known) // TOKEN_BYTES
-    ours = np.frombuffer(label, dtype="<i4", count=count, offset=known)
-    theirs = np.frombuffer(tokens, dtype="<i4", count=count, offset=offset + known)
-    differs = ours != theirs
-    first = int(differs.argmax()) if count else 0
-    return length // page if not count or not differs[first] else (known + first * TOKEN_BYTES) // page
-
-
 def head_of(tree: PrefixTree, tokens: bytes) -> bytes:
     """The first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or all that there are."""
     pages = -(-HEAD_TOKENS // tree.page_size)
@@ -246,7 +144,7 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     return root
 
 
-_page_key: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
+page_key: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
 """The key of a first page among siblings: eight bytes instead of the page's tokens."""
 
 
@@ -256,7 +154,7 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
     The page itself decides: a sibling with the same hash has the next free key after it.
     """
     first_page = tokens[offset : offset + tree.page_token_bytes]
-    key = _page_key(first_page)
+    key = page_key(first_page)
     while (child_id := node.children.get(key)) is not None:
         child = tree.nodes[child_id]
         if child.tokens.startswith(first_page):
@@ -267,7 +165,7 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
 
 def _key_of(tree: PrefixTree, parent: Node, child: Node) -> int:
     """The key under which ``parent`` has ``child``."""
-    key = _page_key(child.tokens[: tree.page_token_bytes])
+    key = page_key(child.tokens[: tree.page_token_bytes])
     while parent.children[key] != child.id:
         key += 1
     return key
@@ -280,7 +178,7 @@ def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
     del children[gap]
     key = gap + 1
     while (sibling := children.get(key)) is not None:
-        if _page_key(tree.nodes[sibling].tokens[: tree.page_token_bytes]) <= gap:
+        if page_key(tree.nodes[sibling].tokens[: tree.page_token_bytes]) <= gap:
             children[gap] = children.pop(key)
             gap = key
         key += 1
@@ -301,7 +199,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
-    key = _page_key(tokens[: tree.page_token_bytes])
+    key = page_key(tokens[: tree.page_token_bytes])
     if not parent.children:
         parent.children = {key: node.id}
         return node
@@ -355,7 +253,7 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     node.host = _cut(node.host, page_cut)
     node.backup_pages = node.backup_pages[page_cut:]
     node.identities = node.identities[pages * IDENTITY_BYTES :]
-    upper.children = {_page_key(node.tokens[: tree.page_token_bytes]): node.id}
+    upper.children = {page_key(node.tokens[: tree.page_token_bytes]): node.id}
     return upper
 
 

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Path, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Path
 from services.scheduler.core.waiting import transient
 from shared.ids import TOKEN_BYTES
 from shared.messages.explanations import PromptSpan, Reason

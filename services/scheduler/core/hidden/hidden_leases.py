@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.identities import ChunkNames
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, match_prefix, page_count
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, page_count
 from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
 from services.scheduler.core.hidden.hidden_in_flight import OpenHiddenLease
 from services.scheduler.core.hidden.hidden_saves import close_lease, give_back_hidden, save_hidden

@@ -19,7 +19,8 @@ from services.scheduler.core.cache.heat import value_of
 from services.scheduler.core.cache.hotness.tracking import prefix_read
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.insertion import value_path
-from services.scheduler.core.cache.prefix_tree import Path, head_of, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Path, head_of
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming

@@ -56,7 +56,7 @@ def runs_to_save(
 ) -> list[ChunkRun]:
     """Runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
 
-    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Chunks that the storage has or is about to have, as
+    ``path`` is as :func:`prefix_match.match_prefix` returns it. Chunks that the storage has or is about to have, as
     KV or as hidden states that it is restored from, and those with a page that is neither in its host pool nor on this
     worker, are left out. Computes the identities of
     nodes that have none.
@@ -105,7 +105,7 @@ def runs_to_save(
 
 
 def path_to(state: CellState, node: Node) -> Path:
-    """All of the path that ends with a node, as :func:`prefix_tree.match_prefix` returns it. Does not mutate."""
+    """All of the path that ends with a node, as :func:`prefix_match.match_prefix` returns it. Does not mutate."""
     return [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
 
 

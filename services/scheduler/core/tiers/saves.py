@@ -54,7 +54,7 @@ def may_save(storage: Storage) -> bool:
 def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
     """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor on its way.
 
-    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Pages are read from the host pool or, where they are
+    ``path`` is as :func:`prefix_match.match_prefix` returns it. Pages are read from the host pool or, where they are
     not in it, from the worker. What there is no room for now is saved later.
     """
     if not path or not saves_below(storage):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import Node, Path, match_prefix, page_count
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, Path, page_count
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import admit_to_host

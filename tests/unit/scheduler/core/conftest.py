@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import RestorationCosts

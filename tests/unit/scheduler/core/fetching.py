@@ -1,6 +1,6 @@
 """What tests of fetches share: prompts of whole chunks, and chunks that are on a disk already."""
 
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.base import pack_int32

@@ -1,7 +1,7 @@
 """Names of chunks, worked out as far as somebody asks."""
 
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.fold.status import list_cache
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, StorageLost, UnpinPrefix

@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     PrefixTree,
     add_child,
     ancestors,
     child_of,
-    common_pages,
     descendants_first,
-    match_prefix,
     namespace_of,
     page_count,
     remove_leaf,

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import prefix_tree
+from services.scheduler.core.cache import prefix_match, prefix_tree
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
     add_child,
     ancestors,
     child_of,
-    common_pages,
     head_of,
-    match_again,
-    match_prefix,
     page_count,
     remove_leaf,
     root_of,
@@ -131,7 +129,8 @@ def test_a_history_leaves_tree_and_model_equal(page_size: int, seed: int) -> Non
 @pytest.mark.parametrize("key", [lambda page: 5, lambda page: 3 + page[-4] % 2], ids=["one key", "two keys"])
 def test_pages_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, key: Callable[..., int]) -> None:
     """A collision of hashes costs a comparison and never gives a wrong node, and removals keep others findable."""
-    monkeypatch.setattr(prefix_tree, "_page_key", key)
+    for module in (prefix_tree, prefix_match):
+        monkeypatch.setattr(module, "page_key", key)
 
     for seed in range(6):
         a_history(4, seed)

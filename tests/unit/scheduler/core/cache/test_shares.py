@@ -5,7 +5,8 @@ import pytest
 from services.scheduler.core.cache import shares
 from services.scheduler.core.cache.heat import hotness, worth
 from services.scheduler.core.cache.insertion import value_path
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.shares import (
     LEAST_IMPORTANCE,
     MOST_IMPORTANCE,

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core import decode_state, encode_state, status
 from services.scheduler.core.cache import residency
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.fold import configure
 from services.scheduler.core.members import pools
 from shared.messages.base import pack_int32

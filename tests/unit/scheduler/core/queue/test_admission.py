@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import give_host
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.worker_plans import AdmitRequest

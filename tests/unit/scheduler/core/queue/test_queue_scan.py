@@ -1,6 +1,7 @@
 """A look at a queue while a batch is formed: what it found is matched again once somebody may have cut it."""
 
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.base import pack_int32
 from shared.messages.storage_plans import FetchChunks
 from tests.stateful.cell_model import CellModel, namespace

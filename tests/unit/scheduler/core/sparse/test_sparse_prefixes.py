@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core.cache.page_pool import PagePool
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.queue import batching
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.sparse.sparse_prefixes import begin_sparse, pages_for_chosen, sparse_order

@@ -3,7 +3,8 @@
 import random
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.prefix_tree import match_prefix, page_count
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import page_count
 from services.scheduler.core.cache.residency import give_host
 from services.scheduler.core.state import CellState
 from services.scheduler.core.step import Step

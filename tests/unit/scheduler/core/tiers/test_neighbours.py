@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.core.cache.prefix_match import nearest_holder
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix, nearest_holder
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad, RunBatch, WorkerPlan

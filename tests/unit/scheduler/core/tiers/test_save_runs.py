@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import split_node
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save

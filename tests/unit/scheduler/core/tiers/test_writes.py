@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import drop_device, give_host, lock_host, unlock_host
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.host_admission import take_host_pages

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.prefix_tree import Node, match_prefix
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from tests.stateful.cell_model import CellModel, namespace
