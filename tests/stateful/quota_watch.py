@@ -9,7 +9,7 @@ import pytest
 
 from services.scheduler.core.cache import heat
 from services.scheduler.core.cache.candidates import Candidates
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of, page_count
 from services.scheduler.core.cache.residency import (
     is_device_evictable,
     is_host_evictable,
@@ -59,16 +59,17 @@ class QuotaWatch:
         """What of an owner is on a device or loading, less what running backups will free."""
         pages = 0
         for node in self._nodes_of(state, owner):
-            pages += len(node.device.get(worker_id, b"") + node.loading.get(worker_id, b"")) // PAGE_NUMBER_BYTES
+            size = page_count(state.tree, node)
+            pages += size * ((worker_id in node.device) + (worker_id in node.loading))
             if worker_id in node.device and worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
-                pages -= len(node.device[worker_id]) // PAGE_NUMBER_BYTES
+                pages -= size
         return pages
 
     def host_pages(self, state: CellState, owner: str, storage_id: str) -> int:
         """What of an owner is in a host pool or on its way there."""
         pages = 0
         for node in self._nodes_of(state, owner):
-            pages += len(node.host.get(storage_id, b"")) // PAGE_NUMBER_BYTES
+            pages += page_count(state.tree, node) * (storage_id in node.host)
             if node.transfer and state.transfers[node.transfer].storage_id == storage_id:
                 pages += len(node.backup_pages) // PAGE_NUMBER_BYTES
         for fetch in state.fetches.values():

@@ -89,7 +89,7 @@ def note_children(state: CellState, node: Node, worker_id: str) -> None:
     index = state.candidates.get(hottest_below(worker_id))
     if index is None:
         return
-    for child_id in islice(reversed(node.children.values()), _CHILDREN_NOTED):
+    for child_id in islice(reversed(node.child_ids), _CHILDREN_NOTED):
         if state.tree.nodes[child_id].host:
             _note(state, index, child_id)
 

@@ -214,8 +214,10 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
     starts_with = tokens.startswith
     while offset < end:
         children = node.children
-        if len(children) == 1:
-            (child_id,) = children.values()  # No hash is needed: its tokens decide.
+        if isinstance(children, int):
+            if not children:
+                return
+            child_id = children  # No hash is needed: its tokens decide.
         else:
             found = children.get(page_key(tokens[offset : offset + page]))
             if found is None:

@@ -13,10 +13,11 @@ import msgspec
 import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from services.scheduler.core.cache.holdings import EMPTY_MAP, copied, counted_once, cut_lists, shared_names
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
+    from _collections_abc import dict_values
     from collections.abc import Callable
 
 PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
@@ -34,6 +35,7 @@ _SHORT_NAMES = {
     "device": "d",
     "loading": "l",
     "host": "h",
+    "pages": "a",
     "locks": "k",
     "host_locks": "r",
     "below": "b",
@@ -54,27 +56,28 @@ _SHORT_NAMES = {
 class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     """A span of whole pages under one parent. Dictionaries are keyed by worker id or storage id.
 
-    A pool has either all pages of a node or none. ``device``: pages valid on a worker. ``loading``: device pages
-    that a load on its way will fill. ``host``: pages valid in a storage's host pool. ``locks``: running requests
-    of a worker whose prefix includes this node. ``host_locks``: loads that read the host copy. ``below``:
-    children with ``device`` or ``loading`` pages on a worker. ``transfer`` is the backup that reads this node
-    (0 is none) and ``backup_pages`` the host pages that it fills. ``identities`` holds 16 bytes a page once they
-    were needed. ``quarantined`` names storages whose copy failed verification while another load reads it.
+    A pool has either all pages of a node or none. ``device``: workers on which its pages are valid. ``loading``:
+    workers with device pages that a load on its way will fill. ``host``: storages in whose host pool they are valid.
+    ``pages`` has the numbers of those pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose
+    prefix includes this node. ``host_locks``: loads that read the host copy. ``below``: children with ``device`` or
+    ``loading`` pages on a worker. ``transfer`` is the backup that reads this node (0 is none) and ``backup_pages`` the
+    host pages that it fills. ``identities`` holds 16 bytes a page once they were needed. ``quarantined`` names storages
+    whose copy failed verification while another load reads it.
 
-    An empty dictionary is the shared :data:`NOTHING`, which refuses changes: replace the field with what
-    :func:`nothing.with_entry` and :func:`nothing.without_entry` return. Snapshots leave out fields that have their
-    default, so that a decoded node is as small as a new one. What a node's id stands for, the tokens from the root
-    to the node's end, never changes while the node lives, and ids are not used again.
+    Names and counts are shared with other nodes (see :mod:`holdings`): replace them, do not change them. Snapshots
+    leave out fields that have their default, so that a decoded node is as small as a new one. What a node's id stands
+    for, the tokens from the root to the node's end, never changes while the node lives, and ids are not used again.
     """
 
     id: int
     parent: int
     tokens: bytes
     namespace: str = ""  # On roots only.
-    children: dict[int, int] = EMPTY_MAP  # Ids by a hash of the child's first page; see :func:`child_of`.
-    device: dict[str, bytes] = EMPTY_MAP
-    loading: dict[str, bytes] = EMPTY_MAP
-    host: dict[str, bytes] = EMPTY_MAP
+    children: int | dict[int, int] = 0  # An only child, or ids by a hash of the first page; see :func:`child_of`.
+    device: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    pages: bytes = b""  # Of ``device``, then of ``loading``, then of ``host``: equally many page numbers of each.
     locks: dict[str, int] = EMPTY_MAP
     host_locks: dict[str, int] = EMPTY_MAP
     below: dict[str, int] = EMPTY_MAP
@@ -89,6 +92,87 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     end_digest: int = 0  # The same from the root to the node's end; digests of children go on from it.
     importance: float = 1.0  # What its tokens are worth beside those of others, as far as is known (see :mod:`shares`).
     owner: int = 0  # Whose quotas its pages count against, 0 is nobody's; that of its root (see :mod:`quotas`).
+
+    @property
+    def end(self) -> int:
+        """Tokens from the root to the node's end."""
+        return self.depth + len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def child_ids(self) -> tuple[int, ...] | dict_values[int, int]:
+        """Ids of its children, in the order in which they came. Does not copy many."""
+        children = self.children
+        if isinstance(children, int):
+            return (children,) if children else ()
+        return children.values()
+
+    def device_pages(self, worker_id: str) -> bytes:
+        """Numbers of its pages on a worker of ``device``, packed int32. Raises ValueError for another."""
+        return self._listed(self.device.index(worker_id))
+
+    def loading_pages(self, worker_id: str) -> bytes:
+        """The same of a worker of ``loading``."""
+        return self._listed(len(self.device) + self.loading.index(worker_id))
+
+    def host_pages(self, storage_id: str) -> bytes:
+        """The same of a storage of ``host``."""
+        return self._listed(len(self.device) + len(self.loading) + self.host.index(storage_id))
+
+    def put_on_device(self, worker_id: str, pages: bytes) -> None:
+        """These pages of a worker that is not in ``device`` hold it from now on."""
+        self._insert(len(self.device), pages)
+        self.device = shared_names((*self.device, worker_id))
+
+    def take_from_device(self, worker_id: str) -> bytes:
+        """No pages of this worker hold it any more; returns those that did."""
+        pages = self._take(self.device.index(worker_id))
+        self.device = _without(self.device, worker_id)
+        return pages
+
+    def put_loading(self, worker_id: str, pages: bytes) -> None:
+        """A load will fill these pages of a worker that is not in ``loading``."""
+        self._insert(len(self.device) + len(self.loading), pages)
+        self.loading = shared_names((*self.loading, worker_id))
+
+    def take_loading(self, worker_id: str) -> bytes:
+        """That load is over; returns the pages."""
+        pages = self._take(len(self.device) + self.loading.index(worker_id))
+        self.loading = _without(self.loading, worker_id)
+        return pages
+
+    def put_in_host(self, storage_id: str, pages: bytes) -> None:
+        """These pages of a storage that is not in ``host`` hold it from now on."""
+        self._insert(self._pools(), pages)
+        self.host = shared_names((*self.host, storage_id))
+
+    def take_from_host(self, storage_id: str) -> bytes:
+        """No pages of this storage hold it any more; returns those that did."""
+        pages = self._take(len(self.device) + len(self.loading) + self.host.index(storage_id))
+        self.host = _without(self.host, storage_id)
+        return pages
+
+    def _pools(self) -> int:
+        return len(self.device) + len(self.loading) + len(self.host)
+
+    def _listed(self, place: int) -> bytes:
+        size = len(self.pages) // self._pools()
+        return self.pages[place * size : place * size + size]
+
+    def _insert(self, place: int, pages: bytes) -> None:
+        """To be called before the name is among the others, whose lists are as long."""
+        start = place * len(pages)
+        self.pages = self.pages[:start] + pages + self.pages[start:]
+
+    def _take(self, place: int) -> bytes:
+        """To be called before the name is gone."""
+        pages = self._listed(place)
+        start = place * len(pages)
+        self.pages = self.pages[:start] + self.pages[start + len(pages) :]
+        return pages
+
+
+def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return shared_names(tuple(each for each in names if each != name)) if len(names) > 1 else ()
 
 
 class PrefixTree(msgspec.Struct):
@@ -154,8 +238,12 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
     The page itself decides: a sibling with the same hash has the next free key after it.
     """
     first_page = tokens[offset : offset + tree.page_token_bytes]
+    children = node.children
+    if isinstance(children, int):
+        only = tree.nodes[children] if children else None
+        return only if only is not None and only.tokens.startswith(first_page) else None
     key = page_key(first_page)
-    while (child_id := node.children.get(key)) is not None:
+    while (child_id := children.get(key)) is not None:
         child = tree.nodes[child_id]
         if child.tokens.startswith(first_page):
             return child
@@ -163,10 +251,10 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
     return None
 
 
-def _key_of(tree: PrefixTree, parent: Node, child: Node) -> int:
-    """The key under which ``parent`` has ``child``."""
+def _key_of(tree: PrefixTree, children: dict[int, int], child: Node) -> int:
+    """The key under which ``child`` is among ``children``."""
     key = page_key(child.tokens[: tree.page_token_bytes])
-    while parent.children[key] != child.id:
+    while children[key] != child.id:
         key += 1
     return key
 
@@ -174,7 +262,10 @@ def _key_of(tree: PrefixTree, parent: Node, child: Node) -> int:
 def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
     """Take a child from its parent, and close the gap in a run of siblings with one hash."""
     children = parent.children
-    gap = _key_of(tree, parent, child)
+    if isinstance(children, int):
+        parent.children = 0
+        return
+    gap = _key_of(tree, children, child)
     del children[gap]
     key = gap + 1
     while (sibling := children.get(key)) is not None:
@@ -182,30 +273,35 @@ def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
             children[gap] = children.pop(key)
             gap = key
         key += 1
-    if not children:
-        parent.children = EMPTY_MAP
+    if len(children) == 1:
+        (parent.children,) = children.values()
 
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
+    digest, end_digest = _digests(tree, parent, tokens)
     node = Node(
         id=tree.next_id,
         parent=parent.id,
         tokens=tokens,
-        depth=parent.depth + len(parent.tokens) // TOKEN_BYTES,
-        digest=_digest(tree, parent, head_of(tree, tokens)),
-        end_digest=_digest(tree, parent, tokens),
+        depth=parent.end,
+        digest=digest,
+        end_digest=end_digest,
         owner=parent.owner,
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
-    key = page_key(tokens[: tree.page_token_bytes])
-    if not parent.children:
-        parent.children = {key: node.id}
+    siblings = parent.children
+    if not siblings:
+        parent.children = node.id
         return node
-    while key in parent.children:
+    page = tree.page_token_bytes
+    if isinstance(siblings, int):
+        siblings = parent.children = {page_key(tree.nodes[siblings].tokens[:page]): siblings}
+    key = page_key(tokens[:page])
+    while key in siblings:
         key += 1
-    parent.children[key] = node.id
+    siblings[key] = node.id
     return node
 
 
@@ -219,16 +315,22 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     cut = pages * tree.page_token_bytes
     parent = tree.nodes[node.parent]
     page_cut = pages * PAGE_NUMBER_BYTES
+    tokens = node.tokens[:cut]
+    digest, end_digest = _digests(tree, parent, tokens)
+    held = (*node.device, *node.loading)
+    upper_pages, node.pages = cut_lists(node.pages, page_count(tree, node) * PAGE_NUMBER_BYTES, page_cut)
     upper = Node(
         id=tree.next_id,
         parent=parent.id,
-        tokens=node.tokens[:cut],
-        device=_cut(node.device, 0, page_cut),
-        loading=_cut(node.loading, 0, page_cut),
-        host=_cut(node.host, 0, page_cut),
-        locks=dict(node.locks) or EMPTY_MAP,
-        host_locks=dict(node.host_locks) or EMPTY_MAP,
-        below=dict.fromkeys((*node.device, *node.loading), 1) or EMPTY_MAP,
+        tokens=tokens,
+        children=node.id,
+        device=node.device,
+        loading=node.loading,
+        host=node.host,
+        pages=upper_pages,
+        locks=copied(node.locks),
+        host_locks=copied(node.host_locks),
+        below=counted_once(held[0]) if len(held) == 1 else dict.fromkeys(held, 1) or EMPTY_MAP,
         last_use=node.last_use,
         hits=node.hits,
         transfer=node.transfer,
@@ -236,24 +338,23 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         identities=node.identities[: pages * IDENTITY_BYTES],
         quarantined=node.quarantined,
         depth=node.depth,
-        digest=_digest(tree, parent, head_of(tree, node.tokens[:cut])),
-        end_digest=_digest(tree, parent, node.tokens[:cut]),
+        digest=digest,
+        end_digest=end_digest,
         importance=node.importance,
         owner=node.owner,
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
-    parent.children[_key_of(tree, parent, node)] = upper.id
+    if isinstance(parent.children, int):
+        parent.children = upper.id
+    else:
+        parent.children[_key_of(tree, parent.children, node)] = upper.id
     node.tokens = node.tokens[cut:]
     node.digest = _digest(tree, upper, head_of(tree, node.tokens))
     node.depth += cut // TOKEN_BYTES
     node.parent = upper.id
-    node.device = _cut(node.device, page_cut)
-    node.loading = _cut(node.loading, page_cut)
-    node.host = _cut(node.host, page_cut)
     node.backup_pages = node.backup_pages[page_cut:]
     node.identities = node.identities[pages * IDENTITY_BYTES :]
-    upper.children = {page_key(node.tokens[: tree.page_token_bytes]): node.id}
     return upper
 
 
@@ -262,9 +363,11 @@ def _digest(tree: PrefixTree, above: Node, tokens: bytes) -> int:
     return extend(above.end_digest, tokens) if tree.has_digests else 0
 
 
-def _cut(held: dict[str, bytes], start: int, end: int | None = None) -> dict[str, bytes]:
-    """A part of the pages in every pool (byte offsets)."""
-    return {owner: pages[start:end] for owner, pages in held.items()} if held else EMPTY_MAP
+def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> tuple[int, int]:
+    """The digests of a node with these tokens: one and the same number where its head is all of it."""
+    head = head_of(tree, tokens)
+    digest = _digest(tree, above, head)
+    return digest, digest if len(head) == len(tokens) else _digest(tree, above, tokens)
 
 
 def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
@@ -285,7 +388,7 @@ def remove_subtree(tree: PrefixTree, top: Node) -> tuple[list[Node], Node | None
         return [top], remove_leaf(tree, top)
     gone = descendants_first(tree, top)
     for node in gone:
-        node.children = EMPTY_MAP
+        node.children = 0
         if node is not top:
             del tree.nodes[node.id]
     return gone, remove_leaf(tree, top)
@@ -297,7 +400,7 @@ def descendants_first(tree: PrefixTree, top: Node) -> list[Node]:
     while stack:
         node = stack.pop()
         order.append(node)
-        stack.extend(tree.nodes[child] for child in node.children.values())
+        stack.extend(tree.nodes[child] for child in node.child_ids)
     order.reverse()
     return order
 

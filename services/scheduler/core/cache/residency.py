@@ -28,8 +28,8 @@ from services.scheduler.core.cache.candidates import (
     note_children,
     note_node,
 )
-from services.scheduler.core.cache.empty_map import with_entry, without_entry
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
+from services.scheduler.core.cache.holdings import with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
 from services.scheduler.core.cache.page_pool import LostPool
 from services.scheduler.core.cache.prefix_tree import (
@@ -44,7 +44,7 @@ from services.scheduler.core.cache.unsaved import move_up
 from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from services.scheduler.core.cache.page_pool import PagePool
     from services.scheduler.core.cache.prefix_tree import PrefixTree
@@ -84,18 +84,18 @@ def is_host_evictable(node: Node, storage_id: str) -> bool:
     return bool(node.device) or not node.children
 
 
-def devices_of(state: CellState, node: Node) -> Mapping[str, bytes]:
-    """The node's pages on the devices of workers that are there, by worker. Does not mutate."""
+def devices_of(state: CellState, node: Node) -> Sequence[str]:
+    """The workers that are there and have the node on their device. Does not mutate."""
     if not state.lost:
         return node.device
-    return {name: pages for name, pages in node.device.items() if name in state.workers}
+    return [name for name in node.device if name in state.workers]
 
 
-def copies_of(state: CellState, node: Node) -> Mapping[str, bytes]:
-    """The node's pages in host pools that are there, by storage. Does not mutate."""
+def copies_of(state: CellState, node: Node) -> Sequence[str]:
+    """The storages that are there and have the node in their host pool. Does not mutate."""
     if not state.lost:
         return node.host
-    return {name: pages for name, pages in node.host.items() if f"{HOST}/{name}" not in state.lost}
+    return [name for name in node.host if f"{HOST}/{name}" not in state.lost]
 
 
 def is_held(state: CellState, node: Node) -> bool:
@@ -179,7 +179,7 @@ def lock_path(state: CellState, node: Node, worker: Worker) -> None:
     """Keep ``node`` and everything above it on this worker's device."""
     for held in ancestors(state.tree, node):
         locks = held.locks.get(worker.worker_id, 0)
-        held.locks = with_entry(held.locks, worker.worker_id, locks + 1)
+        held.locks = with_count(held.locks, worker.worker_id, locks + 1)
         if not locks and worker.worker_id in held.device:
             pages = page_count(state.tree, held)
             worker.pool.locked += pages
@@ -198,9 +198,9 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
     if locks < 1:
         raise InvariantViolated(f"node {node.id} was unlocked once too often for {worker.worker_id}")
     if locks > 1:
-        node.locks[worker.worker_id] = locks - 1
+        node.locks = with_count(node.locks, worker.worker_id, locks - 1)
         return
-    node.locks = without_entry(node.locks, worker.worker_id)
+    node.locks = without_count(node.locks, worker.worker_id)
     if worker.worker_id in node.device:
         pages = page_count(state.tree, node)
         worker.pool.locked -= pages
@@ -226,16 +226,16 @@ def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
 
 def lock_host(node: Node, storage_id: str) -> None:
     """Keep a host copy while a load reads it."""
-    node.host_locks = with_entry(node.host_locks, storage_id, node.host_locks.get(storage_id, 0) + 1)
+    node.host_locks = with_count(node.host_locks, storage_id, node.host_locks.get(storage_id, 0) + 1)
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
     """Undo :func:`lock_host`; a quarantined copy that nobody reads any more goes. May remove the node."""
     locks = node.host_locks[storage.storage_id] - 1
     if locks:
-        node.host_locks[storage.storage_id] = locks
+        node.host_locks = with_count(node.host_locks, storage.storage_id, locks)
         return
-    node.host_locks = without_entry(node.host_locks, storage.storage_id)
+    node.host_locks = without_count(node.host_locks, storage.storage_id)
     if storage.storage_id in node.quarantined:
         drop_host(state, node, storage, "failed")
     else:
@@ -253,7 +253,7 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
     """These pages of a worker, leased until now, hold the node's KV from now on. Who computed it had that admission."""
-    node.device = with_entry(node.device, worker.worker_id, pages)
+    node.put_on_device(worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
     if node.owner:
         state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
@@ -271,8 +271,7 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
 
     ``departure`` is what is remembered of it if they were its last.
     """
-    pages = node.device[worker.worker_id]
-    node.device = without_entry(node.device, worker.worker_id)
+    pages = node.take_from_device(worker.worker_id)
     worker.pool.cached -= len(pages) // 4
     worker.pool.release(pages)
     order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
@@ -290,7 +289,7 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
 
 def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
     """These leased pages will hold the node's KV when the load is done."""
-    node.loading = with_entry(node.loading, worker.worker_id, pages)
+    node.put_loading(worker.worker_id, pages)
     _count_below(state, node, worker.worker_id, 1)
     if node.owner:
         state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
@@ -311,8 +310,7 @@ def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
 
 
 def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
-    pages = node.loading[worker.worker_id]
-    node.loading = without_entry(node.loading, worker.worker_id)
+    pages = node.take_loading(worker.worker_id)
     _count_below(state, node, worker.worker_id, -1)
     if node.owner:
         state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
@@ -326,7 +324,7 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
     """
     computed = state.orders.get(f"{DEVICE}/{source}")
     now = moment(state, computed.admission_of(node) if computed is not None else 0)
-    node.host = with_entry(node.host, storage.storage_id, pages)
+    node.put_in_host(storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
     order_of(state, HOST, storage.storage_id).add(node, now)
     offer(state, node)
@@ -337,8 +335,7 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
 
     ``departure`` is what is remembered of it if it was the last.
     """
-    pages = node.host[storage.storage_id]
-    node.host = without_entry(node.host, storage.storage_id)
+    pages = node.take_from_host(storage.storage_id)
     if storage.storage_id in node.quarantined:
         node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
     pool = host_pool(storage)
@@ -374,11 +371,11 @@ def _has_more_below(tree: PrefixTree, top: Node, most: int) -> bool:
     """Whether more than ``most`` nodes hang below ``top``."""
     seen, stack = 0, [top]
     while stack:
-        children = stack.pop().children
+        children = stack.pop().child_ids
         seen += len(children)
         if seen > most:
             return True
-        stack += map(tree.nodes.__getitem__, children.values())
+        stack += map(tree.nodes.__getitem__, children)
     return False
 
 
@@ -389,7 +386,8 @@ def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) ->
     gone, parent = remove_subtree(state.tree, top)
     move_up(state, gone, parent)
     for node in gone:
-        for storage_id, pages in copies_of(state, node).items():
+        for storage_id in copies_of(state, node):
+            pages = node.host_pages(storage_id)
             returned.setdefault(storage_id, []).append(pages)
             order_of(state, HOST, storage_id).remove(node, now)
             if node.owner:
@@ -431,14 +429,14 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
 
 def give_up_copies(state: CellState, node: Node) -> None:
     """Free the host copies of a node that no match reaches any more, and that no load reads."""
-    for storage_id, pages in copies_of(state, node).items() if node.host else ():
+    for storage_id in copies_of(state, node):
+        pages = node.take_from_host(storage_id)
         pool = host_pool(state.storages[storage_id])
         pool.cached -= len(pages) // 4
         pool.release(pages)
         order_of(state, HOST, storage_id).remove(node, moment(state))
         if node.owner:
             _leave_host(state, node, storage_id, pages)
-        node.host = without_entry(node.host, storage_id)
         node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
 
 
@@ -458,26 +456,26 @@ def remove_struck(state: CellState, node: Node) -> Node | None:
 def strike_entry(state: CellState, node: Node, tier: str, owner: str) -> None:
     """Forget a lost pool's pages of a node, and its locks, where no child names the pool any more."""
     if tier == HOST:
-        node.host = without_entry(node.host, owner)
+        node.take_from_host(owner)
         if owner in node.host_locks:
-            node.host_locks = without_entry(node.host_locks, owner)
+            node.host_locks = without_count(node.host_locks, owner)
         if owner in node.quarantined:
             node.quarantined = tuple(name for name in node.quarantined if name != owner)
         return
     if owner in node.device:
-        node.device = without_entry(node.device, owner)
+        node.take_from_device(owner)
         _count_below(state, node, owner, -1)
     if owner in node.loading:
-        node.loading = without_entry(node.loading, owner)
+        node.take_loading(owner)
         _count_below(state, node, owner, -1)
     if owner in node.locks:
-        node.locks = without_entry(node.locks, owner)
+        node.locks = without_count(node.locks, owner)
 
 
 def _count_below(state: CellState, node: Node, worker_id: str, change: int) -> None:
     parent = state.tree.nodes[node.parent]
     counted = parent.below.get(worker_id, 0) + change
     if counted:
-        parent.below = with_entry(parent.below, worker_id, counted)
+        parent.below = with_count(parent.below, worker_id, counted)
     else:
-        parent.below = without_entry(parent.below, worker_id)
+        parent.below = without_count(parent.below, worker_id)

@@ -169,8 +169,8 @@ def _flush_some(step: Step, flush: Flush, most: int) -> int:
             continue
         if node_id > 0 and node.children:
             left.append(-node_id)
-            left.extend(reversed(node.children.values()))
-            units += len(node.children) // _CHILDREN_A_UNIT
+            left.extend(reversed(node.child_ids))
+            units += len(node.child_ids) // _CHILDREN_A_UNIT
         elif node.parent:
             drop = _flush_device if flush.tier == DEVICE else _flush_host
             units += _UNITS_DROPPED * drop(step, node, awaited)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.empty_map import EMPTY_MAP
-from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, ancestors, child_of, head_of, page_count
+from services.scheduler.core.cache.holdings import EMPTY_MAP
+from services.scheduler.core.cache.prefix_tree import (
+    IDENTITY_BYTES,
+    Node,
+    ancestors,
+    child_of,
+    head_of,
+    page_count,
+)
 from services.scheduler.core.cache.residency import DEVICE, HOST, host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
@@ -69,8 +76,8 @@ def _check_tree(state: CellState) -> None:
         if not node.parent:
             require(tree.roots.get(node.namespace) == node.id, f"root {node.id} is not its namespace's")
             require(bool(node.children), f"root {node.id} has no children")
-        reachable += len(node.children)
-        for child_id in node.children.values():
+        reachable += len(node.child_ids)
+        for child_id in node.child_ids:
             child = tree.nodes.get(child_id)
             require(child is not None and child.parent == node.id, f"child {child_id} of {node.id} is elsewhere")
             require(child is not None and child_of(tree, node, child.tokens, 0) is child, f"{child_id} is not found")
@@ -99,30 +106,32 @@ def _check_node(state: CellState, node: Node) -> None:
     is_left = any(node.id in pool.left for pool in state.lost.values())
     require(bool(node.device or node.loading or node.host) or is_left, f"{name} is resident nowhere")
     parent = tree.nodes[node.parent]
-    require(node.depth == parent.depth + len(parent.tokens) // TOKEN_BYTES, f"{name} begins elsewhere")
+    require(node.depth == parent.end, f"{name} begins elsewhere")
     require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
     require(node.end_digest == extend(parent.end_digest, node.tokens), f"{name} has another digest at its end")
-    maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
+    maps = (node.locks, node.host_locks, node.below)
     require(all(held or held is EMPTY_MAP for held in maps), f"{name} keeps an empty dictionary of its own")
-    for worker_id, held in (*node.device.items(), *node.loading.items()):
+    is_number = isinstance(node.children, int)
+    require(is_number == (len(node.child_ids) < 2), f"{name} keeps a dictionary of fewer than two children")
+    pools = len(node.device) + len(node.loading) + len(node.host)
+    require(len(node.pages) == pools * pages * 4, f"{name} has a wrong number of pages")
+    for worker_id in (*node.device, *node.loading):
         is_known = worker_id in state.workers or f"{DEVICE}/{worker_id}" in state.lost
         require(is_known, f"{name} is on the unknown device {worker_id}")
-        require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
     for worker_id in node.device:
         require(worker_id not in node.loading, f"{name} is loading where it is already")
         require(not parent.parent or worker_id in parent.device, f"{name} is on {worker_id} without its parent")
     for worker_id in node.loading:
         above = not parent.parent or worker_id in parent.device or worker_id in parent.loading
         require(above, f"{name} is loading to {worker_id} without its parent")
-    for storage_id, held in node.host.items():
+    for storage_id in node.host:
         is_known = storage_id in state.storages or f"{HOST}/{storage_id}" in state.lost
         require(is_known, f"{name} is in the unknown host pool {storage_id}")
-        require(len(held) == pages * 4, f"{name} has a wrong number of pages in {storage_id}")
     require(all(owner in node.host for owner in node.quarantined), f"{name} has no copy to quarantine")
     require(len(node.identities) in (0, pages * IDENTITY_BYTES), f"{name} has a wrong number of identities")
     require(len(node.backup_pages) in (0, pages * 4), f"{name} has a wrong number of pages under backup")
     below: dict[str, int] = {}
-    for child_id in node.children.values():
+    for child_id in node.child_ids:
         child = tree.nodes[child_id]
         for worker_id in (*child.device, *child.loading):
             below[worker_id] = below.get(worker_id, 0) + 1
@@ -147,8 +156,10 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
     name = f"pool of {worker.worker_id}"
     owned, cached, locked = [], 0, 0
     for node in state.tree.nodes.values():
-        held = node.device.get(worker.worker_id, b"")
-        owned += [held, node.loading.get(worker.worker_id, b"")]
+        held = node.device_pages(worker.worker_id) if worker.worker_id in node.device else b""
+        owned.append(held)
+        if worker.worker_id in node.loading:
+            owned.append(node.loading_pages(worker.worker_id))
         cached += len(held) // 4
         locked += len(held) // 4 if node.locks.get(worker.worker_id) else 0
     owned += [state.requests[request_id].own_pages for request_id in worker.work.running]
@@ -156,9 +167,7 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
     require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
     require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
     if not worker.work.running and not worker.work.batches:
-        promoted = sum(
-            len(node.loading[worker.worker_id]) // 4 for _, nodes in copies_up(state, worker) for node in nodes
-        )
+        promoted = sum(page_count(state.tree, node) for _, nodes in copies_up(state, worker) for node in nodes)
         require(worker.pool.leased == promoted, f"{name} has leased pages at idle")
         is_read = bool(locks_beside_requests(state, worker))
         require(worker.pool.locked == 0 or is_read, f"{name} has locked pages at idle")
@@ -169,7 +178,7 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
     pool = host_pool(storage)
     owned, cached = [], 0
     for node in state.tree.nodes.values():
-        held = node.host.get(storage.storage_id, b"")
+        held = node.host_pages(storage.storage_id) if storage.storage_id in node.host else b""
         owned.append(held)
         cached += len(held) // 4
         if node.transfer and state.transfers[node.transfer].storage_id == storage.storage_id:
@@ -225,7 +234,7 @@ def _pages_leaving(state: CellState, worker: Worker) -> int:
         if transfer.worker_id == name and not transfer.is_late and not transfer.stays
         for node_id in transfer.nodes
     ]
-    return sum(len(node.device.get(name, b"")) // 4 for node in nodes if name not in node.locks)
+    return sum(page_count(state.tree, node) for node in nodes if name in node.device and name not in node.locks)
 
 
 def _check_transfers(state: CellState) -> None:
@@ -320,7 +329,8 @@ def _check_page_table(state: CellState, request_id: str) -> None:
     request = state.requests[request_id]
     path = ancestors(state.tree, state.tree.nodes[request.node]) if request.node else []
     held = b"".join(
-        node.device.get(request.worker_id) or node.loading.get(request.worker_id, b"") for node in reversed(path)
+        (node.device_pages if request.worker_id in node.device else node.loading_pages)(request.worker_id)
+        for node in reversed(path)
     )
     require(request.pages[: request.shared * 4] == held, f"{request_id} and the tree disagree on its pages")
     tokens = b"".join(node.tokens for node in reversed(path))

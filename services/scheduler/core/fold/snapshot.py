@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.eviction_orders import renew_orders
+from services.scheduler.core.cache.holdings import shared_count, shared_names
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.cache.prefix_tree import Node
 
-_VERSION = 12
+EARLIER_VERSION = 12
+"""It is still read. A node had a dictionary of pages for each tier then, and one of its children."""
+_VERSION = 13
+_TIERS = ("d", "l", "h")  # Device, loading and host, in the order in which a node has their pages.
+_CHILDREN, _PAGES = "c", "a"
 
 
 class _KeptPolicy(msgspec.Struct, array_like=True):
@@ -61,12 +66,14 @@ def decode_state(data: bytes) -> CellState:
     Where a policy's state has another version than today's, which is another release's, every pool's policy starts anew
     with what is resident, as after a change of policy: what is cached is worth more than what was learned of it.
 
-    Raises CodecError for bytes that are no snapshot of this version, or that name a policy or a schedule which is not
-    registered here.
+    Raises CodecError for bytes that are no snapshot of this version or the one before, or that name a policy or a
+    schedule which is not registered here.
     """
     try:
         version = _VERSION_DECODER.decode(data).version  # The types of another version's state are not known.
-        if version != _VERSION:
+        if version == EARLIER_VERSION:
+            data = renewed(data)
+        elif version != _VERSION:
             raise CodecError(f"snapshot of version {version}, not {_VERSION}")
         snapshot = _DECODER.decode(data)
     except UNDECODABLE as error:
@@ -75,7 +82,7 @@ def decode_state(data: bytes) -> CellState:
     _require("policy", state.policy, POLICIES)
     _require("schedule", state.config.schedule, SCHEDULES)
     state.recollection = forgotten()
-    _share_ids(state.tree.nodes)
+    _share(state.tree.nodes)
     _take_orders(state, snapshot.orders)
     for policy in state.orders.values():
         policy.share_numbers(state.tree.nodes)
@@ -83,6 +90,38 @@ def decode_state(data: bytes) -> CellState:
         for order in account.orders.values():
             order.share_numbers(state.tree.nodes)
     return state
+
+
+def renewed(data: bytes) -> bytes:
+    """A snapshot of :data:`EARLIER_VERSION` as one of today's that says the same.
+
+    Raises CodecError where the nodes are none of that version, and what :data:`UNDECODABLE` has for bytes of another
+    kind.
+    """
+    told = msgspec.msgpack.decode(data)
+    try:
+        state = told["state"]
+        for tree in (state["tree"], state["transient"]["tree"]):
+            for node in tree["nodes"].values():
+                _renew(node)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CodecError(f"not a snapshot of version {EARLIER_VERSION}: {error}") from error
+    told["version"] = _VERSION
+    return msgspec.msgpack.encode(told)
+
+
+def _renew(node: dict[str, Any]) -> None:
+    pages = b""
+    for tier in _TIERS:
+        held = node.pop(tier, {})
+        if held:
+            node[tier] = list(held)
+            pages += b"".join(held.values())
+    if pages:
+        node[_PAGES] = pages
+    children = node.get(_CHILDREN, {})
+    if len(children) == 1:
+        (node[_CHILDREN],) = children.values()
 
 
 def _require(kind: str, name: str, known: Container[str]) -> None:
@@ -101,18 +140,31 @@ def _take_orders(state: CellState, kept: dict[str, _KeptPolicy]) -> None:
         policy.join(orders_of_tier(state, pool.partition("/")[0]))
 
 
-def _share_ids(nodes: dict[int, Node]) -> None:
-    """Let everything that names a node hold the same number object again, as when the nodes were made.
+def _share(nodes: dict[int, Node]) -> None:
+    """Let everything that names a node hold the same number object again, and nodes the same names and counts.
 
-    Decoding makes a number of its own for every mention of an id: three more for each node, of 32 bytes.
+    Decoding makes an object of its own for every mention: of ids three more for each node, of 32 bytes.
     """
     for node_id, node in nodes.items():
         node.id = node_id
+        if node.device:
+            node.device = shared_names(node.device)
+        if node.host:
+            node.host = shared_names(node.host)
+        if len(node.below) == 1:
+            node.below = shared_count(node.below)
+        if node.end_digest == node.digest:
+            node.end_digest = node.digest
     for node in nodes.values():
         above = nodes.get(node.parent)
         if above is not None:
             node.parent = above.id
         children = node.children
+        if isinstance(children, int):
+            only = nodes.get(children)
+            if only is not None:
+                node.children = only.id
+            continue
         for key, child_id in children.items():
             child = nodes.get(child_id)
             if child is not None:

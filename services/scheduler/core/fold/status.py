@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import chunks_ending_in
-from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of, page_count
 from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of
 from services.scheduler.core.waiting.waits import transient_nodes
 from shared.ids import TOKEN_BYTES
@@ -244,8 +244,8 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         tokens=count_int32(node.tokens),
         hits=node.hits,
         head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
-        device={owner: len(pages) // 4 for owner, pages in devices_of(state, node).items()},
-        host={owner: len(pages) // 4 for owner, pages in copies_of(state, node).items()},
+        device=dict.fromkeys(devices_of(state, node), page_count(tree, node)),
+        host=dict.fromkeys(copies_of(state, node), page_count(tree, node)),
         disk=_chunks_by_storage(tree, node, {name: found.disk.chunks for name, found in state.storages.items()}),
         hidden=_chunks_by_storage(tree, node, {name: found.hidden.chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),

@@ -91,7 +91,7 @@ def _on_device(state: CellState, worker: Worker) -> Iterator[Node]:
         if name in node.device:
             yield node
         if name in node.below:
-            stack += [child for child in map(nodes.__getitem__, node.children.values()) if name in child.device]
+            stack += [child for child in map(nodes.__getitem__, node.child_ids) if name in child.device]
 
 
 def _is_kept(state: CellState, node: Node) -> bool:

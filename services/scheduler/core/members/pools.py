@@ -96,8 +96,8 @@ def _strike_next(state: CellState, tier: str, owner: str, left: list[int], gone:
         is_kept = is_held(state, node)
     if (tier == DEVICE and owner in node.below) or (not is_kept and node.children):
         left.append(node.id)
-        left.extend(node.children.values())
-        return len(node.children) // _CHILDREN_A_UNIT
+        left.extend(node.child_ids)
+        return len(node.child_ids) // _CHILDREN_A_UNIT
     if not is_kept:
         gone.append(node)
         parent = remove_struck(state, node)

@@ -172,7 +172,7 @@ def _take_over(
     request.state = next_state(request.state, RequestEvent.ADMIT)
     request.worker_id = worker.worker_id
     name = worker.worker_id
-    shared = [node.device[name] for node in found.device] + [node.loading[name] for node in found.joined]
+    shared = [node.device_pages(name) for node in found.device] + [node.loading_pages(name) for node in found.joined]
     request.pages = b"".join(shared) + own
     request.shared = found.pages
     held = found.deepest_held
@@ -219,7 +219,7 @@ def _begin_loads(
             request_id=request.request_id,
             attempt=request.attempt,
             storage_id="" if source else storage_id,
-            host_pages=b"".join(node.device[source] if source else node.host[storage_id] for node in nodes),
+            host_pages=b"".join(node.device_pages(source) if source else node.host_pages(storage_id) for node in nodes),
             device_pages=fresh[start:offset],
             identities=b"".join(page_identities(state.tree, node) for node in nodes),
             neighbour_id=source,
@@ -327,7 +327,7 @@ def follow_cuts(state: CellState, found: PrefixMatch) -> None:
 def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
     """How many tokens of the prompt are copied from neighbours."""
     spans = [
-        (node.depth, node.depth + len(node.tokens) // TOKEN_BYTES)
+        (node.depth, node.end)
         for node, source in zip([*found.joined, *found.loaded], found.sources, strict=True)
         if source
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of, page_count
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
@@ -73,16 +73,17 @@ def _recount(state: CellState) -> tuple[Counts, Counts]:
 def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) -> None:
     owner = node.owner
     account = state.quotas.accounts[owner]
-    for worker_id, held in (*node.device.items(), *node.loading.items()):
+    held = page_count(state.tree, node)
+    for worker_id in (*node.device, *node.loading):
         if worker_id not in state.workers:
             continue
         pool = f"{DEVICE}/{worker_id}"
-        _add(pages, owner, pool, len(held) // PAGE_NUMBER_BYTES)
+        _add(pages, owner, pool, held)
         if is_device_evictable(state, node, worker_id):
             _require_offered(account, node, pool)
-    for storage_id, held in copies_of(state, node).items():
+    for storage_id in copies_of(state, node):
         pool = f"{HOST}/{storage_id}"
-        _add(pages, owner, pool, len(held) // PAGE_NUMBER_BYTES)
+        _add(pages, owner, pool, held)
         if is_host_evictable(node, storage_id):
             _require_offered(account, node, pool)
     if node.transfer:
@@ -90,7 +91,7 @@ def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) 
         _add(pages, owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_NUMBER_BYTES)
         worker_id = transfer.worker_id
         if worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
-            _add(leaving, owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_NUMBER_BYTES)
+            _add(leaving, owner, f"{DEVICE}/{worker_id}", held)
 
 
 def _require_offered(account: Account, node: Node, pool: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, descendants_first
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, descendants_first, page_count
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
@@ -105,19 +105,20 @@ def _offer_namespace(state: CellState, namespace: str) -> None:
 def _count_all(state: CellState, node: Node) -> None:
     """Count what a node, whose owner is new, has everywhere."""
     owner = node.owner
-    for worker_id, pages in (*node.device.items(), *node.loading.items()):
+    pages = page_count(state.tree, node)
+    for worker_id in (*node.device, *node.loading):
         if worker_id not in state.workers:
             continue  # It is lost, and its pages are about to be struck.
-        state.quotas.charge(owner, f"{DEVICE}/{worker_id}", len(pages) // PAGE_NUMBER_BYTES)
-    for storage_id, pages in copies_of(state, node).items():
-        state.quotas.charge(owner, f"{HOST}/{storage_id}", len(pages) // PAGE_NUMBER_BYTES)
+        state.quotas.charge(owner, f"{DEVICE}/{worker_id}", pages)
+    for storage_id in copies_of(state, node):
+        state.quotas.charge(owner, f"{HOST}/{storage_id}", pages)
     if not node.transfer:
         return
     transfer = state.transfers[node.transfer]
     state.quotas.charge(owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_NUMBER_BYTES)
     worker_id = transfer.worker_id
     if worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
-        state.quotas.note_leaving(owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_NUMBER_BYTES)
+        state.quotas.note_leaving(owner, f"{DEVICE}/{worker_id}", pages)
 
 
 def _offer_all(state: CellState, node: Node) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.pins import take_hold
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, page_count
 from services.scheduler.core.cache.residency import (
     HOST,
     copies_of,
@@ -64,7 +64,7 @@ def send_transfer(step: Step, transfer: Transfer) -> None:
         transfer_id=transfer.transfer_id,
         worker_id=worker.worker_id,
         worker_incarnation=worker.incarnation,
-        device_pages=b"".join(node.device[worker.worker_id] for node in nodes),
+        device_pages=b"".join(node.device_pages(worker.worker_id) for node in nodes),
         host_pages=b"".join(node.backup_pages for node in nodes),
         identities=b"".join(page_identities(state.tree, node) for node in nodes),
     )
@@ -149,7 +149,7 @@ def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign
     name = worker.worker_id
     for node in nodes:
         if name not in node.locks:
-            count_leaving(state, node, worker, sign * (len(node.device[name]) // PAGE_NUMBER_BYTES))
+            count_leaving(state, node, worker, sign * page_count(state.tree, node))
 
 
 def abandon_backups_of_worker(step: Step, worker: Worker) -> None:

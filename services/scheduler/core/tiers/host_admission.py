@@ -236,6 +236,6 @@ def _rank(state: CellState, storage: Storage, node_id: int) -> HeatRank | None:
 def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> HeatRank | None:
     """How a copy ranks that only its children hold back, once all of them are gone."""
     name = storage.storage_id
-    if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.children):
+    if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.child_ids):
         return None
     return worth(state, parent), parent.last_use

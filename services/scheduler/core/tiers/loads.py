@@ -169,9 +169,9 @@ def release_host(step: Step, nodes: list[Node], storage: Storage, bad_pages: byt
     bad = dict.fromkeys(unpack_int32(bad_pages))
     spoiled = 0
     for node in nodes:
-        held = node.host.get(storage.storage_id, b"")
-        if any(page in bad for page in unpack_int32(held)) if bad else False:
-            spoiled += len(held) // PAGE_NUMBER_BYTES
+        held = unpack_int32(node.host_pages(storage.storage_id)) if bad and storage.storage_id in node.host else ()
+        if any(page in bad for page in held):
+            spoiled += len(held)
             quarantine(state, node, storage)
         unlock_host(state, node, storage)
     if spoiled:

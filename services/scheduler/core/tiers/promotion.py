@@ -76,8 +76,8 @@ def promote(step: Step, worker: Worker) -> None:
         PromotePages(
             promotion_id=promotion_id,
             storage_id=storage.storage_id,
-            host_pages=b"".join(node.host[storage.storage_id] for node in nodes),
-            device_pages=b"".join(node.loading[worker.worker_id] for node in nodes),
+            host_pages=b"".join(node.host_pages(storage.storage_id) for node in nodes),
+            device_pages=b"".join(node.loading_pages(worker.worker_id) for node in nodes),
             identities=b"".join(page_identities(state.tree, node) for node in nodes),
         ),
     )

@@ -13,7 +13,7 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, P
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages
-from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_root
+from shared.ids import DIGEST_BYTES, chain_root
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage
@@ -138,8 +138,8 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
         if pages <= skipped:
             continue
         is_readable = not is_lost and storage_id not in node.quarantined
-        host = node.host.get(storage_id, b"") if is_readable else b""
-        device = node.device.get(worker_id, b"") if not host else b""
+        host = node.host_pages(storage_id) if is_readable and storage_id in node.host else b""
+        device = node.device_pages(worker_id) if not host and worker_id in node.device else b""
         size = pages - skipped
         found.tokens.append(node.tokens[skipped * page_token_bytes : pages * page_token_bytes])
         found.host.append(
@@ -187,4 +187,4 @@ def depth_in_chunks(state: CellState, node: Node) -> int:
 
 def end_in_chunks(state: CellState, node: Node) -> int:
     """Whole chunks from the root to the node's end. Does not mutate."""
-    return (node.depth + len(node.tokens) // TOKEN_BYTES) // (chunk_pages(state.tree.page_size) * state.tree.page_size)
+    return node.end // (chunk_pages(state.tree.page_size) * state.tree.page_size)

@@ -317,7 +317,7 @@ def test_cost_decides_between_equals() -> None:
     """With a cost that grows with depth the deeper node stays; a copy in a lower tier makes loss cheap."""
     policy = ThermoclinePolicy(cost_depth_tokens=1000.0, host_cost=0.1)
     shallow, deep = Node(id=1, parent=0, tokens=TOKENS), Node(id=2, parent=0, tokens=TOKENS, depth=4000)
-    copied = Node(id=3, parent=0, tokens=TOKENS, depth=4000, host={"node": b"x"})
+    copied = Node(id=3, parent=0, tokens=TOKENS, depth=4000, host=("node",))
 
     assert policy._cost(copied) < policy._cost(shallow) < policy._cost(deep)
 

@@ -109,7 +109,8 @@ def test_an_index_stays_in_proportion_to_the_tree() -> None:
         gone = chance.choice(list(values))
         del values[gone], state.tree.nodes[gone]
         values[number] = number
-        node = state.tree.nodes[number] = Node(id=number, parent=0, tokens=b"", host={"storage": b""})
+        node = state.tree.nodes[number] = Node(id=number, parent=0, tokens=b"")
+        node.host = ("storage",)
         note_node(state, node)
         state.last_seq = number
         refresh(state, index, rank_of)

@@ -55,15 +55,16 @@ def test_a_split_keeps_what_both_parts_hold() -> None:
     """Pages, locks, readers and identities are divided or inherited, and the lower part keeps its id."""
     tree = PrefixTree(page_size=2)
     node = insert(tree, namespace(), pack_int32(range(8)))
-    node.device, node.host = {"w": pack_int32([3, 4, 5, 6])}, {"s": pack_int32([9, 8, 7, 6])}
+    node.put_on_device("w", pack_int32([3, 4, 5, 6]))
+    node.put_in_host("s", pack_int32([9, 8, 7, 6]))
     node.locks, node.host_locks = {"w": 2}, {"s": 1}
     node.identities = bytes(range(64))
     node.transfer, node.backup_pages = 5, pack_int32([1, 2, 3, 4])
 
     upper = split(tree, node, 1)
 
-    assert (upper.device["w"], node.device["w"]) == (pack_int32([3]), pack_int32([4, 5, 6]))
-    assert (upper.host["s"], node.host["s"]) == (pack_int32([9]), pack_int32([8, 7, 6]))
+    assert (upper.device_pages("w"), node.device_pages("w")) == (pack_int32([3]), pack_int32([4, 5, 6]))
+    assert (upper.host_pages("s"), node.host_pages("s")) == (pack_int32([9]), pack_int32([8, 7, 6]))
     assert upper.locks == node.locks == {"w": 2}
     assert upper.host_locks == node.host_locks == {"s": 1}
     assert upper.below == {"w": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core.cache import prefix_match, prefix_tree
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
 from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
@@ -79,7 +79,7 @@ class Model:
             assert node.depth == parent.depth + len(parent.tokens) // 4
             assert node.digest == extend(parent.end_digest, head_of(self.tree, node.tokens))
             assert node.end_digest == extend(parent.end_digest, node.tokens)
-            assert node.children or node.children is EMPTY_MAP
+            assert isinstance(node.children, int) == (len(node.child_ids) < 2)
             held += page_count(self.tree, node)
         assert held == len(self.known)
 
@@ -169,9 +169,10 @@ def test_the_shared_empty_dictionary_refuses_changes() -> None:
     node = add_child(PrefixTree(page_size=1), root_of(PrefixTree(page_size=1), namespace()), pack_int32([1]))
 
     for change in (
-        lambda: node.device.__setitem__("w", b""),
-        lambda: node.locks.setdefault("w", 1),
-        lambda: node.host.update(s=b""),
+        lambda: node.locks.__setitem__("w", 1),
+        lambda: node.host_locks.setdefault("w", 1),
+        lambda: node.below.update(w=1),
+        lambda: counted_once("w").pop("w"),
     ):
         with pytest.raises(TypeError):
             change()

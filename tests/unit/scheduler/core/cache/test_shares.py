@@ -133,7 +133,8 @@ def test_a_node_that_was_there_before_is_valued_anew(make_cell: MakeCell) -> Non
 def test_the_default_policy_weighs_a_token_by_it() -> None:
     """What it costs to lose one is multiplied; nothing else changes."""
     policy = ThermoclinePolicy()
-    plain = Node(id=1, parent=0, tokens=b"1234", host={"storage": b"1234"})
+    plain = Node(id=1, parent=0, tokens=b"1234")
+    plain.host = ("storage",)
     policy.host_cost = 0.5
 
     assert policy._cost(plain) == 0.5

@@ -9,7 +9,6 @@ from services.scheduler.core import check_invariants
 from services.scheduler.core.state import CellState
 from services.scheduler.core.waiting.transient import add_span
 from shared.errors import InvariantViolated
-from shared.messages.base import pack_int32
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
@@ -36,9 +35,8 @@ def forget_lock(state: CellState) -> None:
 
 def share_page(state: CellState) -> None:
     nodes = [node for node in state.tree.nodes.values() if "worker-0" in node.device]
-    nodes[0].device["worker-0"] = pack_int32(
-        [nodes[-1].device["worker-0"][0]] * (len(nodes[0].device["worker-0"]) // 4)
-    )
+    count = len(nodes[0].take_from_device("worker-0")) // 4
+    nodes[0].put_on_device("worker-0", nodes[-1].device_pages("worker-0")[:4] * count)
 
 
 def orphan_node(state: Any) -> None:
@@ -56,7 +54,7 @@ def lose_request(state: CellState) -> None:
 
 def strand_node(state: CellState) -> None:
     node = next(node for node in state.tree.nodes.values() if node.parent and not node.device)
-    node.host = {}
+    node.host, node.pages = (), b""
 
 
 def invent_timer(state: CellState) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from services.scheduler.core import Stamped, check_invariants, decode_state, encode_state, new_state, step
-from services.scheduler.core.cache.empty_map import EMPTY_MAP
 from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.holdings import EMPTY_MAP
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.state import CellState
@@ -190,9 +190,9 @@ def test_a_decoded_tree_shares_what_a_grown_one_shares(busy_log: list[Stamped]) 
     nodes = restored.tree.nodes
     assert len(nodes) > 3
     for node_id, node in nodes.items():
-        maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
+        maps = (node.locks, node.host_locks, node.below)
         assert all(held or held is EMPTY_MAP for held in maps)
         assert node.id is node_id
         assert not node.parent or node.parent is nodes[node.parent].id
-        assert all(child is nodes[child].id for child in node.children.values())
+        assert all(child is nodes[child].id for child in node.child_ids)
     assert encode_state(restored) == encode_state(state)

@@ -199,8 +199,8 @@ def test_copies_below_a_node_that_is_gone_are_removed_in_slices(
         cell.drain()
     state = cell.state
     storage, worker = state.storages["storage"], state.workers["worker-0"]
-    (top,) = [node for node in state.tree.nodes.values() if len(node.children) == PROMPTS]
-    for node_id in list(top.children.values()):
+    (top,) = [node for node in state.tree.nodes.values() if len(node.child_ids) == PROMPTS]
+    for node_id in list(top.child_ids):
         node = state.tree.nodes[node_id]
         if "storage" not in node.host:
             pages = storage.pool.allocate(len(node.tokens) // 4 // cell.page_size) if storage.pool else None

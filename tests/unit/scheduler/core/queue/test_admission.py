@@ -117,10 +117,10 @@ def node_of(cell: CellModel, tokens: list[int]) -> Node:
 def copy_to_host(cell: CellModel, node: Node) -> None:
     """Let host memory hold a copy of what the only worker has."""
     storage, host = cell.state.storages["storage"], cell.storages["storage"].pool
-    pages = unpack_int32(node.device["worker-0"])
+    pages = unpack_int32(node.device_pages("worker-0"))
     assert storage.pool is not None
     give_host(cell.state, node, storage, present(storage.pool.allocate(len(pages))))
-    for page, source in zip(unpack_int32(node.host["storage"]), pages, strict=True):
+    for page, source in zip(unpack_int32(node.host_pages("storage")), pages, strict=True):
         assert host is not None
         host.memory[page] = cell.workers["worker-0"].memory[source]
 
@@ -136,7 +136,7 @@ def test_what_a_request_stands_on_may_be_cut_while_room_is_made_for_it(make_cell
         cell.drain()
     for tokens in (prefix, dropped):
         copy_to_host(cell, node_of(cell, tokens))
-    held = unpack_int32(node_of(cell, prefix).device["worker-0"])
+    held = unpack_int32(node_of(cell, prefix).device_pages("worker-0"))
 
     cell.submit(prefix + [7] * 64, max_tokens=1, request_id="last")
 

@@ -29,7 +29,7 @@ def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
     cell.submit(prompt(7, tail=0), max_tokens=1)
     cell.drain()
     ((node, pages),) = path_of(cell, prompt(7))
-    assert len(node.host["storage"]) == 14 * 4 == pages * 4
+    assert len(node.host_pages("storage")) == 14 * 4 == pages * 4
     cell.submit([9] * 10, request_id="busy", max_tokens=8, ignore_eos=True, write=False)
     cell.submit(prompt(7), request_id="first")
     cell.submit(prompt(5, kind=2), request_id="second")

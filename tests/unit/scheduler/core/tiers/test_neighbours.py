@@ -49,8 +49,8 @@ def test_a_prefix_is_copied_from_the_device_that_has_it(cell: CellModel) -> None
     admitted = next(order for order in cell.admitted if order.request_id == "next")
     assert (load.neighbour_id, load.storage_id) == ("worker-0", "")
     assert load.neighbour_incarnation == cell.workers["worker-0"].incarnation
-    assert load.host_pages == node.device["worker-0"]
-    assert load.device_pages == node.device["worker-1"]
+    assert load.host_pages == node.device_pages("worker-0")
+    assert load.device_pages == node.device_pages("worker-1")
     assert (admitted.cached_tokens, admitted.neighbour_tokens, admitted.host_tokens) == (40, 40, 0)
     assert cell.state.counters["hit_tokens_neighbour"] == 40
 
@@ -234,10 +234,12 @@ def test_the_first_neighbour_that_joined_is_asked(make_cell: MakeCell) -> None:
     cell.submit(DOCUMENT, max_tokens=1)
     cell.drain()
     (node,) = nodes_of(cell, DOCUMENT)
-    pages = node.device["worker-0"]
+    pages = node.device_pages("worker-0")
     workers = cell.state.workers
 
-    node.device = {"worker-1": pages, "worker-0": pages}
+    node.take_from_device("worker-0")
+    for name in ("worker-1", "worker-0"):
+        node.put_on_device(name, pages)
 
     assert nearest_holder(cell.state, workers["worker-2"], node) == "worker-0"
     assert nearest_holder(cell.state, workers["worker-0"], node) == "worker-1"

@@ -97,11 +97,11 @@ def test_a_chunk_with_a_page_that_is_nowhere_is_left_out(cell: CellModel) -> Non
     """Chunks above and below it are saved all the same."""
     state = cell.state
     middle = path_of(cell, nodes=True)[1]
-    middle.device = {"another": middle.device["worker-0"]}
+    middle.put_on_device("another", middle.take_from_device("worker-0"))
 
     upper, lower = runs(cell)
 
-    middle.device = {"worker-0": middle.device["another"]}
+    middle.put_on_device("worker-0", middle.take_from_device("another"))
     assert (upper.names, lower.names) == ((NAMES[0],), tuple(NAMES[3:]))
     assert [depth_in_chunks(state, node) for node in path_of(cell, nodes=True)] == [0, 1, 2]
     assert [end_in_chunks(state, node) for node in path_of(cell, nodes=True)] == [1, 2, 6]

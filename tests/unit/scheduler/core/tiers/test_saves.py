@@ -235,7 +235,7 @@ def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell, orders
     save_path(turn, cell.state.storages["storage"], cell.state.workers["worker-0"], path)
 
     (order,) = orders(turn.outputs, SaveChunks)
-    assert order.host_pages == node.host["storage"]
+    assert order.host_pages == node.host_pages("storage")
     assert set(unpack_int32(order.device_pages)) == {-1}
     assert order.worker_id == ""
     assert cell.state.workers["worker-0"].pool.locked == 0

@@ -176,8 +176,8 @@ def straddling(make_tiers: MakeCell) -> tuple[CellModel, Node, Node]:
     storage = state.storages["storage"]
     assert storage.pool is not None
     give_host(state, lower, storage, present(storage.pool.allocate(10)))
-    for index, page in enumerate(unpack_int32(lower.host["storage"])):
-        number = unpack_int32(lower.device["worker-0"])[index]
+    for index, page in enumerate(unpack_int32(lower.host_pages("storage"))):
+        number = unpack_int32(lower.device_pages("worker-0"))[index]
         assert cell.storages["storage"].pool is not None
         cell.storages["storage"].pool.memory[page] = cell.workers["worker-0"].memory[number]
     drop_device(state, lower, state.workers["worker-0"])
@@ -190,7 +190,7 @@ def test_a_chunk_that_begins_above_a_leaving_copy_is_read_from_both(
     """The pages above come from the device, which keeps them until the storage has read them."""
     cell, upper, lower = straddling
     turn = Step(cell.state, cell.seq, cell.time_ns)
-    copies = unpack_int32(lower.host["storage"])
+    copies = unpack_int32(lower.host_pages("storage"))
 
     taken = take_host_pages(turn, cell.state.storages["storage"], 20)
 
@@ -198,7 +198,7 @@ def test_a_chunk_that_begins_above_a_leaving_copy_is_read_from_both(
     (order,) = orders(turn.outputs, SaveChunks)
     assert (order.depth, unpack_int32(order.tokens)) == (192, list(range(192, 384)))
     assert unpack_int32(order.host_pages) == [-1, -1, *copies]
-    assert unpack_int32(order.device_pages) == unpack_int32(upper.device["worker-0"])[12:] + [-1] * 10
+    assert unpack_int32(order.device_pages) == unpack_int32(upper.device_pages("worker-0"))[12:] + [-1] * 10
     assert upper.locks == {"worker-0": 1}
 
 
@@ -224,7 +224,7 @@ def test_a_victim_that_a_save_begins_to_read_stays(
     assert not is_free
     assert len(orders(turn.outputs, SaveChunks)) == 1
     assert lower.id not in state.tree.nodes
-    assert len(upper.device["worker-0"]) == 14 * 4
+    assert len(upper.device_pages("worker-0")) == 14 * 4
     check_invariants(state)
 
 
@@ -240,7 +240,7 @@ def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(
     sequence = start + list(range(1000, 1064))
     run(cell, start)
     (node,) = nodes_of(cell, start)
-    assert len(node.host["storage"]) == 20 * 4
+    assert len(node.host_pages("storage")) == 20 * 4
     cell.state.storages["storage"].disk.chunks.clear()
     saved = len(ordered(cell, orders))
 
@@ -260,7 +260,7 @@ def test_through_copies_a_prompt_and_leaves_it_on_the_device(make_tiers: MakeCel
     (node,) = nodes_of(cell, DOCUMENT)
     run(cell, DOCUMENT)
 
-    assert len(node.host["storage"]) == len(node.device["worker-0"]) == 12 * 4
+    assert len(node.host_pages("storage")) == len(node.device_pages("worker-0")) == 12 * 4
     assert len(ordered(cell, orders, BackupPages)) == 1
     assert cell.admitted[-1].device_tokens == 192
     assert cell.state.counters.get("evicted_pages_device", 0) == 0
@@ -341,7 +341,7 @@ def test_a_copy_that_failed_leaves_the_device_as_it_was(make_tiers: MakeCell) ->
     cell.drain()
 
     (node,) = nodes_of(cell, DOCUMENT)
-    assert node.host == {}
-    assert len(node.device["worker-0"]) == 12 * 4
+    assert node.host == ()
+    assert len(node.device_pages("worker-0")) == 12 * 4
     assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased == 0

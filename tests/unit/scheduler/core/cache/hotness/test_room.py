@@ -30,7 +30,7 @@ def small() -> tuple[CellState, Callable[..., Node]]:
     root = root_of(state.tree, "namespace")
 
     def add() -> Node:
-        node = add_child(state.tree, root, pack_int32([len(root.children)] * 16))
+        node = add_child(state.tree, root, pack_int32([len(root.child_ids)] * 16))
         touched(state, node.digest)
         return node
 

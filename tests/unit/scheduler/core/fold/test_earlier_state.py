@@ -1,0 +1,71 @@
+"""States of the version before, in which nodes had dictionaries."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.scheduler.core import check_invariants, decode_state, encode_state
+from services.scheduler.core.fold.snapshot import EARLIER_VERSION
+from shared.errors import CodecError
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
+
+
+@pytest.fixture
+def cell(make_cell: MakeCell) -> CellModel:
+    """Nodes with no child, one, and two, on a device and in host memory."""
+    cell = make_cell(pages=24, host_pages=64)
+    for tokens in ([1] * 40, [1] * 20 + [2] * 20, [3] * 40, [1] * 40 + [4] * 20):
+        cell.submit(tokens, max_tokens=1)
+        cell.drain()
+    return cell
+
+
+def as_earlier(cell: CellModel) -> dict[str, Any]:
+    """The state as version 12 would have told it; an only child had a key, whose value is of no matter here."""
+    told: dict[str, Any] = msgspec.msgpack.decode(encode_state(cell.state))
+    told["version"] = EARLIER_VERSION
+    for node_id, plain in told["state"]["tree"]["nodes"].items():
+        node = cell.state.tree.nodes[node_id]
+        plain.pop("a", None)
+        reads = {"d": node.device_pages, "l": node.loading_pages, "h": node.host_pages}
+        for tier, read in reads.items():
+            if tier in plain:
+                plain[tier] = {name: read(name) for name in plain[tier]}
+        if isinstance(plain.get("c"), int):
+            plain["c"] = {plain["c"]: plain["c"]}
+    return told
+
+
+def test_a_state_of_the_version_before_is_whole_again(cell: CellModel) -> None:
+    """Pages of every tier and children are where they were."""
+    nodes = cell.state.tree.nodes.values()
+    assert any(node.host for node in nodes)
+    assert any(node.device for node in nodes)
+    assert {len(node.child_ids) for node in nodes} >= {0, 1, 2}
+
+    state = decode_state(msgspec.msgpack.encode(as_earlier(cell)))
+
+    check_invariants(state)
+    assert encode_state(state) == encode_state(cell.state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.pop("state"),
+        lambda told: told["state"].update(tree=[]),
+        lambda told: told["state"]["tree"]["nodes"].update({1: 5}),
+        lambda told: told["state"]["tree"]["nodes"].update({1: {"d": [1]}}),
+        lambda told: told["state"]["tree"]["nodes"].update({1: {"h": {"storage": 7}}}),
+        lambda told: told["state"]["tree"]["nodes"].update({1: {"c": 7}}),
+    ],
+)
+def test_nodes_of_no_version_are_refused(cell: CellModel, change: Any) -> None:
+    """By the error for what is no snapshot, as with any other bytes."""
+    told = as_earlier(cell)
+    change(told)
+
+    with pytest.raises(CodecError):
+        decode_state(msgspec.msgpack.encode(told))
