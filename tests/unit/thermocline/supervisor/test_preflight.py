@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import services.scheduler.policies  # noqa: F401  Those that a cell can name.
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.heat import parse
