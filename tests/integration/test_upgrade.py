@@ -153,6 +153,23 @@ def test_a_stopped_cell_of_the_earlier_release_is_started_by_this_one(earlier: E
     assert (idle.queued, idle.running, len(idle.storages)) == (0, 0, 1)
 
 
+def ended_until_it_leads(scheduler: SchedulerProcess, cell: RunningCell, number: signal.Signals) -> int:
+    """End that of 0.1.0 until today's has taken over; returns how often the old one has led until then.
+
+    What its supervisor starts again may be first, and then goes on as if nothing had been: it is ended once more.
+    """
+    for _ in range(4):
+        led = cell.logs("scheduler").count('"lease_taken"')
+        cell.kill("scheduler", number)
+        wait_until(
+            lambda: "state_lost" in scheduler.log() or cell.logs("scheduler").count('"lease_taken"') > led,  # noqa: B023
+            timeout_s=60,
+        )
+        if "state_lost" in scheduler.log():
+            return led
+    raise AssertionError("the old scheduler came back first four times")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_the_scheduler_alone_is_upgraded_under_load(
     earlier: EarlierRelease, tmp_path: Path, number: signal.Signals
@@ -183,8 +200,7 @@ def test_the_scheduler_alone_is_upgraded_under_load(
             load = Load(f"{cell.base_url}/v1/completions", clients=3)
             load.has(6)
             before = len(load.answers)
-            cell.kill("scheduler", number)
-            wait_until(lambda: "state_lost" in scheduler.log(), timeout_s=60)
+            led = ended_until_it_leads(scheduler, cell, number)
             load.has(6)
             # That of 0.1.0 would take over within a second; the successor takes longer to start.
             wait_until(lambda: "cannot_stand_by_yet" in cell.logs("scheduler"), timeout_s=60)
@@ -204,4 +220,4 @@ def test_the_scheduler_alone_is_upgraded_under_load(
     assert "another release folded the end of the stream" in scheduler.log()
     assert "restored" in successor.log()
     assert not any("step_failed" in each.log() for each in (scheduler, successor))
-    assert (ended, taken_by_old) == (0, 1)
+    assert (ended, taken_by_old) == (0, led)
