@@ -108,6 +108,12 @@ class Cells:
         self._mean_bytes = FIRST_MEAN_BYTES
         self._turn = 0
         self._swept_s: float | None = None
+        self.other_models: dict[str, str] = {}
+        """Cells with another model of a name than the first cell that has told one, and a sentence on each.
+
+        Their answers would be another model's, so they get no requests. First is first in the configuration, also while
+        that cell is away: routers agree, whatever each of them heard.
+        """
 
     # -- what is heard ------------------------------------------------------------------------------------------
 
@@ -117,7 +123,10 @@ class Cells:
         feed = self._feed(cell, load.gateway, load.incarnation) if cell is not None else None
         if cell is None or feed is None:
             return
+        is_same = cell.load is not None and (cell.load.fingerprint, cell.load.models) == (load.fingerprint, load.models)
         cell.hear(load, now_s)
+        if not is_same:
+            self.other_models = self._find_other_models()
         more = load.asked_tokens - feed.asked_tokens if feed.asked_tokens is not None else 0
         cell.work.hear(more, load.found_tokens, load.token_bytes)
         cell.candidate.work = cell.work.level
@@ -181,9 +190,10 @@ class Cells:
 
         ``without`` are cells that have refused it.
         """
-        odd = self.other_models()
         cells = [
-            cell for cell in self.by_name.values() if cell.is_open and cell.name not in without and cell.name not in odd
+            cell
+            for cell in self.by_name.values()
+            if cell.is_open and cell.name not in without and cell.name not in self.other_models
         ]
         serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
         head = asked.head
@@ -220,12 +230,11 @@ class Cells:
         """A request that was begun is over, well or not."""
         self.by_name[name].change_own(-1)
 
-    def other_models(self) -> dict[str, str]:
-        """Cells with another model of a name than the first cell that has told one, and a sentence on each.
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """Models by cell, of open cells; none of cells that have told none."""
+        return {cell.name: cell.load.models if cell.load else () for cell in self.by_name.values() if cell.is_open}
 
-        Their answers would be another model's, so they get no requests. First is first in the configuration, also while
-        that cell is away: routers agree, whatever each of them heard.
-        """
+    def _find_other_models(self) -> dict[str, str]:
         first: dict[str, CellLoad] = {}
         found = {}
         for cell in self.by_name.values():
@@ -239,10 +248,6 @@ class Cells:
                         f"than that of the cell {told.cell} ({told.fingerprint[:8]}); it gets no requests"
                     )
         return found
-
-    def models(self) -> dict[str, tuple[str, ...]]:
-        """Models by cell, of open cells; none of cells that have told none."""
-        return {cell.name: cell.load.models if cell.load else () for cell in self.by_name.values() if cell.is_open}
 
     def _feed(self, cell: CellState, gateway: str, incarnation: str) -> Feed | None:
         """What a gateway has told; a new life of it has told nothing yet. None where too many have."""

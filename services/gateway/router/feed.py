@@ -71,7 +71,7 @@ class Feed:
         while True:
             now_s = self._router.clock()
             cells.sweep(now_s)
-            odd = cells.other_models()
+            odd = cells.other_models
             for name in odd.keys() - said.keys():
                 _log.warning("cell_has_another_model", cell=name, reason=odd[name])
             said = odd

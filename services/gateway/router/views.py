@@ -56,7 +56,7 @@ class CellList(msgspec.Struct, frozen=True, kw_only=True):
 
 def health_view(router: Router) -> RouterHealth:
     """Whether a request would be answered now. Names and addresses are for who has the admin key."""
-    states, odd = router.cells.by_name.values(), router.cells.other_models()
+    states, odd = router.cells.by_name.values(), router.cells.other_models
     cells, cells_open = len(states), sum(cell.is_open and cell.name not in odd for cell in states)
     if router.is_draining or not cells_open:
         why = "the router is shutting down" if router.is_draining else "no cell answers"
@@ -67,7 +67,7 @@ def health_view(router: Router) -> RouterHealth:
 
 def cells_view(router: Router) -> CellList:
     """Every cell with its gateways, load and heads."""
-    now_s, odd = router.clock(), router.cells.other_models()
+    now_s, odd = router.clock(), router.cells.other_models
     return CellList(
         data=[
             CellRouting(

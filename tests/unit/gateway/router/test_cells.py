@@ -267,7 +267,7 @@ def test_a_cell_with_another_model_of_the_name_gets_no_requests(cells: Cells) ->
     cells.hear_load(load("b", models=("m",), fingerprint="two"), 1.0)
     cells.hear_heads(heads("b", 1, 1, 2, 3), 1.0)
 
-    (odd,) = cells.other_models().items()
+    (odd,) = cells.other_models.items()
 
     assert chosen(cells) == "a"
     assert odd[0] == "b"
@@ -281,9 +281,9 @@ def test_cells_with_one_model_or_of_an_earlier_release_are_all_chosen(cells: Cel
     cells.hear_load(load("a", models=("m",), fingerprint="one"), 1.0)
     cells.hear_load(load("b", models=("m",)), 1.0)
 
-    assert cells.other_models() == {}
+    assert cells.other_models == {}
 
     cells.hear_load(load("b", models=("other",), fingerprint="two"), 2.0)
 
-    assert cells.other_models() == {}
+    assert cells.other_models == {}
     assert chosen(cells, model="other") == "b"
