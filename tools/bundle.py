@@ -11,7 +11,6 @@ it is configured for, and takes only those whose digests the public one has.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import re
@@ -26,9 +25,9 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from tools.lock import ROOT, read_project, requirements_of
-from tools.release_check import build, copy_source
+from tools.release_check import build, committed_s, copy_source, sha256
 from tools.resolution import MACHINES, NoIndex, Unresolvable, compile_requirements, supported_pythons
-from tools.wheel_trial import ReleaseFault, run
+from tools.wheel_trial import ReleaseFault
 
 GLIBC = 28
 """The second number of the oldest glibc 2 that the wheels need; those of PyTorch need 2.28."""
@@ -140,8 +139,7 @@ def own_wheel(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "source", Path(name) / "out"
         copy_source(source)
-        committed_s = int(run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]))
-        _, wheel = build(source, out, epoch_s=committed_s)
+        _, wheel = build(source, out, epoch_s=committed_s())
         shutil.copy2(wheel, folder)
 
 
@@ -149,8 +147,12 @@ def describe(folder: Path, choice: Choice, target: Target) -> int:
     """Write the list of what is needed, the manifest and how to install; returns the bytes of the wheels."""
     project_version = read_project()["version"]
     wheels = sorted(folder.glob("*.whl"))
-    entries = [{"name": each.name, "bytes": each.stat().st_size, "sha256": _digest(each)} for each in wheels]
-    own = (f"./{path.name} --hash=sha256:{_digest(path)}\n" for path in folder.glob("thermocline-*.whl"))
+    entries = [{"name": each.name, "bytes": each.stat().st_size, "sha256": sha256(each)} for each in wheels]
+    own = (
+        f"./{entry['name']} --hash=sha256:{entry['sha256']}\n"
+        for entry in entries
+        if str(entry["name"]).startswith("thermocline-")
+    )
     (folder / "requirements.txt").write_text(choice.carried + "".join(own), encoding="utf-8")
     nbytes = sum(each.stat().st_size for each in wheels)
     manifest = {
@@ -166,10 +168,6 @@ def describe(folder: Path, choice: Choice, target: Target) -> int:
     facts = {"version": project_version, "python": target.python, "machine": target.machine, "glibc": GLIBC}
     (folder / "INSTALL.txt").write_text(INSTALL.format(left_out=_names(choice), **facts), encoding="utf-8")
     return nbytes
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _names(choice: Choice) -> str:

@@ -71,6 +71,11 @@ def copy_source(target: Path, root: Path = ROOT) -> None:
             shutil.copy2(source, copy)
 
 
+def committed_s(root: Path = ROOT) -> int:
+    """When the last commit was made, in seconds since 1970: the time of all files in an archive."""
+    return int(run(["git", "-C", str(root), "log", "-1", "--format=%ct"]))
+
+
 def build(source: Path, out: Path, *, epoch_s: int) -> tuple[Path, Path]:
     """Build (sdist, wheel) of ``source`` into the empty folder ``out``. The wheel is built from the sdist."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
@@ -94,10 +99,15 @@ def contents_faults(sdist: Path, wheel: Path) -> Iterator[str]:
             yield f"{wheel.name} has files in {start}"
 
 
+def sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_digests(folder: Path) -> None:
     """SHA256SUMS of the folder's files, as ``sha256sum --check`` reads it."""
     files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    lines = [f"{sha256(path)}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
@@ -119,8 +129,8 @@ def release(out: Path, interpreters: list[str], *, allows_changes: bool) -> None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_source(folder / "source")
-        committed_s = int(run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]))
-        sdist, wheel = build(folder / "source", out, epoch_s=committed_s)
+        epoch_s = committed_s()
+        sdist, wheel = build(folder / "source", out, epoch_s=epoch_s)
         faults = list(contents_faults(sdist, wheel))
         if faults:
             raise ReleaseFault("\n".join(faults))
@@ -131,7 +141,7 @@ def release(out: Path, interpreters: list[str], *, allows_changes: bool) -> None
             place = folder / str(number)
             place.mkdir()
             print(f"release: {try_on(interpreter, wheel, folder / 'source', place)}", flush=True)
-    sbom.write(out / f"{wheel.name.removesuffix('-py3-none-any.whl')}.cdx.json", epoch_s=committed_s)
+    sbom.write(out / f"{wheel.name.removesuffix('-py3-none-any.whl')}.cdx.json", epoch_s=epoch_s)
     write_digests(out)
     for path in sorted(out.iterdir()):
         print(f"release: {path} ({path.stat().st_size} bytes)")

@@ -13,6 +13,7 @@ import pytest
 from tools import bundle
 from tools.bundle import BundleFault, Choice, Target, choose, describe, fetch, read_installed
 from tools.lock import read_project, requirements_of
+from tools.release_check import sha256
 from tools.resolution import NoIndex
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -86,7 +87,7 @@ def test_the_bundle_installs_without_an_index(tmp_path: Path, monkeypatch: pytes
     target = Target(HERE, "x86_64", {"torch": "2.11.0"})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    choice = Choice(f"one==1.0 --hash=sha256:{bundle._digest(one)}\n", target.installed)
+    choice = Choice(f"one==1.0 --hash=sha256:{sha256(one)}\n", target.installed)
     fetch(choice.carried, target, folder)
     nbytes = describe(folder, choice, target)
     monkeypatch.delenv("PIP_FIND_LINKS")
