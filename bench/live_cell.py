@@ -62,7 +62,7 @@ async def leave_state(bus: Bus, state: core.CellState, nats_port: int) -> int:
         time_ns=state.now_ns,
         epoch=state.epoch,
         digest=xxhash.xxh3_64_intdigest(encoded),
-        state=encoded,
+        state=memoryview(encoded),
         release=fold_release(),
     )
     data = encode_snapshot(snapshot)

@@ -329,7 +329,7 @@ class MemoryBus:
         self._require()
         self._broker.objects[name] = data
 
-    async def get_object(self, name: str) -> bytes | None:
+    async def get_object(self, name: str) -> bytes | memoryview | None:
         self._require()
         return self._broker.objects.get(name)
 

@@ -123,7 +123,7 @@ def is_decision(stored: StreamMessage, decoded: InputSkipped) -> bool:
     return stored.subject == subjects.skips_input() and decoded.seq < stored.seq
 
 
-def load_state(encoded: bytes) -> core.CellState:
+def load_state(encoded: bytes | memoryview) -> core.CellState:
     """Decode a snapshot's state. Raises InternalError whatever is wrong with the bytes."""
     try:
         return core.decode_state(encoded)

@@ -30,7 +30,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     time_ns: int
     epoch: int
     digest: int  # xxh3_64 of ``state``
-    state: bytes
+    state: memoryview  # Of a decoded one: in the memory that was decoded.
     release: str = ""  # Of the fold that made the state, see fold_release; "" where 0.1 took it.
     said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
@@ -52,7 +52,7 @@ def take_snapshot(fold: Fold, release: str = "", said: int = 0) -> Snapshot:
         time_ns=fold.time_ns,
         epoch=fold.state.epoch,
         digest=xxhash.xxh3_64_intdigest(encoded),
-        state=encoded,
+        state=memoryview(encoded),
         release=release,
         said=said,
     )
@@ -63,7 +63,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return msgspec.msgpack.encode(snapshot)
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
+def decode_snapshot(data: bytes | memoryview) -> Snapshot:
     """Raises RecordingError when the bytes are damaged or of another version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=Snapshot)

@@ -335,7 +335,7 @@ class NatsBus:
     async def put_object(self, name: str, data: bytes) -> None:
         await self._bucket.put(name, data)
 
-    async def get_object(self, name: str) -> bytes | None:
+    async def get_object(self, name: str) -> bytes | memoryview | None:
         return await self._bucket.get(name)
 
     async def delete_object(self, name: str) -> None:

@@ -130,7 +130,7 @@ class Bus(Protocol):
     async def put_object(self, name: str, data: bytes) -> None:
         """Store in the snapshot bucket, replacing an older one of that name atomically."""
 
-    async def get_object(self, name: str) -> bytes | None: ...
+    async def get_object(self, name: str) -> bytes | memoryview | None: ...
 
     async def delete_object(self, name: str) -> None:
         """Delete; a missing name is fine."""

@@ -7,8 +7,10 @@ name too. Whole blocks of the stream then become empty and are removed, in place
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import mmap
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -25,6 +27,9 @@ from shared.errors import TransportError, Unavailable
 from shared.undecodable import UNDECODABLE
 
 LARGEST_CHUNK_BYTES = 128 * 1024
+
+DIGESTED_BYTES = 16 << 20
+"""How much is digested at once, beside the reading of what follows."""
 
 _META = f"$O.{subjects.SNAPSHOT_BUCKET}.M."
 _CHUNKS = f"$O.{subjects.SNAPSHOT_BUCKET}.C."
@@ -64,17 +69,39 @@ class SnapshotBucket:
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot store object {name}: {error!r}") from error
 
-    async def get(self, name: str) -> bytes | None:
+    async def get(self, name: str) -> bytes | memoryview | None:
         for _ in range(2):
             found = next((meta for _, meta in await self._find(_meta_subject(name))), None)
             if found is None or found.deleted:
                 return None
-            data = b"".join([chunk.data async for chunk in self._read(BUCKET_STREAM, _CHUNKS + found.nuid)])
-            digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-            if len(data) == found.size and digest.rstrip("=") == found.digest.rstrip("="):
+            data = await self._chunks(found)
+            if data is not None:
                 return data
             # Somebody replaced the object between our two reads; its new chunks have another name.
         raise TransportError(f"object {name} is damaged")
+
+    async def _chunks(self, meta: _Meta) -> bytes | memoryview | None:
+        """An object's bytes; None where they are not what its meta message says. Raises TransportError for too many."""
+        memory, filled = _room(meta), 0
+        digest, digested = hashlib.sha256(), 0
+        digesting: asyncio.Future[None] | None = None
+        async for chunk in self._read(BUCKET_STREAM, _CHUNKS + meta.nuid):
+            end = filled + len(chunk.data)
+            if end > len(memory):
+                break  # Read on behind the bound, the digest would only be of what fits.
+            memory[filled:end] = chunk.data
+            filled = end
+            if filled - digested >= DIGESTED_BYTES:
+                if digesting is not None:
+                    await digesting
+                digesting = asyncio.ensure_future(asyncio.to_thread(digest.update, memory[digested:filled]))
+                digested = filled
+        if digesting is not None:
+            await digesting
+        digest.update(memory[digested:filled])
+        told = "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode()
+        is_whole = filled == meta.size and told.rstrip("=") == meta.digest.rstrip("=")
+        return memory.toreadonly() if is_whole else None
 
     async def delete(self, name: str) -> None:
         """Delete an object, if it is there, and what puts that were cut off have left behind."""
@@ -117,3 +144,18 @@ class SnapshotBucket:
                 raise TransportError(f"an entry of the bucket cannot be read: {error}") from error
             latest[meta.name] = message.seq, meta
         return list(latest.values())
+
+
+def _room(meta: _Meta) -> memoryview:
+    """Memory for an object, in large pages where the system has any: most of the time of a large snapshot's fetch is
+    the kernel's, which hands memory out page by page.
+    """
+    if not meta.size:
+        return memoryview(bytearray())
+    try:
+        memory = mmap.mmap(-1, meta.size)
+    except (OSError, OverflowError, ValueError) as error:
+        raise TransportError(f"object {meta.name} of {meta.size} bytes cannot be held: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

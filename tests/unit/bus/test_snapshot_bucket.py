@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from shared import subjects
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import StreamLimits
+from shared.bus.snapshot_bucket import DIGESTED_BYTES
+from shared.errors import TransportError
 from tests.nats_server import NatsServer
 
 CHUNKS = f"$O.{subjects.SNAPSHOT_BUCKET}.C."
+META = f"$O.{subjects.SNAPSHOT_BUCKET}.M."
 
 
 @pytest.fixture
@@ -71,3 +75,27 @@ async def test_chunks_of_a_put_that_was_cut_off_are_dropped(bus: NatsBus) -> Non
     assert left[-1] == f"{CHUNKS}underway"
     assert len(left) == 5
     assert await bus.get_object("core-1") == await bus.get_object("core-2") == b"state"
+
+
+@pytest.mark.parametrize("length", [0, 1, 300_000, 2 * DIGESTED_BYTES + 7])
+async def test_an_object_is_read_as_it_was_put(bus: NatsBus, length: int) -> None:
+    """Whatever its length, in chunks and in pieces whose digests are taken beside the reading."""
+    data = (bytes(range(251)) * (length // 251 + 1))[:length]
+    await bus.put_object("core-1", data)
+
+    found = await bus.get_object("core-1")
+
+    assert found is not None
+    assert bytes(found) == data
+
+
+@pytest.mark.parametrize("change", [{"size": 4}, {"size": 6}, {"size": 2**62}, {"digest": "SHA-256=AAAA"}])
+async def test_chunks_that_are_not_what_was_put_are_no_object(bus: NatsBus, change: dict[str, object]) -> None:
+    """A length or a digest that the chunks do not have, and one that no memory holds, are a TransportError."""
+    await bus.put_object("core-1", b"state")
+    (meta,) = [message async for message in bus.follow(BUCKET_STREAM, subject=f"{META}*", live=False)]
+    told = msgspec.json.decode(meta.data) | change
+    await bus._client.jetstream().publish(meta.subject, msgspec.json.encode(told), headers={"Nats-Rollup": "sub"})
+
+    with pytest.raises(TransportError, match="core-1"):
+        await bus.get_object("core-1")

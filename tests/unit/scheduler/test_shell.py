@@ -285,7 +285,7 @@ async def test_snapshot_of_another_stream_is_not_used_but_its_epoch_counts(cell:
     for name in await cell.bus.list_objects():
         data = await cell.bus.get_object(name)
         assert data is not None
-        await bus.put_object(name, data)
+        await bus.put_object(name, bytes(data))
 
     anew = Cell(other, bus)
     async with scheduler(anew, "three"):
