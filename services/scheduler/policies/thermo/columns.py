@@ -57,5 +57,5 @@ def decoded(kind: type, data: Any) -> object:
     if not isinstance(data, bytes) or not data or data[:1] not in b"BHIQiqfd":
         raise ValueError("not a column")
     column: array[Any] = kind(chr(data[0]))
-    column.frombytes(data[1:])
+    column.frombytes(memoryview(data)[1:])
     return column
