@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.gateway import metrics, tenant_metrics
@@ -59,8 +60,8 @@ class Account:
         if self.tokens is not None:
             self._take(self.tokens, tokens, "tokens")
 
-    def spend_answer(self, tokens: int) -> None:
-        """An answer of so many tokens is over."""
+    def spend_tokens(self, tokens: int) -> None:
+        """So many tokens were made, known only now: an answer, or a text that was tokenised."""
         if self.tokens is not None:
             self.tokens.spend(tokens, self.clock())
 
@@ -79,6 +80,15 @@ class Account:
     def give_back(self, choices: int) -> None:
         self.in_progress -= choices
         assert self.in_progress >= 0, "a choice was given back twice"
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """One more request is in progress for as long as the block. Raises RateLimited."""
+        self.take(1)
+        try:
+            yield
+        finally:
+            self.give_back(1)
 
     def headers(self) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-*`` headers, of those rates that are limited."""

@@ -139,7 +139,28 @@ def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 
         )
 
 
-def check_prompt_characters(characters: int, longest_token_characters: int, model_context: int) -> None:
+def check_messages(count: int, model_context: int) -> None:
+    """Refuse a conversation of so many messages that it cannot fit, before it is rendered: each costs a token."""
+    if count > model_context:
+        raise ContextTooLong(
+            f"This model's maximum context length is {model_context} tokens; a conversation of {count} messages "
+            "cannot fit.",
+            param="messages",
+        )
+
+
+def check_prompt_length(count: int, model_context: int, *, param: str = "prompt") -> None:
+    """Refuse more token ids than the model has context for, before anything looks at each of them."""
+    if count > model_context:
+        raise ContextTooLong(
+            f"This model's maximum context length is {model_context} tokens; {count} token ids cannot fit.",
+            param=param,
+        )
+
+
+def check_prompt_characters(
+    characters: int, longest_token_characters: int, model_context: int, *, param: str = "prompt"
+) -> None:
     """Refuse a text that cannot fit, before it is tokenised: no token is longer than the longest one.
 
     The bound is doubled, since a tokenizer may normalise a text to fewer characters first. It is the model's: whether
@@ -149,7 +170,7 @@ def check_prompt_characters(characters: int, longest_token_characters: int, mode
         raise ContextTooLong(
             f"This model's maximum context length is {model_context} tokens; "
             f"a prompt of {characters} characters cannot fit.",
-            param="prompt",
+            param=param,
         )
 
 

@@ -16,6 +16,14 @@ T = TypeVar("T")
 _DECODERS: dict[type, msgspec.json.Decoder[object]] = {}
 
 
+MOST_VALUES = 2**21
+"""Values of JSON in a body, an object or array counted four times: what the decoder makes of more of them would keep
+the event loop for longer than a twentieth of a second. A prompt of two million token ids has no more.
+"""
+_COUNTED_BYTES = 2**18
+"""A shorter body cannot have so many that it matters."""
+
+
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body. The bound holds while reading, so a body without content-length cannot exceed it either.
 
@@ -44,7 +52,11 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
 
 
 def decode_body(body: bytes, schema: type[T]) -> T:
-    """The body as ``schema``. Raises InvalidRequest that names the field at fault."""
+    """The body as ``schema``. Raises InvalidRequest, which names the field at fault, or PayloadTooLarge for too many
+    values.
+    """
+    if len(body) > _COUNTED_BYTES:
+        _check_values(body)
     decoder = _DECODERS.get(schema)
     if decoder is None:
         decoder = _DECODERS[schema] = msgspec.json.Decoder(schema)
@@ -54,6 +66,12 @@ def decode_body(body: bytes, schema: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise error_of_body(error) from error
     return decoded
+
+
+def _check_values(body: bytes) -> None:
+    # Commas and brackets within texts count as well: a text that has two million of them fits no model either.
+    if body.count(b",") + 4 * (body.count(b"{") + body.count(b"[")) > MOST_VALUES:
+        raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

@@ -79,7 +79,7 @@ class Ticket:
             tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:
                 record_generation(self._gateway.tracer, self._generation)
-            self._account.spend_answer(sum(len(choice.assembly.tokens) for choice in self._generation.choices))
+            self._account.spend_tokens(sum(len(choice.assembly.tokens) for choice in self._generation.choices))
         self._gateway.slots.give_back(self._slots)
         self._account.give_back(self._slots)
 

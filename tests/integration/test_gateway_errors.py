@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.body import MOST_VALUES
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.waiting import until
 
@@ -150,6 +151,61 @@ async def test_a_text_that_is_hopelessly_long_is_refused_unread() -> None:
         response = await harness.client.post("/v1/completions", json={"prompt": "x" * 5_000_000})
 
     assert (response.status_code, error_of(response)["code"]) == (400, "context_length_exceeded")
+
+
+CALL_TEXT = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"a": "x" * 5_000_000}}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 513},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL_TEXT]}]},
+        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"note": "x" * 5_000_000}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_conversation_that_is_hopelessly_long_is_refused_unrendered(path: str, body: dict[str, Any]) -> None:
+    """Whatever makes it long: messages without content, arguments of calls, variables of the template."""
+    async with running_gateway() as harness:
+        response = await harness.client.post(path, json=body)
+
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x" * 5_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [5] * 513}, "tokens"),
+        ("/v1/completions", {"prompt": [5] * 513}, "prompt"),
+    ],
+)
+async def test_what_no_model_takes_is_refused_before_it_is_looked_at(path: str, body: Any, param: str) -> None:
+    """Also by what only translates between text and tokens."""
+    async with running_gateway() as harness:
+        response = await harness.client.post(path, json=body)
+
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"1," * MOST_VALUES + b"1]}",
+        b'{"messages":[{"role":"user","content":""}],"tools":[' + b"{}," * (MOST_VALUES // 5 + 1) + b"{}]}",
+        b'{"prompt":"x","unknown":[' + b"[]," * (MOST_VALUES // 5 + 1) + b"[]]}",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(path: str, body: bytes) -> None:
+    """Decoding it would hold up every stream."""
+    async with running_gateway() as harness:
+        response = await harness.client.post(path, content=body)
+
+    assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
 
 
 async def test_bodies_beyond_the_bound_are_refused_with_and_without_a_length() -> None:

@@ -104,6 +104,27 @@ async def test_tokens_of_prompts_and_answers_count_once_each(tmp_path: Path) -> 
     assert submitted == 3
 
 
+async def test_texts_that_are_only_tokenised_count_for_the_tenant(tmp_path: Path) -> None:
+    """In tokens, and while they are worked on as requests in progress: the work is that of a prompt."""
+    tenants = file_of(tmp_path, a={"tokens_per_minute": 1000, "max_concurrent": 1})
+    async with running_gateway(tenants=tenants, limits_clock=stands_still) as harness:
+        account = harness.gateway.callers.account("a")
+        assert account is not None
+        told = await harness.client.post("/detokenize", json={"tokens": [5] * 400}, headers=key("a"))
+        made = await harness.client.post("/tokenize", json={"prompt": told.json()["prompt"]}, headers=key("a"))
+        account.take(1)
+        busy = [
+            await harness.client.post("/tokenize", json={"prompt": "x"}, headers=key("a")),
+            await harness.client.post("/detokenize", json={"tokens": [5]}, headers=key("a")),
+        ]
+        account.give_back(1)
+
+    assert told.headers["x-ratelimit-remaining-tokens"] == "600"
+    assert made.headers["x-ratelimit-remaining-tokens"] == str(600 - made.json()["count"])
+    assert [answer.status_code for answer in busy] == [429, 429]
+    assert account.in_progress == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_choices_in_progress_are_bounded_for_each_tenant(tmp_path: Path, stream: bool) -> None:
     """And free again with the answer, or with the client's leaving."""

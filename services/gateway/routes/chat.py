@@ -6,7 +6,7 @@ import secrets
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway import admission, conversation
+from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import decode_body, read_body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
@@ -78,19 +78,26 @@ async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
     """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
-    tokenizer = gateway.tokenizer
-    messages = conversation.template_messages(
-        request.messages, knows_developer="developer" in tokenizer.template_source
-    )
-    characters = sum(len(message["content"]) for message in messages)
-    admission.check_prompt_characters(characters, tokenizer.longest_token_characters, gateway.facts.max_context)
+    tokenizer, context = gateway.tokenizer, gateway.facts.max_context
+    admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
-    tokens = await tokenizer.encode_chat(
-        messages,
-        tools=conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables),
-        add_generation_prompt=not continues and request.add_generation_prompt is not False,
-        continue_final_message=continues,
-        template_arguments=conversation.check_template_arguments(request.chat_template_kwargs),
-    )
-    admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
-    return tokens
+
+    def work() -> list[int]:
+        messages = conversation.template_messages(
+            request.messages, knows_developer="developer" in tokenizer.template_source
+        )
+        tools = conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables)
+        arguments = conversation.check_template_arguments(request.chat_template_kwargs)
+        characters = prompt_weight.characters(messages, tools, arguments)
+        admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
+        tokens = tokenizer.encode_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=not continues and request.add_generation_prompt is not False,
+            continue_final_message=continues,
+            template_arguments=arguments,
+        )
+        admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
+        return tokens
+
+    return await tokenizer.run(work, prompt_weight.weight(request))

@@ -69,7 +69,7 @@ async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response
         wanted_by(request, request.logprobs),
         gateway.tokenizer.texts,
         gateway.wall_ns,
-        echoes=[_echo(gateway, request, prompt) for prompt in prompts] if request.echo else (),
+        echoes=[await _echo(gateway, request, prompt) for prompt in prompts] if request.echo else (),
         hides_output=request.max_tokens == 0,
     )
     return await answer(gateway, http, ticket, generation, view)
@@ -86,6 +86,8 @@ async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[
         special = request.add_special_tokens is not False
         tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special)
     for place, tokens in enumerate(tokenised):
+        if not texts:
+            admission.check_prompt_length(len(tokens), gateway.facts.max_context)
         admission.check_prompt_tokens(tokens, gateway.facts.vocab_size, place=place, count=len(prompts))
     return tokenised
 
@@ -104,7 +106,9 @@ def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) ->
     )
 
 
-def _echo(gateway: Gateway, request: CompletionRequest, prompt: str | list[int]) -> str:
+async def _echo(gateway: Gateway, request: CompletionRequest, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return gateway.tokenizer.decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
+    skip = request.skip_special_tokens is not False
+    tokenizer = gateway.tokenizer
+    return await tokenizer.run(lambda: tokenizer.decode(prompt, skip_special_tokens=skip), len(prompt))

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
 from services.gateway.body import decode_body, read_body
+from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.tokenization import (
@@ -31,12 +32,14 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         summary="Token ids of a text or a conversation",
     )
     async def tokenize(http: Request) -> Response:
-        with gateway.slots.taken():
+        account = caller_of(http)
+        with account.taken(), gateway.slots.taken():
             body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
             request = decode_body(body, TokenizeRequest)
             admission.check_model(request.model, gateway.facts.name)
             tokens = await _tokenize(gateway, request)
-        strings = [gateway.tokenizer.texts.text(token) for token in tokens] if request.return_token_strs else None
+            account.spend_tokens(len(tokens))
+            strings = await _strings(gateway, tokens) if request.return_token_strs else None
         return _json(
             TokenizeResponse(count=len(tokens), max_model_len=gateway.max_context, tokens=tokens, token_strs=strings)
         )
@@ -48,16 +51,27 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         summary="Text of token ids",
     )
     async def detokenize(http: Request) -> Response:
-        with gateway.slots.taken():
+        account, tokenizer = caller_of(http), gateway.tokenizer
+        with account.taken(), gateway.slots.taken():
             body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
             request = decode_body(body, DetokenizeRequest)
-        admission.check_model(request.model, gateway.facts.name)
-        for token in request.tokens:
-            if not 0 <= token < gateway.facts.vocab_size:
-                raise InvalidRequest(f"token id {token} is outside the vocabulary", param="tokens")
-        return _json(DetokenizeResponse(prompt=gateway.tokenizer.decode(request.tokens)))
+            admission.check_model(request.model, gateway.facts.name)
+            tokens = request.tokens
+            admission.check_prompt_length(len(tokens), gateway.facts.max_context, param="tokens")
+            account.spend_tokens(len(tokens))
+            for token in tokens:
+                if not 0 <= token < gateway.facts.vocab_size:
+                    raise InvalidRequest(f"token id {token} is outside the vocabulary", param="tokens")
+            text = await tokenizer.run(lambda: tokenizer.decode(tokens), len(tokens))
+        return _json(DetokenizeResponse(prompt=text))
 
     return router
+
+
+async def _strings(gateway: Gateway, tokens: list[int]) -> list[str]:
+    """The text of each token."""
+    text = gateway.tokenizer.texts.text
+    return await gateway.tokenizer.run(lambda: [text(token) for token in tokens], len(tokens))
 
 
 async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
@@ -65,6 +79,8 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if request.messages is None:
         text = request.prompt or ""
+        longest = gateway.tokenizer.longest_token_characters
+        admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
         special = request.add_special_tokens is not False
         return (await gateway.tokenizer.encode([text], add_special_tokens=special))[0]
     chat = ChatRequest(

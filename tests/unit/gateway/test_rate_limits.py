@@ -107,7 +107,7 @@ def test_an_account_without_limits_refuses_nothing_and_says_nothing() -> None:
         account.begin_request()
         account.spend_prompt(10**6)
         account.take(100)
-    account.spend_answer(10**9)
+    account.spend_tokens(10**9)
     account.give_back(100_000)
 
     assert (account.headers(), account.in_progress) == ({}, 0)
@@ -118,7 +118,7 @@ def test_an_answer_is_paid_for_by_the_next_request() -> None:
     clock = Clock()
     account = Account("a", Tenant(salt=SALT, tokens_per_minute=600), clock)
     account.spend_prompt(100)
-    account.spend_answer(1000)
+    account.spend_tokens(1000)
 
     with pytest.raises(RateLimited) as refused:
         account.spend_prompt(100)

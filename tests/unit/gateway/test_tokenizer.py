@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts, byte_level_alphabet
-from services.gateway.tokenizer import template_variables
+from services.gateway.tokenizer import Tokenizer, template_variables
 from shared.errors import InvalidRequest
 from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
 
@@ -28,22 +32,44 @@ async def test_a_long_text_is_encoded_in_a_thread_to_the_same_tokens() -> None:
     assert await tokenizer().encode([text], add_special_tokens=False) == [REFERENCE(text)["input_ids"]]
 
 
-async def test_a_conversation_is_rendered_by_the_models_template() -> None:
+def test_a_conversation_is_rendered_by_the_models_template() -> None:
     """Equal to what transformers makes of it."""
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
 
-    assert await tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
+    assert tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
     )
 
 
-async def test_a_long_conversation_is_rendered_in_a_thread() -> None:
-    """To the same tokens as a short one would be."""
-    messages = [{"role": "user", "content": "hello " * 2_000}]
+async def test_encoding_is_left_to_the_call_that_lets_go_of_the_interpreter() -> None:
+    """``encode`` would keep every stream waiting, whichever thread it is called in."""
 
-    assert await tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
+    class Backend:
+        def __init__(self, backend: Any) -> None:
+            self.encode_batch_fast = backend.encode_batch_fast
+
+    made = Tokenizer(MODEL_DIR)
+    made._backend = Backend(made._backend)
+
+    assert await made.encode(["hi", "hello " * 2_000], add_special_tokens=True) == [
+        REFERENCE("hi")["input_ids"],
+        REFERENCE("hello " * 2_000)["input_ids"],
+    ]
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("characters", "thread"),
+    [
+        (INLINE_CHARACTERS, "MainThread"),
+        (INLINE_CHARACTERS + 1, "tokenise_0"),
+        (LONG_CHARACTERS, "tokenise_0"),
+        (LONG_CHARACTERS + 1, "tokenise-long_0"),
+    ],
+)
+async def test_long_texts_have_threads_of_their_own(characters: int, thread: str) -> None:
+    """A short prompt never waits for a book."""
+    assert await tokenizer().run(lambda: threading.current_thread().name, characters) == thread
 
 
 def test_what_the_template_refuses_is_an_invalid_request() -> None:
