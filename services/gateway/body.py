@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.failures import error_of_body
-from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled
+from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled, TooManyConnections
 
 T = TypeVar("T")
 
@@ -20,35 +22,76 @@ MOST_VALUES = 2**21
 """Values of JSON in a body, an object or array counted four times: what the decoder makes of more of them would keep
 the event loop for longer than a twentieth of a second. A prompt of two million token ids has no more.
 """
+SMALL_BYTES = 64 * 1024
+"""A body of so many bytes is held whatever the others take: long ones that come slowly must not shut out ordinary
+ones. The number of connections bounds what they take all together.
+"""
+RETRY_AFTER_MS = 1_000
 _COUNTED_BYTES = 2**18
 """A shorter body cannot have so many that it matters."""
 
 
-async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. The bound holds while reading, so a body without content-length cannot exceed it either.
+class Bodies:
+    """Reads bodies, each within ``max_bytes`` and ``timeout_s`` seconds, all that are held within ``most_bytes``."""
 
-    Raises PayloadTooLarge, InvalidRequest (encoded body, or too slow), RequestCancelled.
-    """
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        raise InvalidRequest(f"content-encoding {encoding!r} is not supported")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    received = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for part in request.stream():
-                received += part
-                if len(received) > max_bytes:
-                    raise _too_large(max_bytes)
-    except TimeoutError as error:
-        slow = InvalidRequest(f"the body was not complete within {timeout_s:g} s", code="body_timeout")
-        slow.status = 408
-        raise slow from error
-    except ClientDisconnect as error:
-        raise RequestCancelled("the client went away", code="client_disconnected") from error
-    return bytes(received)
+    def __init__(self, max_bytes: int, timeout_s: float, most_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._most_bytes = most_bytes
+        self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What all bodies take now that have more than :data:`SMALL_BYTES`."""
+        return self._held
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, held for as long as the block. Bounds hold while reading, so a body without content-length
+        cannot exceed them either.
+
+        Raises PayloadTooLarge, InvalidRequest (encoded body, or too slow), RequestCancelled, TooManyConnections.
+        """
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise InvalidRequest(f"content-encoding {encoding!r} is not supported")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        received = bytearray()
+        try:
+            await self._receive(request, received)
+            yield bytes(received)
+        finally:
+            self._held -= _counted(len(received))
+
+    async def _receive(self, request: Request, received: bytearray) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for part in request.stream():
+                    self._hold(_counted(len(received) + len(part)) - _counted(len(received)))
+                    received += part
+                    if len(received) > self._max_bytes:
+                        raise _too_large(self._max_bytes)
+        except TimeoutError as error:
+            slow = InvalidRequest(f"the body was not complete within {self._timeout_s:g} s", code="body_timeout")
+            slow.status = 408
+            raise slow from error
+        except ClientDisconnect as error:
+            raise RequestCancelled("the client went away", code="client_disconnected") from error
+
+    def _hold(self, more: int) -> None:
+        if self._held + more > self._most_bytes:
+            raise TooManyConnections(
+                f"bodies of requests take {self._held} bytes here, of at most {self._most_bytes}; try again shortly",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._held += more
+
+
+def _counted(nbytes: int) -> int:
+    """What a body of so many bytes counts for."""
+    return nbytes if nbytes > SMALL_BYTES else 0
 
 
 def decode_body(body: bytes, schema: type[T]) -> T:

@@ -102,6 +102,7 @@ def compose(
         bus=bus,
         dispatcher=dispatcher,
         slots=Slots(config.max_inflight, metrics.IN_FLIGHT.set),
+        bodies=config.bodies(),
         cell=cell,
         fidelity=fidelity,
         callers=callers,
@@ -147,7 +148,8 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
                 _log.info(
                     "gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance
                 )
-                await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway), tls), sock, life)
+                server = make_server(build_app(gateway), config.connections(), tls)
+                await GatewayShell(gateway, incarnation).serve(server, sock, life)
         finally:
             await bus.close()
             tokenizer.close()

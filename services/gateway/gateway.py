@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.body import Bodies
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
 from services.gateway.cell_reports import CellReports
@@ -38,6 +39,7 @@ class Gateway:
     bus: Bus
     dispatcher: Dispatcher
     slots: Slots
+    bodies: Bodies
     cell: CellView
     fidelity: FidelityRules
     callers: Callers
@@ -54,6 +56,7 @@ class Gateway:
         if self.cell.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_ms=RETRY_AFTER_MS)
         self.dispatcher.check_open()
+        self.slots.check(1)
 
     def namespace(self, tenant: Tenant, cache_salt: str | None) -> str:
         """Where KV of this tenant's requests with this salt of their own is kept and found."""

@@ -1,12 +1,16 @@
-"""uvicorn's HTTP protocol, with OpenAI's error shape below the application and bounded headers."""
+"""uvicorn's HTTP protocol, with OpenAI's error shape below the application, and bounds on connections and headers."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from services.gateway.connections import SLOW, Connections
 from services.gateway.event_stream import ABORT_EXTENSION
 from services.gateway.openai_schema.errors import error_body
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, ThermoclineError, TooManyConnections
 
 MAX_HEADER_BYTES = 64 * 1024
 
@@ -16,8 +20,48 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     _header_bytes = 0
 
+    def __init__(self, *arguments: Any, bounds: Connections, **named: Any) -> None:
+        """``bounds`` are shared by all connections of the server."""
+        super().__init__(*arguments, **named)
+        self._bounds = bounds
+        self._is_admitted = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._is_admitted = self._bounds.admit(self)
+        if self._is_admitted:
+            self._expect_head()
+        else:
+            self._refuse(TooManyConnections("the server has as many connections as it takes; try again shortly"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_expecting()
+        self._bounds.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_admitted and not self.transport.is_closing():
+            self._bounds.asks(self)
+            super().data_received(data)
+
+    def make_way(self) -> None:
+        """See :class:`~services.gateway.connections.Connection`."""
+        self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._stop_expecting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # Which may begin with the next of several that came at once.
+        if self.cycle.response_complete and not self.transport.is_closing() and self._head_timer is None:
+            self._bounds.rests(self)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
         self._header_bytes = 0
         self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 
@@ -31,13 +75,40 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The answer to bytes that are no HTTP; the connection ends with it."""
-        body = error_body(InvalidRequest(msg, code="invalid_http"))
-        head = [STATUS_LINE[400]]
+        self._refuse(InvalidRequest(msg, code="invalid_http"))
+
+    def _refuse(self, error: ThermoclineError) -> None:
+        """Answer below the application, and close."""
+        self._stop_expecting()
+        body = error_body(error)
+        head = [STATUS_LINE[error.status]]
         head += [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
         head.append(b"content-type: application/json\r\nconnection: close\r\n")
         head.append(b"content-length: " + str(len(body)).encode() + b"\r\n\r\n")
         self.transport.write(b"".join(head) + body)
         self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._bounds.head_s, self._head_is_late)
+
+    def _stop_expecting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        SLOW.inc()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # An answer is under way, to a request before: nothing can be said in between.
+            return
+        late = InvalidRequest(
+            f"the head of the request was not complete within {self._bounds.head_s:g} s", code="head_timeout"
+        )
+        late.status = 408
+        self._refuse(late)
 
     def _count(self, nbytes: int) -> None:
         self._header_bytes += nbytes

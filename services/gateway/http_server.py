@@ -7,10 +7,13 @@ import contextlib
 import resource
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.connections import Connections
 from services.gateway.http_protocol import GatewayHttpProtocol
 from services.gateway.tls import ServerTls
 from shared import logs
@@ -44,12 +47,13 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, tls: ServerTls | None = None) -> HttpServer:
-    """Speaks HTTPS alone where ``tls`` is given."""
+def make_server(app: ASGIApp, bounds: Connections, tls: ServerTls | None = None) -> HttpServer:
+    """Speaks HTTPS alone where ``tls`` is given. ``bounds`` are of its connections."""
+    protocol: Any = partial(GatewayHttpProtocol, bounds=bounds)  # uvicorn calls it, and asks nothing else of it.
     return HttpServer(
         uvicorn.Config(
             app,
-            http=GatewayHttpProtocol,
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,

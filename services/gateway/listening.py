@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from services.gateway.body import Bodies
+from services.gateway.connections import Connections
 from services.gateway.tls import TlsVersion
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
@@ -28,6 +30,13 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
+    max_buffered_bytes: Annotated[
+        int, Meta(description="memory for bodies of requests, all together; beyond it long ones get 429", ge=2**20)
+    ] = 512 * 1024**2
+    max_connections: Annotated[
+        int, Meta(description="open connections; beyond it idle ones are closed, and then new ones refused", ge=1)
+    ] = 8192
+    head_timeout_ms: Annotated[int, Meta(description="longest wait for the head of a request", ge=1)] = 10_000
     request_timeout_ms: Annotated[int, Meta(description="longest life of one request", ge=1)] = 1_800_000
     send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
     grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
@@ -37,6 +46,14 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+
+    def bodies(self) -> Bodies:
+        """What reads the bodies of requests."""
+        return Bodies(self.max_body_bytes, self.body_timeout_ms / 1000, self.max_buffered_bytes)
+
+    def connections(self) -> Connections:
+        """The bounds of its connections."""
+        return Connections(self.max_connections, self.head_timeout_ms / 1000)
 
     def listening_faults(self, *, name: str, longest: int, admin_key: str, api_keys: Collection[str] = ()) -> list[str]:
         """What is wrong with these settings, and with a name of at most ``longest`` characters and the keys."""

@@ -158,13 +158,17 @@ class Slots:
         self.idle.set()
         self._observe = observe
 
-    def take(self, count: int) -> None:
-        """Raises TooManyConnections when they are not to be had."""
+    def check(self, count: int) -> None:
+        """Raises TooManyConnections when so many are not to be had."""
         if self.used + count > self.limit:
             raise TooManyConnections(
                 f"{self.used} requests are in progress, of at most {self.limit}; try again shortly",
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    def take(self, count: int) -> None:
+        """Raises TooManyConnections when they are not to be had."""
+        self.check(count)
         self.used += count
         self.idle.clear()
         self._observe(self.used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -71,12 +72,28 @@ def make_generation(
     return Generation(choices, is_streaming=bool(fields.stream))
 
 
-async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView) -> Response:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile."""
+
+    ticket: Ticket
+    generation: Generation
+    view: AnswerView
+
+
+async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     """Submit, wait and respond. On return the ticket is closed, or the response owns it.
 
     A stream starts with its first token (or a while later without one), so that what fails before it is an HTTP
     error with a status of its own.
     """
+    with asked.ticket as ticket:
+        return await _answer(gateway, http, ticket, asked.generation, asked.view)
+
+
+async def _answer(
+    gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView
+) -> Response:
     config = gateway.config
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)

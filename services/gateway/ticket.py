@@ -13,7 +13,7 @@ from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
 
 
 class Ticket:
-    """Slots, and later a generation with its watch. Taken before the body is read, which it thereby bounds too."""
+    """Slots, and later a generation with its watch. Taken once the body is there: who sends it slowly holds none."""
 
     def __init__(self, gateway: Gateway, account: Account) -> None:
         """Takes one slot. Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed."""

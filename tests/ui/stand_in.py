@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from services.gateway.connections import Connections
 from services.gateway.http_server import bind, make_server
 from services.gateway.ui.pages import ui_router
 from tests.waiting import until
@@ -234,7 +235,7 @@ async def serving(stand_in: StandIn, port: int = 0) -> AsyncIterator[StandIn]:
     sock = bind("127.0.0.1", port)
     stand_in.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     stand_in.stopping = asyncio.Event()
-    server = make_server(build(stand_in))
+    server = make_server(build(stand_in), Connections(1024, 10.0))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await until(lambda: server.started)
     try:

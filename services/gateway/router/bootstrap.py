@@ -34,7 +34,9 @@ def compose(config: RouterConfig) -> Router:
         for name, urls in config.urls.items()
     }
     cells = Cells(gateways, most_heads=config.most_heads)
-    return Router(config=config, cells=cells, gateways=gateways, slots=Slots(config.max_inflight))
+    return Router(
+        config=config, cells=cells, gateways=gateways, slots=Slots(config.max_inflight), bodies=config.bodies()
+    )
 
 
 async def run(config: RouterConfig, life: Lifecycle) -> None:
@@ -55,7 +57,7 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
             for gateway in gateways:
                 if gateway.error:
                     _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
-        await _serve(router, make_server(RouterApp(router), tls), sock, life)
+        await _serve(router, make_server(RouterApp(router), config.connections(), tls), sock, life)
     finally:
         sock.close()
 

@@ -8,6 +8,7 @@ another code) is an answer like any other, since asking the next cell would mult
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.body import read_body
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.prompt_heads import Asked, asked_of
 from services.gateway.router import metrics
@@ -82,8 +82,10 @@ async def forward(router: Router, scope: Scope, receive: Receive, send: Send) ->
     """Answer one POST. Raises ThermoclineError; where an answer had begun, its client has been told already."""
     router.check_open()
     config = router.config
-    with router.slots.taken():
-        body = await read_body(Request(scope, receive), config.max_body_bytes, config.body_timeout_ms / 1000)
+    router.slots.check(1)
+    async with contextlib.AsyncExitStack() as held:
+        body = await held.enter_async_context(router.bodies.read(Request(scope, receive)))
+        held.enter_context(router.slots.taken())
         started_s = router.clock()
         sent = _sent(router, scope, body)
         watch = DisconnectWatch(receive, sent.leave)

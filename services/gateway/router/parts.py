@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.body import Bodies
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.router import metrics
 from services.gateway.router.cells import Cells
@@ -22,6 +23,7 @@ class Router:
     cells: Cells
     gateways: dict[str, list[Upstream]]
     slots: Slots
+    bodies: Bodies
     clock: Callable[[], float] = time.monotonic
     is_draining: bool = False
 

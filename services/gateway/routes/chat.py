@@ -7,13 +7,13 @@ import secrets
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
-from services.gateway.body import decode_body, read_body
+from services.gateway.body import decode_body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
-from services.gateway.serving import answer, make_generation
+from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
@@ -30,18 +30,24 @@ def chat_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation",
     )
     async def create_chat_completion(http: Request) -> Response:
-        with Ticket(gateway, caller_of(http)) as ticket:
-            return await _chat(gateway, http, ticket)
+        gateway.check_open()
+        async with gateway.bodies.read(http) as body:
+            asked = await _prepare(gateway, http, body)
+        return await answer(gateway, http, asked)
 
     return router
 
 
-async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
-    config, facts = gateway.config, gateway.facts
-    body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+async def _prepare(gateway: Gateway, http: Request, body: bytes) -> Asked:
     received_ns = gateway.wall_ns()
     request = decode_body(body, ChatRequest)
-    ticket.read(body)
+    with Ticket(gateway, caller_of(http)) as ticket:
+        ticket.read(body)
+        return await _ask(gateway, http, request, ticket, received_ns)
+
+
+async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ticket, received_ns: int) -> Asked:
+    facts = gateway.facts
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
@@ -73,7 +79,7 @@ async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
         gateway.tokenizer.texts,
         gateway.wall_ns,
     )
-    return await answer(gateway, http, ticket, generation, view)
+    return Asked(ticket, generation, view)
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:

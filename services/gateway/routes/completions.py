@@ -7,13 +7,13 @@ import secrets
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import decode_body, read_body
+from services.gateway.body import decode_body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
 from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
-from services.gateway.serving import answer, make_generation
+from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.completion_view import CompletionView
@@ -32,18 +32,24 @@ def completions_router(gateway: Gateway) -> APIRouter:
         summary="Continue a text",
     )
     async def create_completion(http: Request) -> Response:
-        with Ticket(gateway, caller_of(http)) as ticket:
-            return await _complete(gateway, http, ticket)
+        gateway.check_open()
+        async with gateway.bodies.read(http) as body:
+            asked = await _prepare(gateway, http, body)
+        return await answer(gateway, http, asked)
 
     return router
 
 
-async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
-    config, facts = gateway.config, gateway.facts
-    body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+async def _prepare(gateway: Gateway, http: Request, body: bytes) -> Asked:
     received_ns = gateway.wall_ns()
     request = decode_body(body, CompletionRequest)
-    ticket.read(body)
+    with Ticket(gateway, caller_of(http)) as ticket:
+        ticket.read(body)
+        return await _ask(gateway, http, request, ticket, received_ns)
+
+
+async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, ticket: Ticket, received_ns: int) -> Asked:
+    facts = gateway.facts
     admission.check_model(request.model, facts.name)
     admission.check_completion(request)
     prompts = admission.split_prompts(request)
@@ -72,7 +78,7 @@ async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response
         echoes=[await _echo(gateway, request, prompt) for prompt in prompts] if request.echo else (),
         hides_output=request.max_tokens == 0,
     )
-    return await answer(gateway, http, ticket, generation, view)
+    return Asked(ticket, generation, view)
 
 
 async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[str | list[int]]) -> list[list[int]]:

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import decode_body, read_body
+from services.gateway.body import decode_body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
@@ -23,7 +23,6 @@ from shared.errors import InvalidRequest
 
 def tokenization_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokenization"])
-    config = gateway.config
 
     @router.post(
         "/tokenize",
@@ -33,9 +32,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     )
     async def tokenize(http: Request) -> Response:
         account = caller_of(http)
-        with account.taken(), gateway.slots.taken():
-            body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+        async with gateway.bodies.read(http) as body:
             request = decode_body(body, TokenizeRequest)
+        with account.taken(), gateway.slots.taken():
             admission.check_model(request.model, gateway.facts.name)
             tokens = await _tokenize(gateway, request)
             account.spend_tokens(len(tokens))
@@ -52,9 +51,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     )
     async def detokenize(http: Request) -> Response:
         account, tokenizer = caller_of(http), gateway.tokenizer
-        with account.taken(), gateway.slots.taken():
-            body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+        async with gateway.bodies.read(http) as body:
             request = decode_body(body, DetokenizeRequest)
+        with account.taken(), gateway.slots.taken():
             admission.check_model(request.model, gateway.facts.name)
             tokens = request.tokens
             admission.check_prompt_length(len(tokens), gateway.facts.max_context, param="tokens")

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from services.gateway.app import build_app
 from services.gateway.bootstrap import callers_of, compose, fidelity_rules
 from services.gateway.config import GatewayConfig
+from services.gateway.connections import Connections
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
@@ -67,6 +68,7 @@ class Harness:
     app: ASGIApp
     client: httpx.AsyncClient
     life: Lifecycle
+    connections: Connections
     base_url: str = ""
 
     def placed(self, request: SubmitRequest) -> int:
@@ -108,13 +110,14 @@ async def running_gateway(
     app = build_app(gateway)
     shell = GatewayShell(gateway, "beef0001")
     life = Lifecycle()
+    connections = config.connections()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(cell_bus.close)
         stack.push_async_callback(bus.close)
         stack.push_async_callback(cell.close)
         if over_http:
             sock = bind("127.0.0.1", 0)
-            server = make_server(app)
+            server = make_server(app, connections)
             port = sock.getsockname()[1]
             serving = asyncio.create_task(shell.serve(server, sock, life))
             await until(lambda: server.started)
@@ -133,6 +136,6 @@ async def running_gateway(
             client = await stack.enter_async_context(
                 httpx.AsyncClient(transport=transport, base_url=base_url, timeout=20)
             )
-        harness = Harness(gateway, cell, bus, app, client, life, base_url)
+        harness = Harness(gateway, cell, bus, app, client, life, connections, base_url)
         await harness.heard()
         yield harness

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from services.gateway.config import GatewayConfig
+from services.gateway.connections import Connections
 from services.gateway.http_server import bind, make_server
 from services.gateway.tls import ServerTls
 from shared.errors import ConfigError
@@ -51,7 +52,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def serving(tls: ServerTls) -> AsyncIterator[int]:
     """A gateway's server on a free port."""
     sock = bind("127.0.0.1", 0)
-    server = make_server(hello, tls)
+    server = make_server(hello, Connections(16, 10.0), tls)
     running = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await until(lambda: server.started)

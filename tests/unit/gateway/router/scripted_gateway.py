@@ -164,7 +164,7 @@ async def routing(cells: Mapping[str, Sequence[ScriptedGateway]], **settings: An
     config = RouterConfig(cells=urls, summaries=False, admin_key=ADMIN_KEY, port=0, **settings)
     router = compose(config)
     sock = bind("127.0.0.1", 0)
-    server = make_server(RouterApp(router))
+    server = make_server(RouterApp(router), router.config.connections())
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await until(lambda: server.started)
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=20, verify=False)
