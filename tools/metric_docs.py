@@ -11,8 +11,8 @@ from shared.metrics import FACTS, MetricFacts
 COMMON = ("shared.bus.measures",)
 
 PROCESSES: dict[str, tuple[str, ...]] = {
-    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics"),
-    "router": ("services.gateway.router.metrics",),
+    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics", "services.gateway.listening_metrics"),
+    "router": ("services.gateway.router.metrics", "services.gateway.listening_metrics"),
     "scheduler": ("services.scheduler.cell_metrics", "services.scheduler.cell_families"),
     "worker": ("services.worker.metrics",),
     "storage": ("services.storage.measures",),

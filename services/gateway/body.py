@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.failures import error_of_body
+from services.gateway.listening_metrics import BODY_BYTES
 from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled, TooManyConnections
 
 T = TypeVar("T")
@@ -38,12 +39,7 @@ class Bodies:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
-        self._held = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """What all bodies take now that have more than :data:`SMALL_BYTES`."""
-        return self._held
+        self.held_bytes = 0  # Of all bodies that have more than SMALL_BYTES.
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
@@ -63,7 +59,7 @@ class Bodies:
             await self._receive(request, received)
             yield bytes(received)
         finally:
-            self._held -= _counted(len(received))
+            self._note(-_counted(len(received)))
 
     async def _receive(self, request: Request, received: bytearray) -> None:
         try:
@@ -81,12 +77,16 @@ class Bodies:
             raise RequestCancelled("the client went away", code="client_disconnected") from error
 
     def _hold(self, more: int) -> None:
-        if self._held + more > self._most_bytes:
+        if self.held_bytes + more > self._most_bytes:
             raise TooManyConnections(
-                f"bodies of requests take {self._held} bytes here, of at most {self._most_bytes}; try again shortly",
+                f"bodies of requests take {self.held_bytes} of {self._most_bytes} bytes here; try again shortly",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        self._held += more
+        self._note(more)
+
+    def _note(self, more: int) -> None:
+        self.held_bytes += more
+        BODY_BYTES.set(self.held_bytes)
 
 
 def _counted(nbytes: int) -> int:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shared.metrics import counter, gauge
-
-OPEN = gauge("gateway_connections", "Open connections of clients")
-REFUSED = counter("gateway_connections_refused", "Connections ended by a bound of this process", ("reason",))
-FULL, IDLE, SLOW = (REFUSED.labels(reason) for reason in ("full", "idle", "slow"))
+from services.gateway.listening_metrics import CONNECTIONS, FULL, IDLE
 
 
 class Connection(Protocol):
@@ -51,7 +47,7 @@ class Connections:
             longest.make_way()
         self._open.add(connection)
         self._idle[connection] = None
-        OPEN.set(len(self._open))
+        CONNECTIONS.set(len(self._open))
         return True
 
     def asks(self, connection: Connection) -> None:
@@ -67,4 +63,4 @@ class Connections:
         """It is closed; idempotent."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
-        OPEN.set(len(self._open))
+        CONNECTIONS.set(len(self._open))

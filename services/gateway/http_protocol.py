@@ -7,8 +7,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from services.gateway.connections import SLOW, Connections
+from services.gateway.connections import Connections
 from services.gateway.event_stream import ABORT_EXTENSION
+from services.gateway.listening_metrics import SLOW
 from services.gateway.openai_schema.errors import error_body
 from shared.errors import InvalidRequest, ThermoclineError, TooManyConnections
 

@@ -17,5 +17,5 @@ SUMMARY_AGE = gauge("router_summary_age_seconds", "Since a cell's load was heard
 CHOICE_TIME = histogram("router_choice_time_seconds", "Reading a body's head and choosing a cell")
 TIME_TO_HEAD = histogram("router_time_to_first_byte_seconds", "From a request's body to the first byte of its answer")
 
-OWN_FAMILIES = ("router_", "bus_")
+OWN_FAMILIES = ("router_", "listener_", "bus_")
 """Names of a router's families begin so. Others are of parts that it shares with gateways, and count nothing here."""
