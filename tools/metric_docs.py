@@ -11,13 +11,17 @@ from shared.metrics import FACTS, MetricFacts
 COMMON = ("shared.bus.measures",)
 
 PROCESSES: dict[str, tuple[str, ...]] = {
-    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics", "services.gateway.listening_metrics"),
-    "router": ("services.gateway.router.metrics", "services.gateway.listening_metrics"),
+    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics"),
+    "router": ("services.gateway.router.metrics",),
     "scheduler": ("services.scheduler.cell_metrics", "services.scheduler.cell_families"),
     "worker": ("services.worker.metrics",),
     "storage": ("services.storage.measures",),
 }
 """Modules whose metrics a process exports beside the common ones."""
+
+LISTENING = "services.gateway.listening_metrics"
+"""What those processes export beside it that serve an API."""
+_LISTENERS = ("gateway", "router")
 
 UNITS = ("seconds", "bytes", "tokens", "pages", "chunks", "requests", "rows", "layers", "keys")
 
@@ -41,7 +45,8 @@ def declared_in(module: str) -> list[MetricFacts]:
 
 def exported_by(process: str) -> dict[str, MetricFacts]:
     """All metrics of a process by name."""
-    modules = (*PROCESSES[process], *COMMON)
+    listening = (LISTENING,) if process in _LISTENERS else ()
+    modules = (*PROCESSES[process], *listening, *COMMON)
     return {facts.name: facts for module in modules for facts in declared_in(module)}
 
 
