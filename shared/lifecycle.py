@@ -142,7 +142,7 @@ async def beat(
             degraded=bounded(degraded()),
         )
         try:
-            await bus.publish(subjects.heartbeat(kind, process_id), encode(heartbeat))
+            await bus.beat(subjects.heartbeat(kind, process_id), encode(heartbeat))
         except Unavailable:
             pass  # The bus reconnects by itself; missing beats are how others learn of it.
         await asyncio.sleep(HEARTBEAT_S)

@@ -243,6 +243,9 @@ class MemoryBus:
         self._require(data)
         self._broker.publish(Delivery(subject, data, dict(headers or {})))
 
+    async def beat(self, subject: str, data: bytes) -> None:
+        await self.publish(subject, data)
+
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
         self._require()
 

@@ -18,6 +18,7 @@ from shared.broker import BrokerSettings
 from shared.bus import jetstream, measures, record_bucket, requests
 from shared.bus.access import Access, access_of, from_urls
 from shared.bus.appends import Appender
+from shared.bus.beats import Beats
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
 from shared.bus.client import Client
 from shared.bus.connection import FLUSH_S, Connection, tell
@@ -74,6 +75,8 @@ class NatsBus:
 
     def __init__(self, access: Access, name: str) -> None:
         self._connection = Connection(access, name, self)
+        self._connect_beats = lambda: _connected(access, f"{name} heartbeats", CONNECT_S)
+        self._beats: Beats | None = None
         self._pending_bytes = access.pending_bytes
         self._is_ending = False
         self._closing = False
@@ -126,6 +129,8 @@ class NatsBus:
         if self._is_ending:
             return
         self._is_ending = True
+        if self._beats is not None:
+            await asyncio.to_thread(self._beats.close)
         for number in list(self._subscribed):
             await self._unsubscribe(number)
         # Handlers of what has arrived may still publish and append.
@@ -211,6 +216,13 @@ class NatsBus:
             await self._translated(self._appender.publish(subject, data, headers))
             return
         await self._translated(self._client.publish(subject, data, headers=dict(headers) if headers else None))
+
+    async def beat(self, subject: str, data: bytes) -> None:
+        self._require(data)
+        if self._beats is None:
+            self._beats = Beats(self._connect_beats)
+        if not self._beats.say(subject, data):
+            await self.publish(subject, data)
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
         def delivery(message: Any) -> Delivery:

@@ -108,6 +108,9 @@ class Bus(Protocol):
         not be stored; retry with the same ``message_id``).
         """
 
+    async def beat(self, subject: str, data: bytes) -> None:
+        """Publish a heartbeat, and do it again while there is no newer one, even while the event loop is busy."""
+
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
         """Run ``handler`` for each message, one at a time in order of arrival."""
 
