@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
-from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS, ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
 from services.gateway.openai_schema.sampling import IMPORTANCE_FIELDS, REFUSED_FIELDS, CacheOptions, SamplingFields
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
@@ -37,13 +37,29 @@ def check_model(requested: str | None, served: str) -> None:
 
 def check_common(fields: SamplingFields) -> None:
     """Checks that both request types share."""
-    for name in REFUSED_FIELDS:
-        if getattr(fields, name) not in (None, False):
-            raise unsupported(name)
+    _refuse(fields, REFUSED_FIELDS)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if fields.cache is not None:
         check_cache(fields.cache)
+
+
+def _refuse(fields: SamplingFields, names: Sequence[str]) -> None:
+    for name in names:
+        if getattr(fields, name) not in (None, False):
+            raise unsupported(name)
+
+
+def check_priority(asked: int | None, highest: int) -> int:
+    """The priority of a request. Raises InvalidRequest for a higher one than its tenant may ask for."""
+    if asked is not None and asked > highest:
+        raise InvalidRequest(
+            f"priority {asked} is higher than {highest}, the highest of this caller (max_priority of its tenant, "
+            "--max-priority without one)",
+            param="priority",
+            code="priority_too_high",
+        )
+    return asked or 0
 
 
 def check_cache(cache: CacheOptions) -> None:
@@ -66,9 +82,7 @@ def check_cache(cache: CacheOptions) -> None:
 def check_chat(request: ChatRequest) -> None:
     """Checks of a chat request that need no model."""
     check_common(request)
-    for name in ("functions", "function_call", "audio"):
-        if getattr(request, name) is not None:
-            raise unsupported(name)
+    _refuse(request, REFUSED_CHAT_FIELDS)
     if request.modalities is not None and set(request.modalities) != {"text"}:
         raise unsupported("modalities", "only text is served")
     check_response_format(request.response_format)

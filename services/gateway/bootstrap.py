@@ -68,7 +68,13 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
 
 def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Callers:
     """Whom the settings let in. Raises ConfigError for a file of tenants that is missing or faulty."""
-    return Callers(api_keys=config.api_keys, admin_key=config.admin_key, tenants_file=config.tenants, clock=clock)
+    return Callers(
+        api_keys=config.api_keys,
+        admin_key=config.admin_key,
+        tenants_file=config.tenants,
+        max_priority=config.max_priority,
+        clock=clock,
+    )
 
 
 def compose(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -46,15 +47,19 @@ class Callers:
         api_keys: Sequence[str] = (),
         admin_key: str = "",
         tenants_file: str = "",
+        max_priority: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "". Raises ConfigError for a file that is missing or faulty."""
+        """``tenants_file`` is a path or "", ``max_priority`` is of callers who are in no file. Raises ConfigError for a
+        file that is missing or faulty.
+        """
+        unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority)
         self._clock = clock
         self.fault = ""
         self._admin_hash = key_hash(admin_key.encode()) if admin_key else ""
         self._path = Path(tenants_file).expanduser() if tenants_file else None
-        self._open = None if api_keys or tenants_file else Account("", OPEN, clock)
-        self._own = {key_hash(key.encode()): Account(tenant_id(key.encode()), OPEN, clock) for key in api_keys}
+        self._open = None if api_keys or tenants_file else Account("", unlisted, clock)
+        self._own = {key_hash(key.encode()): Account(tenant_id(key.encode()), unlisted, clock) for key in api_keys}
         self._accounts: dict[str, Account] = {}  # Of the file's tenants, by name.
         self.owners: dict[str, str] = {}
         self._by_key: dict[str, list[tuple[str, Account]]] = {}

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from services.gateway.listening import ListeningSettings
+from services.gateway.openai_schema.sampling import MAX_PRIORITY
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
 from shared.model_folder import find_model
@@ -30,6 +31,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     tenants: Annotated[
         str, Meta(description="TOML file of tenants: their keys, limits and salts; thermocline keys writes it")
     ] = ""
+    max_priority: Annotated[
+        int, Meta(description="highest priority that callers without a tenant may ask for", ge=0, le=MAX_PRIORITY)
+    ] = 0
     admin_key: Annotated[
         str, Meta(description="key that opens the administration, /v1/cache and /v1/cell; empty leaves it closed")
     ] = ""

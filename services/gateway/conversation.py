@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai_schema.chat import ChatMessage, ContentPart
+from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from shared.errors import InvalidRequest
 
 _RESERVED_ARGUMENTS = frozenset(
@@ -67,12 +67,16 @@ def template_tools(
     return tools
 
 
-def check_template_arguments(arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """``chat_template_kwargs`` without a name that means something else to the renderer."""
-    arguments = arguments or {}
+def template_arguments(request: ChatRequest, variables: Collection[str]) -> dict[str, Any]:
+    """``chat_template_kwargs`` without a name that means something else to the renderer, and ``reasoning_effort`` where
+    the template has a variable of that name.
+    """
+    arguments = request.chat_template_kwargs or {}
     reserved = sorted(_RESERVED_ARGUMENTS.intersection(arguments))
     if reserved:
         raise InvalidRequest(f"{reserved[0]} cannot be set here", param=f"chat_template_kwargs.{reserved[0]}")
+    if request.reasoning_effort is not None and "reasoning_effort" in variables:
+        arguments = {"reasoning_effort": request.reasoning_effort, **arguments}
     return arguments
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.accounts import Account
-from services.gateway.admission import cache_hints, derive_seed
+from services.gateway.admission import cache_hints, check_priority, derive_seed
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
@@ -42,6 +42,7 @@ def make_generation(
     count = fields.n or 1
     tenant = account.tenant
     namespace, quota = gateway.namespace(tenant, fields.cache_salt), tenant.quota()
+    priority = check_priority(fields.priority, tenant.max_priority)
     choices = []
     for prompt, (tokens, params) in enumerate(prompts):
         packed = pack_int32(tokens)
@@ -58,7 +59,7 @@ def make_generation(
                 prompt=packed,
                 sampling=msgspec.structs.replace(params, seed=derive_seed(seed, number)),
                 tenant=account.name,
-                priority=fields.priority or 0,
+                priority=priority,
                 deadline_ms=fields.deadline_ms or 0,
                 cache=cache_hints(fields, params, importance),
                 # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.

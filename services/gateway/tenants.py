@@ -9,6 +9,7 @@
     tokens_per_minute = 200_000
     max_concurrent = 32
     max_queued = 64
+    max_priority = 10                  # the highest priority that its requests may ask for, 0 where left out
     device_bytes = 8_589_934_592       # of its KV, on each device,
     host_bytes = 34_359_738_368        # in each node's host memory,
     disk_bytes = 214_748_364_800       # on each node's disk
@@ -28,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from services.gateway.keys import is_key_hash, key_id
+from services.gateway.openai_schema.sampling import MAX_PRIORITY
 from shared.errors import ConfigError
 from shared.ids import key_digest
 from shared.messages.requests import CacheQuota
@@ -62,6 +64,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: Limit = 0  # Prompts at their submission, answers at their end.
     max_concurrent: Limit = 0  # Choices in progress.
     max_queued: Limit = 0  # Choices that wait in the cell's queue.
+    max_priority: Annotated[int, Meta(ge=0, le=MAX_PRIORITY)] = 0  # The highest that its requests may ask for.
     device_bytes: Bytes = 0
     host_bytes: Bytes = 0
     disk_bytes: Bytes = 0
@@ -86,7 +89,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 Tenants = Mapping[str, Tenant]
 
 QUOTAS = ("device_bytes", "host_bytes", "disk_bytes", "remote_bytes")
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued", *QUOTAS)
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued", "max_priority", *QUOTAS)
 
 
 def name_fault(name: str) -> str:

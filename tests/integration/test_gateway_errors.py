@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from services.gateway.body import MOST_VALUES
+from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS
+from services.gateway.openai_schema.sampling import REFUSED_FIELDS
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.waiting import until
 
@@ -25,6 +27,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+ENDPOINTS: dict[str, dict[str, Any]] = {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": CHAT}
 
 BAD_BODIES = [
     b"", b"null", b"[]", b"{", b'{"prompt": "hi"', b'{"prompt": "\xff"}', b'{"prompt": "x", "unknown": "\xff"}',
@@ -35,7 +38,9 @@ BAD_BODIES = [
     b'{"prompt": "x", "max_tokens": -1}', b'{"prompt": "x", "max_tokens": 1' + b"0" * 400 + b"}",
     b'{"prompt": "x", "seed": 99999999999999999999999}', b'{"prompt": "x", "top_p": 0}', b'{"prompt": "x", "top_p": 2}',
     b'{"prompt": "x", "top_k": -2}', b'{"prompt": "x", "min_p": 2}', b'{"prompt": "x", "presence_penalty": 3}',
-    b'{"prompt": "x", "repetition_penalty": 0}', b'{"prompt": "x", "logprobs": 21}', b'{"prompt": "x", "stop": ""}',
+    b'{"prompt": "x", "repetition_penalty": 0}',
+    b'{"prompt": "x", "repetition_penalty": 1e-300}', b'{"prompt": "x", "logprobs": 21}',
+    b'{"prompt": "x", "stop": ""}',
     b'{"prompt": "x", "stop": ["' + b'a","' * 20 + b'"]}', b'{"prompt": "x", "stop": [1]}',
     b'{"prompt": "x", "logit_bias": {"x": 1}}', b'{"prompt": "x", "logit_bias": {"1": 101}}',
     b'{"prompt": "x", "logit_bias": [1]}', b'{"prompt": "x", "logit_bias": {"999999": 1}}', b'{"prompt": ""}',
@@ -81,6 +86,21 @@ async def test_malformed_chat_bodies_are_refused(change: dict[str, Any]) -> None
         assert response.status_code == 400
         assert error_of(response)["type"] == "invalid_request_error"
         assert harness.cell.submitted == []
+
+
+@pytest.mark.parametrize("name", [*REFUSED_FIELDS, *REFUSED_CHAT_FIELDS])
+async def test_fields_that_would_change_the_answer_are_refused(name: str) -> None:
+    """A caller who asks for them must not get an answer that was made without."""
+    for endpoint, body in ENDPOINTS.items():
+        if name in REFUSED_CHAT_FIELDS and endpoint == "/v1/completions":
+            continue
+        async with running_gateway(says("hi")) as harness:
+            accepted = [await harness.client.post(endpoint, json=body | {name: value}) for value in (None, False)]
+            refused = await harness.client.post(endpoint, json=body | {name: True})
+
+        error = error_of(refused)
+        assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
+        assert {answer.status_code for answer in accepted} == {200}
 
 
 async def test_unknown_fields_are_ignored() -> None:

@@ -147,6 +147,25 @@ async def test_choices_in_progress_are_bounded_for_each_tenant(tmp_path: Path, s
         assert account.in_progress == harness.gateway.slots.used == 0
 
 
+async def test_a_priority_is_bounded_for_each_caller(tmp_path: Path) -> None:
+    """By its tenant, or by the gateway for those without: else whoever asks for the highest is always first."""
+    tenants = file_of(tmp_path, a={"max_priority": 10}, b={})
+    found = {}
+    async with running_gateway(says("x"), tenants=tenants, api_keys=["plain"], max_priority=3) as harness:
+        for caller, headers in (("a", key("a")), ("b", key("b")), ("plain", {"authorization": "Bearer plain"})):
+            for priority in (-5, 0, 3, 10, 11):
+                body = {"prompt": "hi", "priority": priority}
+                answer = await harness.client.post("/v1/completions", json=body, headers=headers)
+                found[caller, priority] = answer.status_code
+                if answer.status_code != 200:
+                    assert answer.json()["error"]["code"] == "priority_too_high"
+
+    highest = {caller: max(asked for (who, asked), status in found.items() if who == caller and status == 200)
+               for caller in ("a", "b", "plain")}  # fmt: skip
+    assert highest == {"a": 10, "b": 0, "plain": 3}
+    assert all(found[caller, -5] == 200 for caller in highest)
+
+
 async def test_the_cell_is_told_whose_a_request_is_and_how_many_may_wait(tmp_path: Path) -> None:
     """The scheduler shares its queue out by the tenant, and bounds what waits of it."""
     tenants = file_of(tmp_path, b={"max_queued": 7})

@@ -50,6 +50,15 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # For templates that have a variable of this name.
+    # Refused, as those of the base.
+    echo: Any = None
+    chat_template: Any = None
+    documents: Any = None
+
+
+REFUSED_CHAT_FIELDS = ("functions", "function_call", "audio", "echo", "chat_template", "documents")
+"""Fields of a chat that must be absent, null or false."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -103,14 +103,23 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
+    lora: Any = None
+    lora_path: Any = None
+    thinking: Any = None
 
 
 REFUSED_FIELDS = (
     "use_beam_search",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("json_schema", "regex", "ebnf", "bad_words", "allowed_token_ids", "logits_processors"),
+    *("truncate_prompt_tokens", "prompt_embeds", "lora", "lora_path", "thinking"),
 )
 """Fields that must be absent, null or false."""

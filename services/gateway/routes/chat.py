@@ -93,7 +93,7 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
             request.messages, knows_developer="developer" in tokenizer.template_source
         )
         tools = conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables)
-        arguments = conversation.check_template_arguments(request.chat_template_kwargs)
+        arguments = conversation.template_arguments(request, tokenizer.template_variables)
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
         tokens = tokenizer.encode_chat(

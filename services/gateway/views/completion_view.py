@@ -14,7 +14,7 @@ from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import Head, Wanted
-from services.gateway.views.logprobs import completion_logprobs, prompt_logprob_list
+from services.gateway.views.logprobs import TextOffsets, completion_logprobs, prompt_logprob_list
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import unpack_int32
 from shared.messages.tokens import TokenLogprob
@@ -46,7 +46,7 @@ class CompletionView:
         self.explanation: Explanation | None = None
         self._echoes = echoes
         self._hides_output = hides_output
-        self._offsets = [0] * len(generation.choices)  # Characters that each choice has logprobs for.
+        self._offsets = [TextOffsets(texts) for _ in generation.choices]
         self._opened = [False] * len(generation.choices)
 
     @property
@@ -107,12 +107,8 @@ class CompletionView:
             first_token = unpack_int32(choice.request.prompt[:4])[0]
         if not self._hides_output:
             entries += delta.logprobs
-        offset = self._offsets[choice.position]
-        logprobs = completion_logprobs(
-            entries, self._wanted.logprobs, self._texts, offset=offset, first_token=first_token
-        )
-        self._offsets[choice.position] = offset + sum(len(token) for token in logprobs.tokens)
-        return logprobs
+        offsets = self._offsets[choice.position]
+        return completion_logprobs(entries, self._wanted.logprobs, self._texts, offsets, first_token=first_token)
 
     def _response(self, choices: list[CompletionChoice], *, is_last: bool = False, is_whole: bool = False) -> bytes:
         wanted, generation = self._wanted, self._generation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from services.gateway.openai_schema.chat import ChatLogprob, ChatLogprobs, TopLogprob
@@ -9,6 +10,8 @@ from services.gateway.openai_schema.completions import CompletionLogprobs
 from services.gateway.openai_schema.usage import PromptLogprob
 from services.gateway.token_text import TokenTexts
 from shared.messages.tokens import TokenLogprob
+
+_REPLACEMENT = "\ufffd"
 
 LEAST_LOGPROB = -9999.0
 """JSON has no minus infinity, which a token that sampling excludes may have."""
@@ -35,31 +38,52 @@ def chat_logprobs(entries: Sequence[TokenLogprob], top: int, texts: TokenTexts) 
     return ChatLogprobs(content=content)
 
 
+class TextOffsets:
+    """Where tokens stand in a text, in characters. A token that begins within a character stands where that begins."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._characters = 0
+
+    def place(self, token: int) -> int:
+        """The offset of the next token."""
+        at = self._characters
+        self._characters += len(self._decoder.decode(self._texts.bytes(token)))
+        return at
+
+
 def completion_logprobs(
     entries: Sequence[TokenLogprob | None],
     top: int,
     texts: TokenTexts,
+    offsets: TextOffsets,
     *,
-    offset: int,
     first_token: int | None = None,
 ) -> CompletionLogprobs:
-    """Lists of one entry a token. ``offset`` is the character at which they start.
+    """Lists of one entry a token. ``offsets`` know where the tokens before them ended.
 
     An entry may be None (the first token of a prompt, which nothing predicts): then ``first_token`` names it.
     """
     tokens: list[str] = []
     logprobs: list[float | None] = []
     tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
+    places: list[int] = []
     for entry in entries:
         token = entry.token if entry is not None else first_token
-        text = texts.text(token) if token is not None else ""
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
+        tokens.append(token_name(token, texts) if token is not None else "")
+        places.append(offsets.place(token) if token is not None else 0)
         logprobs.append(finite(entry.logprob) if entry is not None else None)
-        tops.append(_top(entry, top, texts) if entry is not None and top else None)
-    return CompletionLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets)
+        tops.append(_top(entry, top, texts) if entry is not None else None)
+    return CompletionLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops, text_offset=places)
+
+
+def token_name(token: int, texts: TokenTexts) -> str:
+    """A token's text; of one that holds part of a character its bytes, as OpenAI writes them, which tell it apart."""
+    text = texts.text(token)
+    if _REPLACEMENT not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in texts.bytes(token))
 
 
 def prompt_logprob_list(
@@ -70,9 +94,15 @@ def prompt_logprob_list(
 
 
 def _top(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, float]:
-    likely = {texts.text(token): finite(logprob) for token, logprob in entry.top[:top]}
-    likely.setdefault(texts.text(entry.token), finite(entry.logprob))
-    return likely
+    """By name, most likely first, and the chosen one. Of two tokens of one name the second goes by its id."""
+    named: dict[str, int] = {}
+    found: dict[str, float] = {}
+    for token, logprob in (*entry.top[:top], (entry.token, entry.logprob)):
+        name = token_name(token, texts)
+        if named.setdefault(name, token) != token:
+            name = f"token_id:{token}"
+        found.setdefault(name, finite(logprob))
+    return found
 
 
 def _by_token_id(entry: TokenLogprob, texts: TokenTexts) -> dict[str, PromptLogprob]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from services.gateway import conversation
-from services.gateway.openai_schema.chat import ChatMessage
+from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
 from shared.errors import InvalidRequest
 
 
@@ -89,8 +89,23 @@ def test_a_tool_call_cannot_be_forced(tools: Any, choice: Any) -> None:
     assert refusal.value.param == "tool_choice"
 
 
+def arguments_of(*variables: str, **fields: Any) -> dict[str, Any]:
+    request = ChatRequest(messages=[ChatMessage(role="user", content="hi")], **fields)
+    return conversation.template_arguments(request, frozenset(variables))
+
+
 def test_template_arguments_cannot_take_the_renderers_own_names() -> None:
     """Anything else passes."""
-    assert conversation.check_template_arguments({"enable_thinking": False}) == {"enable_thinking": False}
+    assert arguments_of(chat_template_kwargs={"enable_thinking": False}) == {"enable_thinking": False}
     with pytest.raises(InvalidRequest):
-        conversation.check_template_arguments({"chat_template": "{{ 1 }}"})
+        arguments_of(chat_template_kwargs={"chat_template": "{{ 1 }}"})
+
+
+def test_reasoning_effort_goes_to_templates_that_know_it() -> None:
+    """What is said of it as a variable wins."""
+    told = arguments_of("reasoning_effort", reasoning_effort="low")
+    twice = arguments_of("reasoning_effort", reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
+
+    assert told == {"reasoning_effort": "low"}
+    assert twice == {"reasoning_effort": "high"}
+    assert arguments_of("messages", reasoning_effort="low") == {}

@@ -8,10 +8,17 @@ import pytest
 from services.gateway.assembly import Delta
 from services.gateway.openai_schema.usage import ImportanceReport
 from services.gateway.pending import Choice, Generation
+from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import Head, Wanted
 from services.gateway.views.chat_view import ChatView
 from services.gateway.views.completion_view import CompletionView
-from services.gateway.views.logprobs import LEAST_LOGPROB, chat_logprobs, completion_logprobs, prompt_logprob_list
+from services.gateway.views.logprobs import (
+    LEAST_LOGPROB,
+    TextOffsets,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprob_list,
+)
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
@@ -193,12 +200,48 @@ def test_chat_logprobs_name_bytes_and_the_most_likely() -> None:
 def test_completion_logprobs_include_the_chosen_token_beyond_the_top() -> None:
     """Lists of equal length, offsets in characters."""
     chosen = TokenLogprob(token=9, logprob=-7.0, top=((HELLO, -0.5),))
-    found = completion_logprobs([None, ENTRY, chosen], 1, TEXTS, offset=2, first_token=7)
+    found = completion_logprobs([None, ENTRY, chosen], 1, TEXTS, TextOffsets(TEXTS), first_token=7)
 
     assert found.tokens == [TEXTS.text(7), " the", TEXTS.text(9)]
     assert found.token_logprobs == [None, -0.5, -7.0]
     assert found.top_logprobs == [None, {" the": -0.5}, {" the": -0.5, TEXTS.text(9): -7.0}]
-    assert found.text_offset == [2, 3, 7]
+    assert found.text_offset == [0, 1, 5]
+
+
+def test_logprobs_without_the_most_likely_have_the_chosen_token() -> None:
+    """Zero is a number of tokens beside the chosen one, as OpenAI and vLLM have it."""
+    found = completion_logprobs([ENTRY], 0, TEXTS, TextOffsets(TEXTS))
+
+    assert found.top_logprobs == [{" the": -0.5}]
+
+
+def test_tokens_that_hold_parts_of_characters_are_told_apart() -> None:
+    """By their bytes; and each stands where its character begins in the text."""
+    text = "aé😀b"
+    ids = tokenizer().encode_now(text, add_special_tokens=False)
+    partial = [token for token in ids if "\ufffd" in TEXTS.text(token)]
+    entries = [TokenLogprob(token, -1.0, tuple((other, -2.0) for other in ids)) for token in ids]
+    offsets = TextOffsets(TEXTS)
+
+    found = [completion_logprobs([entry], len(ids), TEXTS, offsets) for entry in entries]
+
+    assert len(partial) > 2
+    assert [len(one.top_logprobs[0] or {}) for one in found] == [len(set(ids))] * len(ids)
+    assert [one.tokens[0] for one in found if one.tokens[0].startswith("bytes:")] == [
+        "bytes:" + "".join(f"\\x{byte:02x}" for byte in TEXTS.bytes(token)) for token in partial
+    ]
+    places = [len(b"".join(map(TEXTS.bytes, ids[:number])).decode(errors="ignore")) for number in range(len(ids))]
+    assert [one.text_offset[0] for one in found] == places
+
+
+def test_two_tokens_of_one_text_are_told_apart() -> None:
+    """The second by its id, so that no entry is lost."""
+    texts = TokenTexts(decode=lambda token: "same", piece=lambda token: "same", byte_level=False, special=set())
+    entry = TokenLogprob(token=3, logprob=-3.0, top=((1, -1.0), (2, -2.0)))
+
+    (top,) = completion_logprobs([entry], 2, texts, TextOffsets(texts)).top_logprobs
+
+    assert top == {"same": -1.0, "token_id:2": -2.0, "token_id:3": -3.0}
 
 
 def test_prompt_logprobs_have_vllms_shape() -> None:
