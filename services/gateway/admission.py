@@ -120,12 +120,16 @@ def unsupported(param: str, why: str = "it is not served here") -> InvalidReques
     return InvalidRequest(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
-def split_prompts(request: CompletionRequest) -> list[str | list[int]]:
+def split_prompts(request: CompletionRequest, model_context: int) -> list[str | list[int]]:
     """The prompts of a completion request: texts, or lists of token ids.
 
-    Raises InvalidRequest for a mixture, an empty prompt, and too many prompts.
+    Raises InvalidRequest for a mixture, an empty prompt, and too many prompts; ContextTooLong for too many token ids.
     """
     prompt = request.prompt
+    if isinstance(prompt, list) and isinstance(prompt[0], int):
+        check_prompt_length(len(prompt), model_context)
+    elif isinstance(prompt, list) and len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"{len(prompt)} prompts are more than {MAX_PROMPTS}", param="prompt")
     if isinstance(prompt, str):
         prompts: list[str | list[int]] = [prompt]
     elif all(isinstance(part, int) for part in prompt):
@@ -134,8 +138,6 @@ def split_prompts(request: CompletionRequest) -> list[str | list[int]]:
         prompts = [part for part in prompt if not isinstance(part, int)]
     else:
         raise InvalidRequest("prompt mixes texts, token ids and lists of token ids", param="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"{len(prompts)} prompts are more than {MAX_PROMPTS}", param="prompt")
     for place, part in enumerate(prompts):
         if not part:
             raise InvalidRequest("a prompt must not be empty", param=_prompt_param(place, len(prompts)))
@@ -146,11 +148,14 @@ def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 
     """Token ids must exist, and there must be one."""
     if not tokens:
         raise InvalidRequest("the prompt has no tokens", param=_prompt_param(place, count))
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
+    check_vocabulary(tokens, vocab_size, param=_prompt_param(place, count))
+
+
+def check_vocabulary(tokens: Sequence[int], vocab_size: int, *, param: str) -> None:
+    """Token ids must exist."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise InvalidRequest(
-            f"token id {wrong} is outside the vocabulary of {vocab_size}", param=_prompt_param(place, count)
-        )
+        raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {vocab_size}", param=param)
 
 
 def check_messages(count: int, model_context: int) -> None:

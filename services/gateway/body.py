@@ -16,12 +16,15 @@ from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled, Too
 
 T = TypeVar("T")
 
+Body = bytes | bytearray
+"""Not copied: that takes as long as reading it."""
+
 _DECODERS: dict[type, msgspec.json.Decoder[object]] = {}
 
 
-MOST_VALUES = 2**21
+MOST_VALUES = 2**20
 """Values of JSON in a body, an object or array counted four times: what the decoder makes of more of them would keep
-the event loop for longer than a twentieth of a second. A prompt of two million token ids has no more.
+the event loop for too long. A prompt of a million token ids has no more.
 """
 SMALL_BYTES = 64 * 1024
 """A body of so many bytes is held whatever the others take: long ones that come slowly must not shut out ordinary
@@ -39,10 +42,11 @@ class Bodies:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
+        self._decoding = asyncio.Lock()
         self.held_bytes = 0  # Of all bodies that have more than SMALL_BYTES.
 
     @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
+    async def read(self, request: Request) -> AsyncIterator[Body]:
         """The whole body, held for as long as the block. Bounds hold while reading, so a body without content-length
         cannot exceed them either.
 
@@ -57,9 +61,18 @@ class Bodies:
         received = bytearray()
         try:
             await self._receive(request, received)
-            yield bytes(received)
+            yield received
         finally:
             self._note(-_counted(len(received)))
+
+    async def decode(self, body: Body, schema: type[T]) -> T:
+        """:func:`decode_body`; of long ones, one at a time, between which the event loop does what else there is."""
+        if len(body) <= _COUNTED_BYTES:
+            return decode_body(body, schema)
+        async with self._decoding:
+            decoded = decode_body(body, schema)
+            await asyncio.sleep(0)
+        return decoded
 
     async def _receive(self, request: Request, received: bytearray) -> None:
         try:
@@ -94,7 +107,7 @@ def _counted(nbytes: int) -> int:
     return nbytes if nbytes > SMALL_BYTES else 0
 
 
-def decode_body(body: bytes, schema: type[T]) -> T:
+def decode_body(body: Body, schema: type[T]) -> T:
     """The body as ``schema``. Raises InvalidRequest, which names the field at fault, or PayloadTooLarge for too many
     values.
     """
@@ -104,17 +117,23 @@ def decode_body(body: bytes, schema: type[T]) -> T:
     if decoder is None:
         decoder = _DECODERS[schema] = msgspec.json.Decoder(schema)
     try:
-        body.decode()  # Fields that the schema ignores must be UTF-8 as well.
+        if not body.isascii():
+            body.decode()  # Fields that the schema ignores must be UTF-8 as well.
         decoded: T = decoder.decode(body)  # type: ignore[assignment]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise error_of_body(error) from error
     return decoded
 
 
-def _check_values(body: bytes) -> None:
-    # Commas and brackets within texts count as well: a text that has two million of them fits no model either.
-    if body.count(b",") + 4 * (body.count(b"{") + body.count(b"[")) > MOST_VALUES:
-        raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values")
+def _check_values(body: Body) -> None:
+    # Commas and brackets within texts count as well: a text that has a million of them fits no model either. A part of
+    # the body after the other, since counting takes a while where there are many.
+    found = 0
+    for start in range(0, len(body), _COUNTED_BYTES):
+        end = start + _COUNTED_BYTES
+        found += body.count(b",", start, end) + 4 * (body.count(b"{", start, end) + body.count(b"[", start, end))
+        if found > MOST_VALUES:
+            raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,9 @@ from shared.lifecycle import Lifecycle
 from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
 from shared.tracing import Tracer
+
+SWITCH_S = 0.001
+"""How long a thread that renders or looks through a long prompt keeps the event loop waiting; Python's own is 5 ms."""
 
 _log = logs.get_logger("gateway")
 
@@ -123,6 +127,7 @@ def compose(
 async def run(config: GatewayConfig, life: Lifecycle) -> None:
     """Serve until ``life`` stops. Raises OperatorError when the gateway cannot start as configured."""
     check(config)
+    sys.setswitchinterval(SWITCH_S)
     async with tracing.running(config.traces, "gateway", config.id) as tracer:
         await _serve(config, life, tracer)
 

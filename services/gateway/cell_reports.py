@@ -67,7 +67,7 @@ class CellReports:
         self._token_bytes = FIRST_TOKEN_BYTES
         self._asked_tokens = 0
 
-    def head_of(self, body: bytes) -> Head:
+    def head_of(self, body: bytes | bytearray) -> Head:
         """The head of a request's prompt."""
         return asked_of(body).head
 

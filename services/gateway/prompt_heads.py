@@ -68,7 +68,7 @@ def next_depth(depth: int) -> int:
     return depth + max(FIRST_DEPTH_BYTES, depth // (16 * FIRST_DEPTH_BYTES) * FIRST_DEPTH_BYTES)
 
 
-def asked_of(body: bytes) -> Asked:
+def asked_of(body: bytes | bytearray) -> Asked:
     """What a body of a completion or a chat asks for; a body that cannot be read has no head."""
     try:
         read = _DECODER.decode(body)

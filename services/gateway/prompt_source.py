@@ -39,7 +39,9 @@ async def _tokenize(gateway: Gateway, source: PromptSource) -> list[int]:
     if source.prompt is not None:
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(source.prompt), longest, gateway.facts.max_context)
-        tokens = (await gateway.tokenizer.encode([source.prompt], add_special_tokens=True))[0]
+        tokens = (
+            await gateway.tokenizer.encode([source.prompt], add_special_tokens=True, most=gateway.facts.max_context)
+        )[0]
     else:
         tokens = list(source.tokens or ())
     try:

@@ -12,6 +12,9 @@ INLINE_CHARACTERS = 2_000
 LONG_CHARACTERS = 200_000
 """A longer text waits for other long ones alone, and nothing shorter waits for it. About 50,000 tokens."""
 
+MANY_MESSAGES = 2_000
+"""As many messages are a long text, whatever is in them."""
+
 MESSAGE_CHARACTERS = 100
 """What rendering one message costs beside its content, in characters."""
 
@@ -24,6 +27,8 @@ def weight(request: ChatRequest) -> int:
 
 
 def _content_weight(messages: Sequence[ChatMessage]) -> int:
+    if len(messages) > MANY_MESSAGES:
+        return LONG_CHARACTERS + 1
     total = 0
     for message in messages:
         total += MESSAGE_CHARACTERS

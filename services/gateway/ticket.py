@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.gateway import metrics, tenant_metrics
 from services.gateway.accounts import Account
+from services.gateway.body import Body
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.gateway import Gateway
 from services.gateway.pending import Generation
@@ -50,7 +51,7 @@ class Ticket:
         if self._gateway.reports is not None:
             self._gateway.reports.sent(generation)
 
-    def read(self, body: bytes) -> None:
+    def read(self, body: Body) -> None:
         """Look at a body for what routers are told of it, where they are."""
         if self._gateway.reports is not None:
             self._head = self._gateway.reports.head_of(body)

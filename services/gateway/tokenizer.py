@@ -23,7 +23,16 @@ from transformers import PreTrainedTokenizerFast
 
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
-from shared.errors import InvalidRequest, OperatorError
+from shared.errors import ContextTooLong, InvalidRequest, OperatorError
+
+SUSPECT_CHARACTERS = 8
+"""More characters than this for each token of the context, twice what texts have, make a text suspect of more."""
+
+LONG_DECODING = 1_000
+"""More tokens than this are decoded by the call that lets go of the interpreter's lock."""
+
+PIECE_CHARACTERS = 100_000
+"""Of a suspect text so many are counted at once."""
 
 T = TypeVar("T")
 
@@ -58,6 +67,11 @@ class Tokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._decodes_in_rust = (
+            self._backend is not None
+            and getattr(type(self._tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode
+            and not getattr(self._tokenizer, "clean_up_tokenization_spaces", True)
+        )
         self._lock = threading.Lock()  # For tokenizers without a Rust backend.
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._long = ThreadPoolExecutor(threads, thread_name_prefix="tokenise-long")
@@ -78,8 +92,14 @@ class Tokenizer:
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``. Does not mutate."""
+    def encode_now(self, text: str, *, add_special_tokens: bool, most: int = 0) -> list[int]:
+        """Token ids of ``text``. Does not mutate.
+
+        Raises ContextTooLong for a text of so many characters that it may, and as its pieces show does, have more than
+        ``most`` tokens, without tokenising all of it; 0 is no bound.
+        """
+        if most and len(text) > SUSPECT_CHARACTERS * most:
+            self._count(text, most)
         if self._backend is not None:
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
@@ -87,18 +107,33 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text, without holding up the event loop."""
+    def _count(self, text: str, most: int) -> None:
+        found = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            # Where a token is cut in two there may be one for each of its characters.
+            found += len(self.encode_now(piece, add_special_tokens=False)) - self.longest_token_characters
+            if found > most:
+                raise ContextTooLong(
+                    f"This model's maximum context length is {most} tokens; the first {start + PIECE_CHARACTERS} of "
+                    f"{len(text)} characters have more."
+                )
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool, most: int = 0) -> list[list[int]]:
+        """Token ids of each text, without holding up the event loop; ``most`` as in :meth:`encode_now`."""
 
         def work() -> list[list[int]]:
-            return [self.encode_now(text, add_special_tokens=add_special_tokens) for text in texts]
+            return [self.encode_now(text, add_special_tokens=add_special_tokens, most=most) for text in texts]
 
         return await self.run(work, sum(map(len, texts)))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ``tokens``; ids beyond the vocabulary have none."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
-        return text
+        if self._decodes_in_rust and len(tokens) > LONG_DECODING:
+            # The same text, without keeping the interpreter's lock.
+            (text,) = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+            return str(text)
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def encode_chat(
         self,
@@ -108,8 +143,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
+        most: int = 0,
     ) -> list[int]:
-        """Render the conversation and tokenise it. Raises InvalidRequest when the template refuses it."""
+        """Render the conversation and tokenise it; ``most`` as in :meth:`encode_now`. Raises InvalidRequest when the
+        template refuses it.
+        """
         text = self.render(
             messages,
             tools=tools,
@@ -117,7 +155,7 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_arguments=template_arguments,
         )
-        return self.encode_now(text, add_special_tokens=False)
+        return self.encode_now(text, add_special_tokens=False, most=most)
 
     def render(
         self,

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.body import Body
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.prompt_heads import Asked, asked_of
 from services.gateway.router import metrics
@@ -65,7 +66,7 @@ class _Sent:
     path: str
     target: bytes
     headers: list[Header]
-    body: bytes
+    body: Body
     asked: Asked
     session: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,7 +105,7 @@ async def forward(router: Router, scope: Scope, receive: Receive, send: Send) ->
             watch.close()
 
 
-def _sent(router: Router, scope: Scope, body: bytes) -> _Sent:
+def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
     with metrics.CHOICE_TIME.time():
         asked = asked_of(body)
     path: str = scope["path"]

@@ -67,7 +67,7 @@ class _Connection(asyncio.Protocol):
         self._may_be_kept = False
         self.has_heard = False
 
-    def send(self, request: bytes, body: bytes) -> None:
+    def send(self, request: bytes, body: bytes | bytearray) -> None:
         self._begin()
         self._news.clear()
         assert self._transport is not None
@@ -234,7 +234,9 @@ class Upstream:
         self.failures = 0
         self.error = ""
 
-    async def send(self, method: str, target: bytes, headers: Sequence[Header], body: bytes = b"") -> Exchange:
+    async def send(
+        self, method: str, target: bytes, headers: Sequence[Header], body: bytes | bytearray = b""
+    ) -> Exchange:
         """Send a request and wait for the head of its answer. Raises UpstreamLost.
 
         A kept connection that ends before a byte has come was closed by the gateway meanwhile: then a fresh one is

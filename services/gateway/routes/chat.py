@@ -7,7 +7,7 @@ import secrets
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
-from services.gateway.body import decode_body
+from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest, ChatResponse
@@ -38,9 +38,9 @@ def chat_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: bytes) -> Asked:
+async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
     received_ns = gateway.wall_ns()
-    request = decode_body(body, ChatRequest)
+    request = await gateway.bodies.decode(body, ChatRequest)
     with Ticket(gateway, caller_of(http)) as ticket:
         ticket.read(body)
         return await _ask(gateway, http, request, ticket, received_ns)
@@ -102,6 +102,7 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
             add_generation_prompt=not continues and request.add_generation_prompt is not False,
             continue_final_message=continues,
             template_arguments=arguments,
+            most=context,
         )
         admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
         return tokens

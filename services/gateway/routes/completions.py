@@ -7,7 +7,7 @@ import secrets
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import decode_body
+from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
@@ -40,9 +40,9 @@ def completions_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: bytes) -> Asked:
+async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
     received_ns = gateway.wall_ns()
-    request = decode_body(body, CompletionRequest)
+    request = await gateway.bodies.decode(body, CompletionRequest)
     with Ticket(gateway, caller_of(http)) as ticket:
         ticket.read(body)
         return await _ask(gateway, http, request, ticket, received_ns)
@@ -52,7 +52,7 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
     facts = gateway.facts
     admission.check_model(request.model, facts.name)
     admission.check_completion(request)
-    prompts = admission.split_prompts(request)
+    prompts = admission.split_prompts(request, facts.max_context)
     choices = len(prompts) * (request.n or 1)
     if choices > gateway.slots.limit:
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
@@ -90,7 +90,7 @@ async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[
         admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
     if texts:
         special = request.add_special_tokens is not False
-        tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special)
+        tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special, most=gateway.facts.max_context)
     for place, tokens in enumerate(tokenised):
         if not texts:
             admission.check_prompt_length(len(tokens), gateway.facts.max_context)

@@ -6,7 +6,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import decode_body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
@@ -33,7 +32,7 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     async def tokenize(http: Request) -> Response:
         account = caller_of(http)
         async with gateway.bodies.read(http) as body:
-            request = decode_body(body, TokenizeRequest)
+            request = await gateway.bodies.decode(body, TokenizeRequest)
         with account.taken(), gateway.slots.taken():
             admission.check_model(request.model, gateway.facts.name)
             tokens = await _tokenize(gateway, request)
@@ -52,15 +51,13 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     async def detokenize(http: Request) -> Response:
         account, tokenizer = caller_of(http), gateway.tokenizer
         async with gateway.bodies.read(http) as body:
-            request = decode_body(body, DetokenizeRequest)
+            request = await gateway.bodies.decode(body, DetokenizeRequest)
         with account.taken(), gateway.slots.taken():
             admission.check_model(request.model, gateway.facts.name)
             tokens = request.tokens
             admission.check_prompt_length(len(tokens), gateway.facts.max_context, param="tokens")
             account.spend_tokens(len(tokens))
-            for token in tokens:
-                if not 0 <= token < gateway.facts.vocab_size:
-                    raise InvalidRequest(f"token id {token} is outside the vocabulary", param="tokens")
+            admission.check_vocabulary(tokens, gateway.facts.vocab_size, param="tokens")
             text = await tokenizer.run(lambda: tokenizer.decode(tokens), len(tokens))
         return _json(DetokenizeResponse(prompt=text))
 
@@ -81,7 +78,7 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
         special = request.add_special_tokens is not False
-        return (await gateway.tokenizer.encode([text], add_special_tokens=special))[0]
+        return (await gateway.tokenizer.encode([text], add_special_tokens=special, most=gateway.facts.max_context))[0]
     chat = ChatRequest(
         messages=request.messages,
         tools=request.tools,

@@ -184,14 +184,14 @@ def test_harmless_values_of_unserved_parameters_pass() -> None:
 )
 def test_the_four_kinds_of_prompt(prompt: Any, prompts: list[Any]) -> None:
     """A string, strings, token ids, lists of token ids."""
-    assert admission.split_prompts(completion(prompt=prompt)) == prompts
+    assert admission.split_prompts(completion(prompt=prompt), 512) == prompts
 
 
 @pytest.mark.parametrize("prompt", ["", ["a", ""], [[]], [[1], []], ["a", 1], [1, [2]], ["a"] * (MAX_PROMPTS + 1)])
 def test_empty_mixed_and_too_many_prompts_are_refused(prompt: Any) -> None:
     """Each with an InvalidRequest about the prompt."""
     with pytest.raises(InvalidRequest) as refusal:
-        admission.split_prompts(completion(prompt=prompt))
+        admission.split_prompts(completion(prompt=prompt), 512)
 
     assert (refusal.value.param or "").startswith("prompt")
 

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts, byte_level_alphabet
-from services.gateway.tokenizer import Tokenizer, template_variables
-from shared.errors import InvalidRequest
+from services.gateway.tokenizer import PIECE_CHARACTERS, Tokenizer, template_variables
+from shared.errors import ContextTooLong, InvalidRequest
 from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
 
 REFERENCE = AutoTokenizer.from_pretrained(str(MODEL_DIR))
@@ -56,6 +56,46 @@ async def test_encoding_is_left_to_the_call_that_lets_go_of_the_interpreter() ->
         REFERENCE("hello " * 2_000)["input_ids"],
     ]
     made.close()
+
+
+def test_long_texts_are_decoded_as_short_ones_are() -> None:
+    """By another call, which must not change a character."""
+    ids = [token for token in range(2000)] * 2
+
+    for skip in (False, True):
+        assert tokenizer().decode(ids, skip_special_tokens=skip) == REFERENCE.decode(ids, skip_special_tokens=skip)
+    assert tokenizer()._decodes_in_rust
+
+
+def test_a_suspect_text_is_tokenised_no_further_than_it_fits() -> None:
+    """And one that fits all the same is tokenised as a whole, so that its tokens are the same as ever."""
+    calls: list[int] = []
+
+    class Backend:
+        def __init__(self, backend: Any) -> None:
+            self._backend = backend
+
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
+            calls.append(len(texts[0]))
+            return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    made = Tokenizer(MODEL_DIR)
+    made._backend = Backend(made._backend)
+    fits = "<|assistant|>" * 40_000
+    tokens = made.encode_now(fits, add_special_tokens=True)
+    context = len(tokens)
+    calls.clear()
+
+    with pytest.raises(ContextTooLong, match="characters have more"):
+        made.encode_now("a b c d " * 1_000_000, add_special_tokens=True, most=1000)
+    refused = calls.copy()
+    calls.clear()
+    found = made.encode_now(fits, add_special_tokens=True, most=context)
+    made.close()
+
+    assert refused == [PIECE_CHARACTERS]
+    assert found == tokens
+    assert calls == [*[PIECE_CHARACTERS] * 5, len(fits) % PIECE_CHARACTERS, len(fits)]
 
 
 @pytest.mark.parametrize(
