@@ -69,7 +69,7 @@ class Tokenizer:
             self._backend.no_padding()
         self._decodes_in_rust = (
             self._backend is not None
-            and getattr(type(self._tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode
+            and getattr(type(self._tokenizer), "_decode", None) is getattr(PreTrainedTokenizerFast, "_decode", 0)
             and not getattr(self._tokenizer, "clean_up_tokenization_spaces", True)
         )
         self._lock = threading.Lock()  # For tokenizers without a Rust backend.

@@ -60,7 +60,7 @@ async def test_encoding_is_left_to_the_call_that_lets_go_of_the_interpreter() ->
 
 def test_long_texts_are_decoded_as_short_ones_are() -> None:
     """By another call, which must not change a character."""
-    ids = [token for token in range(2000)] * 2
+    ids = [*range(2000)] * 2
 
     for skip in (False, True):
         assert tokenizer().decode(ids, skip_special_tokens=skip) == REFERENCE.decode(ids, skip_special_tokens=skip)
