@@ -49,8 +49,8 @@ SMALL_FILES = (
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
-_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.bin")
-_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+_WEIGHTS = "*.safetensors"
+_PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 _READ_BYTES = 4 * 1024**2
 
@@ -95,19 +95,20 @@ def load_generation_config(model_dir: Path) -> dict[str, Any]:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """The weight files in order of name: safetensors, or else PyTorch ``.bin``.
+    """The weight files in order of name.
 
-    Raises OperatorError when there are none, or when an index names a shard that is not there.
+    Raises OperatorError when there are none, or only pickles, or when an index names a shard that is not there.
     """
     directory = _directory(model_dir)
-    for pattern in _WEIGHT_PATTERNS:
-        found = sorted(path for path in directory.glob(pattern) if path.is_file() and path.name not in _NOT_WEIGHTS)
-        if found:
-            break
-    else:
-        raise OperatorError(f"{directory} holds no weights (*.safetensors or *.bin)")
-    suffix = found[0].suffix
-    for index in sorted(directory.glob(f"*{suffix}.index.json")):
+    found = sorted(path for path in directory.glob(_WEIGHTS) if path.is_file())
+    if not found:
+        if any(any(directory.glob(pattern)) for pattern in _PICKLES):
+            raise OperatorError(
+                f"{directory} holds its weights as pickles, which run what their author wrote when they are read: "
+                "convert them to safetensors (Transformers: model.save_pretrained(DIR))"
+            )
+        raise OperatorError(f"{directory} holds no weights ({_WEIGHTS})")
+    for index in sorted(directory.glob(f"{_WEIGHTS}.index.json")):
         shards = _read_object(index).get("weight_map", {})
         names = sorted(set(shards.values())) if isinstance(shards, dict) else []
         missing = [name for name in names if not (directory / str(name)).is_file()]

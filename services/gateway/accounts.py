@@ -22,7 +22,7 @@ OPEN = Tenant(salt="")
 class Account:
     """``name`` is the tenant's in the cell. Counts outlive a change of the limits.
 
-    ``is_listed``: it is in the file of tenants, and has metrics of its own.
+    ``is_listed``: it is in the file of tenants, and metrics name it.
     """
 
     name: str

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from services.gateway.boundary import Boundary, error_headers
+from services.gateway.cross_origin import cross_origin
 from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_body
@@ -56,7 +57,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
     closed = frozenset({METRICS_PATH}) if gateway.config.api_metrics == "admin" else frozenset()
-    served = Boundary(app, gateway.callers, gateway.config.admin_key, closed)
+    bounded = Boundary(app, gateway.callers, gateway.config.admin_key, closed)
+    served = cross_origin(bounded, gateway.config.cors_origins)
     if gateway.tracer is None:
         return served
     return TracedApp(served, gateway.tracer, gateway.config.trace_share)

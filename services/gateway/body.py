@@ -50,8 +50,10 @@ class Bodies:
         """The whole body, held for as long as the block. Bounds hold while reading, so a body without content-length
         cannot exceed them either.
 
-        Raises PayloadTooLarge, InvalidRequest (encoded body, or too slow), RequestCancelled, TooManyConnections.
+        Raises PayloadTooLarge, InvalidRequest (another type than JSON, encoded, or too slow), RequestCancelled,
+        TooManyConnections.
         """
+        _check_type(request)
         encoding = request.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             raise InvalidRequest(f"content-encoding {encoding!r} is not supported")
@@ -100,6 +102,22 @@ class Bodies:
     def _note(self, more: int) -> None:
         self.held_bytes += more
         BODY_BYTES.set(self.held_bytes)
+
+
+def _check_type(request: Request) -> None:
+    """Other types of content can be sent by any page that a browser shows, without asking whether it may."""
+    told = request.headers.get("content-type", "")
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    media_type = told.partition(";")[0].strip().lower()
+    if media_type in ("application/json", "") and (media_type or not has_body):
+        return
+    if media_type.startswith("application/") and media_type.endswith("+json"):
+        return
+    wrong = InvalidRequest(
+        f"content-type must be application/json, not {told[:64] or 'left out'}", code="unsupported_content_type"
+    )
+    wrong.status = 415
+    raise wrong
 
 
 def _counted(nbytes: int) -> int:

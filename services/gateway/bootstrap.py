@@ -24,6 +24,7 @@ from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
+from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
@@ -38,6 +39,7 @@ from shared import logs, progress, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.lifecycle import Lifecycle
+from shared.loopback import is_loopback
 from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
 from shared.tracing import Tracer
@@ -73,10 +75,11 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
 def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Callers:
     """Whom the settings let in. Raises ConfigError for a file of tenants that is missing or faulty."""
     return Callers(
-        api_keys=config.api_keys,
+        api_keys=(*config.api_keys, *read_api_keys(config.api_keys_file)),
         admin_key=config.admin_key,
         tenants_file=config.tenants,
         max_priority=config.max_priority,
+        names_tenants=config.tenant_metrics,
         clock=clock,
     )
 
@@ -139,6 +142,12 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
     try:
         tls = server_tls(config)
         callers = callers_of(config)
+        if not callers.has_keys and not is_loopback(config.host):
+            _log.warning(
+                "api_is_open",
+                host=config.host,
+                advice="everybody who reaches it is let in: --tenants or --api-keys-file",
+            )
         facts = await life.in_thread(
             read_model_facts,
             config.model_dir,
@@ -174,7 +183,8 @@ def _measured(gateway: Gateway) -> Iterator[None]:
 
     def tenants() -> list[CellTenant]:
         status = gateway.cell.fresh_status(gateway.clock())
-        return tenant_view(status, gateway.callers.owners) if status is not None else []
+        owners = gateway.callers.owners if gateway.config.tenant_metrics else {}
+        return tenant_view(status, owners) if status is not None else []
 
     collector = TenantCollector(tenants)
     REGISTRY.register(collector)

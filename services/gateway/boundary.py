@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway import metrics
 from services.gateway.accounts import Account
 from services.gateway.admin_key import check_admin, holds_admin_key, is_admin_path, is_open_to_admin
+from services.gateway.audit import Audit
 from services.gateway.callers import Callers
 from services.gateway.failures import retry_after_s
 from services.gateway.openai_schema.errors import error_body
@@ -40,6 +41,7 @@ class Boundary:
         self._callers = callers
         self._admin_key = admin_key
         self._closed_paths = closed_paths
+        self._audit = Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,6 +76,8 @@ class Boundary:
                     account.begin_request()
             await self._app(scope, receive, send_marked)
         except ThermoclineError as error:
+            if isinstance(error, NotAuthenticated):
+                self._audit.refused(scope, error)
             await send_error(send_marked, error, started=bool(status))
         except Exception:
             _log.exception("request_failed", path=scope["path"])
@@ -81,6 +85,8 @@ class Boundary:
                 send_marked, InternalError("an unexpected error; its log has details"), started=bool(status)
             )
         finally:
+            if is_admin_path(scope["path"]):
+                self._audit.administered(scope, status)
             metrics.CONNECTIONS_OPEN.dec()
             metrics.HTTP_REQUESTS.labels(_route_of(scope), _method_of(scope), str(status or 499)).inc()
 

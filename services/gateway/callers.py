@@ -48,11 +48,13 @@ class Callers:
         admin_key: str = "",
         tenants_file: str = "",
         max_priority: int = 0,
+        names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` is of callers who are in no file. Raises ConfigError for a
-        file that is missing or faulty.
+        """``tenants_file`` is a path or "", ``max_priority`` of callers who are in no file. Metrics name tenants if
+        ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
+        self._names_tenants = names_tenants
         unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority)
         self._clock = clock
         self.fault = ""
@@ -133,13 +135,14 @@ class Callers:
         for name, tenant in tenants.items():
             account = self._accounts.get(name)
             if account is None:
-                account = Account(name, tenant, self._clock, is_listed=True)
-                tenant_metrics.begin(name)
+                account = Account(name, tenant, self._clock, is_listed=self._names_tenants)
+                if self._names_tenants:
+                    tenant_metrics.begin(name)
             else:
                 account.change(tenant)
             accounts[name] = account
         for name, account in self._accounts.items():
-            if name not in accounts:
+            if name not in accounts and account.is_listed:
                 account.is_listed = False  # What it has begun goes on to its end, and counts as everybody else's.
                 tenant_metrics.forget(name)
         self._accounts = accounts

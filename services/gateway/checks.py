@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.gateway.config import GatewayConfig
+from services.gateway.key_file import read_api_keys
 from services.gateway.keys import key_hash
 from services.gateway.model_facts import check_facts
 from services.gateway.tls import ServerTls
@@ -48,13 +49,14 @@ def _model(config: GatewayConfig) -> None:
 
 
 def _tenants(config: GatewayConfig) -> None:
+    api_keys = (*config.api_keys, *read_api_keys(config.api_keys_file))
     if config.tenants:
         from services.gateway.tenant_file import read_distinct_tenants
 
         read_distinct_tenants(
             Path(config.tenants).expanduser(),
             admin_hash=key_hash(config.admin_key.encode()) if config.admin_key else "",
-            own_hashes={key_hash(key.encode()) for key in config.api_keys},
+            own_hashes={key_hash(key.encode()) for key in api_keys},
         )
 
 

@@ -28,12 +28,18 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = ""
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
+    api_keys_file: Annotated[
+        str, Meta(description="file with further keys of that kind, one a line, which no list of processes shows")
+    ] = ""
     tenants: Annotated[
         str, Meta(description="TOML file of tenants: their keys, limits and salts; thermocline keys writes it")
     ] = ""
     max_priority: Annotated[
         int, Meta(description="highest priority that callers without a tenant may ask for", ge=0, le=MAX_PRIORITY)
     ] = 0
+    tenant_metrics: Annotated[
+        bool, Meta(description="name tenants in /metrics; without it they are counted together as other")
+    ] = False
     admin_key: Annotated[
         str, Meta(description="key that opens the administration, /v1/cache and /v1/cell; empty leaves it closed")
     ] = ""

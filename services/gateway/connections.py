@@ -19,7 +19,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """At most ``most`` of them, whose heads of requests must be complete within ``head_s``."""
+    """At most ``most`` of them, whose heads of requests must be complete within ``head_s`` of their first byte."""
 
     def __init__(self, most: int, head_s: float) -> None:
         self.head_s = head_s

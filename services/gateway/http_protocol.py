@@ -32,7 +32,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._is_admitted = self._bounds.admit(self)
         if self._is_admitted:
-            self._expect_head()
+            # Until its first byte it is as idle as one between two requests.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         else:
             self._refuse(TooManyConnections("the server has as many connections as it takes; try again shortly"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.audit import LimitedLines, LineLimit
 from services.gateway.connections import Connections
 from services.gateway.http_protocol import GatewayHttpProtocol
 from services.gateway.tls import ServerTls
@@ -49,6 +51,9 @@ class HttpServer(uvicorn.Server):
 
 def make_server(app: ASGIApp, bounds: Connections, tls: ServerTls | None = None) -> HttpServer:
     """Speaks HTTPS alone where ``tls`` is given. ``bounds`` are of its connections."""
+    malformed = logging.getLogger("uvicorn.error")
+    if not any(isinstance(each, LimitedLines) for each in malformed.filters):
+        malformed.addFilter(LimitedLines(LineLimit()))
     protocol: Any = partial(GatewayHttpProtocol, bounds=bounds)  # uvicorn calls it, and asks nothing else of it.
     return HttpServer(
         uvicorn.Config(

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from services.gateway.body import Bodies
 from services.gateway.connections import Connections
+from services.gateway.cross_origin import is_origin
 from services.gateway.tls import TlsVersion
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
@@ -35,8 +36,14 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     ] = 512 * 1024**2
     max_connections: Annotated[
         int, Meta(description="open connections; beyond it idle ones are closed, and then new ones refused", ge=1)
-    ] = 8192
+    ] = 16_384
     head_timeout_ms: Annotated[int, Meta(description="longest wait for the head of a request", ge=1)] = 10_000
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="origins of pages whose scripts may call the API, such as https://chat.example; none by default"
+        ),
+    ] = ()
     request_timeout_ms: Annotated[int, Meta(description="longest life of one request", ge=1)] = 1_800_000
     send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
     grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
@@ -68,6 +75,7 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more{others}")
         if bool(self.tls_cert) != bool(self.tls_key):
             faults.append("--tls-cert and --tls-key need each other")
+        faults += [f"--cors-origins: {origin!r} is no origin" for origin in self.cors_origins if not is_origin(origin)]
         if self.api_metrics == "admin" and not admin_key:
             faults.append("--api-metrics admin needs --admin-key")
         return faults

@@ -257,6 +257,51 @@ async def test_a_prompt_beyond_the_brokers_payload_is_too_large() -> None:
         assert harness.gateway.slots.used == 0
 
 
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("", 415),
+    ],
+)
+async def test_a_body_must_say_that_it_is_json(told: str, status: int) -> None:
+    """Every page may have a browser send other types anywhere, without being asked whether it may."""
+    async with running_gateway(says("hi")) as harness:
+        response = await harness.client.post(
+            "/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": told}
+        )
+
+    assert response.status_code == status
+    if status != 200:
+        assert error_of(response)["code"] == "unsupported_content_type"
+
+
+async def test_pages_elsewhere_may_call_where_the_operator_says_so() -> None:
+    """A browser asks first, and shows an answer only to those that were allowed; by default nobody is."""
+    asks = {"origin": "https://chat.example", "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+    async with running_gateway(says("hi"), api_keys=("key",), cors_origins=("https://chat.example",)) as harness:
+        allowed = await harness.client.options("/v1/completions", headers=asks)
+        stranger = await harness.client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
+        refused = await harness.client.post(
+            "/v1/completions", json={"prompt": "x"}, headers={"origin": "https://chat.example"}
+        )
+    async with running_gateway(says("hi")) as harness:
+        closed = await harness.client.options("/v1/completions", headers=asks)
+
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-origin" not in stranger.headers
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-origin" not in closed.headers
+
+
 async def test_an_encoded_body_is_refused() -> None:
     """Rather than read as JSON."""
     async with running_gateway() as harness:
@@ -360,7 +405,10 @@ async def test_bytes_that_are_no_http_get_openais_shape_too(data: bytes) -> None
 async def test_a_body_that_never_comes_ends_with_408() -> None:
     """And holds its slot no longer than that."""
     async with running_gateway(over_http=True, body_timeout_ms=100) as harness:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{"
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 100\r\nconnection: close\r\n\r\n{"
+        )
         answer = await _raw(harness, head)
 
         assert answer.startswith(b"HTTP/1.1 408")

@@ -13,6 +13,7 @@ from shared.messages.tokens import TokenItem
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.waiting import until
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -108,7 +109,7 @@ async def test_a_slow_reader_gets_few_large_chunks_and_every_token() -> None:
         port = int(harness.base_url.rsplit(":", 1)[1])
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
         body = json.dumps({"prompt": "hi", "stream": True}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
         await started(harness)
         request = harness.cell.submitted[0]
@@ -136,7 +137,7 @@ async def test_a_reader_that_takes_nothing_is_let_go() -> None:
         port = int(harness.base_url.rsplit(":", 1)[1])
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         body = json.dumps({"prompt": "hi", "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         await started(harness)
         request = harness.cell.submitted[0]
         for index in range(200):

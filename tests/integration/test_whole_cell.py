@@ -85,6 +85,8 @@ def test_the_official_client_gets_generates_tokens(cell: RunningCell, model: Pat
 
 GOOD = {"model": "llama", "prompt": [9, 8, 7], "max_tokens": 2}
 
+JSON = {"content-type": "application/json"}
+
 BAD_BODIES: list[tuple[bytes, int, str]] = [
     (b'{"model": "llama", ', 400, "invalid_json"),
     (b'{"model": "llama", "prompt": "\xff\xfe"}', 400, ""),
@@ -111,7 +113,7 @@ def test_bad_input_gets_a_typed_error(cell: RunningCell, number: int) -> None:
     """Each kind of bad input gets its status and OpenAI's error shape; nothing else happens."""
     body, status, code = BAD_BODIES[number]
 
-    answer = httpx.post(f"{cell.base_url}/v1/completions", content=body, timeout=60, trust_env=False)
+    answer = httpx.post(f"{cell.base_url}/v1/completions", content=body, headers=JSON, timeout=60, trust_env=False)
 
     error = answer.json()["error"]
     assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"}), answer.text
@@ -125,7 +127,8 @@ async def _one_of_a_crowd(port: int, opening: asyncio.Semaphore, start: asyncio.
     opened.append(1)
     await start.wait()
     body = json.dumps(GOOD | {"max_tokens": 1}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
     writer.write(head.encode() + body)
     answer = await reader.read()
     writer.close()

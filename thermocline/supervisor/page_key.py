@@ -23,7 +23,8 @@ def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
     Raises ConfigError where the gateway would.
     """
     gateway = child_settings(GatewayConfig, "gateway", cell, environ)
-    if gateway.admin_key or gateway.tenants or gateway.api_keys or not is_loopback(gateway.host):
+    has_keys = gateway.admin_key or gateway.tenants or gateway.api_keys or gateway.api_keys_file
+    if has_keys or not is_loopback(gateway.host):
         return cell
     return replace(cell, admin_key=new_key())
 

@@ -8,6 +8,7 @@ import socket
 import ssl
 from pathlib import Path
 
+from services.gateway.cross_origin import cross_origin
 from services.gateway.http_server import HttpServer, bind, make_server, raise_file_limit
 from services.gateway.pending import Slots
 from services.gateway.router.app import RouterApp
@@ -57,7 +58,12 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
             for gateway in gateways:
                 if gateway.error:
                     _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
-        await _serve(router, make_server(RouterApp(router), config.connections(), tls), sock, life)
+        await _serve(
+            router,
+            make_server(cross_origin(RouterApp(router), config.cors_origins), config.connections(), tls),
+            sock,
+            life,
+        )
     finally:
         sock.close()
 

@@ -76,6 +76,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
                 trust_remote_code=False,
+                use_safetensors=True,  # A pickle runs whatever its author wrote.
                 output_loading_info=True,
                 key_mapping=tensor_names(load_raw_config(model_dir)),
             )

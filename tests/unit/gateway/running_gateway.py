@@ -29,6 +29,9 @@ from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.unit.gateway.scripted_cell import ScriptedCell, Step
 from tests.waiting import until
 
+JSON = {"content-type": "application/json"}
+"""Of requests whose body is given as bytes."""
+
 MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "thermocline-mha"
 
 FACTS = ModelFacts(
@@ -128,13 +131,13 @@ async def running_gateway(
 
             stack.push_async_callback(stop)
             base_url = f"http://127.0.0.1:{port}"
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=20))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=20, headers=JSON))
         else:
             await stack.enter_async_context(shell.running())
             base_url = "http://gateway"
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
             client = await stack.enter_async_context(
-                httpx.AsyncClient(transport=transport, base_url=base_url, timeout=20)
+                httpx.AsyncClient(transport=transport, base_url=base_url, timeout=20, headers=JSON)
             )
         harness = Harness(gateway, cell, bus, app, client, life, connections, base_url)
         await harness.heard()

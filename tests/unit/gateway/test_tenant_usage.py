@@ -120,7 +120,9 @@ async def ask(harness: Harness, key: str, **changes: object) -> httpx.Response:
 async def test_tokens_are_counted_by_tenant(tenants: Path) -> None:
     """In, found in a cache, and out; with a key of --api-keys they are everybody else's."""
     before = counted("tenant_generation_tokens").get(("other",), 0.0)
-    async with running_gateway(says("one two three four"), tenants=str(tenants), api_keys=("plain-key",)) as harness:
+    async with running_gateway(
+        says("one two three four"), tenants=str(tenants), tenant_metrics=True, api_keys=("plain-key",)
+    ) as harness:
         for key in ("key-a", "key-b", "key-b", "plain-key"):
             assert (await ask(harness, key)).status_code == 200
         prompt = harness.cell.submitted[0].prompt_tokens
@@ -134,7 +136,7 @@ async def test_tokens_are_counted_by_tenant(tenants: Path) -> None:
 
 async def test_what_is_turned_away_is_counted_by_reason(tenants: Path) -> None:
     """The tenant's own limits, the cell's queue, and this gateway's bound."""
-    async with running_gateway(tenants=str(tenants), max_inflight=2) as harness:
+    async with running_gateway(tenants=str(tenants), tenant_metrics=True, max_inflight=2) as harness:
         first = asyncio.create_task(ask(harness, "key-b"))
         await harness.cell.until(lambda: len(harness.cell.submitted) == 1)
         assert (await ask(harness, "key-b")).status_code == 429
@@ -173,3 +175,14 @@ async def test_a_tenant_that_leaves_the_file_takes_its_series_along(tenants: Pat
     assert account.label == "other"
     assert callers.owners == {"usage-b": key_digest(SALT_B)}
     assert 'tenant="usage-a"' not in metrics.render().decode()
+
+
+async def test_metrics_name_no_tenant_unless_they_are_asked_to(tenants: Path) -> None:
+    """Whoever may scrape would know who the customers are."""
+    async with running_gateway(says("one two"), tenants=str(tenants)) as harness:
+        before = counted("tenant_generation_tokens").get(("other",), 0.0)
+        made = (await ask(harness, "key-a")).json()["usage"]["completion_tokens"]
+        page = (await harness.client.get("/metrics")).text
+
+    assert counted("tenant_generation_tokens")[("other",)] == before + made
+    assert "usage-a" not in page

@@ -86,12 +86,12 @@ def test_a_torn_cache_file_is_ignored(model_dir: Path, tmp_path: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [model_files.CACHE_FILE]
 
 
-def test_pytorch_weights_serve_where_safetensors_lack(model_dir: Path) -> None:
-    """A directory with only .bin weights has a fingerprint over them."""
+def test_pickles_are_no_weights(model_dir: Path) -> None:
+    """They run code when they are read; the refusal says what to do."""
     (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
 
-    assert [path.name for path in model_files.weight_files(model_dir)] == ["pytorch_model.bin"]
-    assert model_files.fingerprint(model_dir)
+    with pytest.raises(OperatorError, match="convert them to safetensors"):
+        model_files.weight_files(model_dir)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

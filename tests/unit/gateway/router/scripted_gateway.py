@@ -167,7 +167,12 @@ async def routing(cells: Mapping[str, Sequence[ScriptedGateway]], **settings: An
     server = make_server(RouterApp(router), router.config.connections())
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await until(lambda: server.started)
-    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=20, verify=False)
+    client = httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{sock.getsockname()[1]}",
+        timeout=20,
+        headers={"content-type": "application/json"},
+        verify=False,
+    )
     try:
         yield Harness(router, {name: list(each) for name, each in cells.items()}, client)
     finally:

@@ -1,0 +1,38 @@
+"""Whether scripts of other pages may call the API: browsers ask before they let them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+ANY = "*"
+MAX_AGE_S = 600
+
+_ORIGIN = re.compile(r"^https?://[A-Za-z0-9.-]+(:\d{1,5})?$")
+_HEADERS = ("authorization", "content-type", "x-session-id", "traceparent")
+_EXPOSED = ("x-request-id", "retry-after")
+
+
+def is_origin(text: str) -> bool:
+    """Whether it is scheme and host, with or without a port, or ``*`` for all."""
+    return text == ANY or bool(_ORIGIN.match(text))
+
+
+def cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` with the answers that browsers want; itself where no page elsewhere may call it.
+
+    No cookies are involved: a caller is who has the key.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=("GET", "POST"),
+        allow_headers=_HEADERS,
+        expose_headers=_EXPOSED,
+        max_age=MAX_AGE_S,
+    )
