@@ -17,7 +17,6 @@ from thermocline.supervisor.phases import PhaseLines
 from thermocline.supervisor.restarts import EXIT_REFUSED
 
 _PR_SET_PDEATHSIG = 1
-_MAX_LOG_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,6 @@ class Child:
         Raises OSError if the program cannot be run.
         """
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        if spec.log.exists() and spec.log.stat().st_size > _MAX_LOG_BYTES:
-            spec.log.replace(spec.log.with_suffix(".log.1"))
         with spec.log.open("ab") as output, contextlib.ExitStack() as ends:
             env = {**os.environ, **spec.env}
             passed: tuple[int, ...] = ()

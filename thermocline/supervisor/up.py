@@ -22,6 +22,7 @@ from thermocline.supervisor.commands import nats_child, service_children
 from thermocline.supervisor.embedded_broker import broker_flags, write_broker_files
 from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
+from thermocline.supervisor.log_rotation import rotate_for_ever
 from thermocline.supervisor.log_tail import readable, refusal_reason, tail
 from thermocline.supervisor.nats_program import NatsProgram, find_nats_program
 from thermocline.supervisor.page_key import admin_key_of, page_line
@@ -68,17 +69,21 @@ class Up:
         await asyncio.to_thread(check_tiers, cell, self._runs, os.environ)
         cell.logs.mkdir(parents=True, exist_ok=True)
         lock = _lock(cell.data_dir)
+        rotating: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         # SIGHUP: the terminal was closed, and nobody is left to read what we say.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
             self._write_record()
+            rotating = asyncio.create_task(rotate_for_ever(cell.logs))
             code = await self._serve()
             if self._unheard is not None:
                 raise self._unheard
             return code
         finally:
+            if rotating is not None:
+                rotating.cancel()
             self._display.close()
             if self._stopping.is_set() and self._unheard is None:
                 _say("stopping; Ctrl-C again kills at once")

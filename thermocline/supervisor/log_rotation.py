@@ -1,0 +1,49 @@
+"""Logs that do not fill the disk: each process's file is copied aside and emptied when it is long.
+
+The processes go on writing to the file that they have open, at its end wherever that is. What they write between the
+copy and the emptying is lost: milliseconds, once in many hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from shared import logs
+
+MOST_BYTES = 64 * 1024**2
+KEPT = 3
+"""Older parts of each log: ``.1`` is the newest."""
+
+EVERY_S = 30.0
+
+_log = logs.get_logger("supervisor.logs")
+
+
+async def rotate_for_ever(folder: Path) -> None:
+    """Look at the logs of a folder now and then."""
+    while True:
+        try:
+            await asyncio.to_thread(rotate, folder)
+        except OSError as error:
+            _log.warning("logs_not_rotated", folder=str(folder), reason=str(error))
+        await asyncio.sleep(EVERY_S)
+
+
+def rotate(folder: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
+    """Empty each ``*.log`` that has more, with its end in ``*.log.1``; returns them. Raises OSError."""
+    long = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size > most_bytes]
+    for path in long:
+        for number in range(KEPT - 1, 0, -1):
+            older = _part(path, number)
+            if older.exists():
+                older.replace(_part(path, number + 1))
+        shutil.copyfile(path, _part(path, 1))
+        os.truncate(path, 0)
+    return long
+
+
+def _part(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
