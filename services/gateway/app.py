@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from services.gateway.boundary import Boundary, error_headers
 from services.gateway.cross_origin import cross_origin
+from services.gateway.docs_page import docs_page
 from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_body
@@ -34,7 +36,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app = FastAPI(
         title="Thermocline",
         version=package_version(),
-        docs_url=None,  # Both pages load scripts from elsewhere.
+        docs_url=None,  # Both pages load scripts from elsewhere; ours is below.
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -56,6 +58,11 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
+
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    async def docs() -> str:
+        return docs_page(app.openapi())
+
     closed = frozenset({METRICS_PATH}) if gateway.config.api_metrics == "admin" else frozenset()
     bounded = Boundary(app, gateway.callers, gateway.config.admin_key, closed)
     served = cross_origin(bounded, gateway.config.cors_origins)

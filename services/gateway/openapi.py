@@ -9,7 +9,15 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from services.gateway.admin_key import ADMIN_HEADER, is_admin_path, is_open_to_admin
+from services.gateway.boundary import GUARDED_PREFIXES
 from services.gateway.openai_schema.errors import ErrorResponse
+
+_SCHEMES: dict[str, Any] = {
+    "apiKey": {"type": "http", "scheme": "bearer", "description": "A caller's key, where any are configured."},
+    "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER, "description": "The administration's key."},
+    "adminBearer": {"type": "http", "scheme": "bearer", "description": "The same key as a bearer token."},
+}
 
 _REFERENCE = "#/components/schemas/{name}"
 
@@ -20,16 +28,16 @@ def describes(
     request: type[msgspec.Struct] | None,
     response: type[msgspec.Struct],
     *,
-    streams: bool = False,
+    streams: type[msgspec.Struct] | None = None,
     query: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events.
+    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events, whose data is this.
 
     ``query`` says what each parameter of its query string means; all may be left out.
     """
     content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if streams is not None:
+        content["text/event-stream"] = {"schema": _reference(streams)}
     extra: dict[str, Any] = {
         "responses": {
             "200": {"description": "Success", "content": content},
@@ -60,14 +68,24 @@ def install_openapi(app: FastAPI) -> None:
             schemas.update(components)
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
-            for path in description["paths"].values():
+            description["components"]["securitySchemes"] = _SCHEMES
+            for name, path in description["paths"].items():
                 for operation in path.values():
                     # Errors of the framework's own validation never leave: they are translated.
                     operation["responses"].pop("422", None)
+                    operation["security"] = _security_of(name)
             app.openapi_schema = description
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _security_of(path: str) -> list[dict[str, list[str]]]:
+    """Any one of these opens it; an empty list is open to everybody."""
+    if is_admin_path(path):
+        return [{"adminKey": []}, {"adminBearer": []}]
+    keys: list[dict[str, list[str]]] = [{"apiKey": []}] if path.startswith(GUARDED_PREFIXES) else []
+    return keys + ([{"adminKey": []}] if is_open_to_admin(path) else [])
 
 
 def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -150,6 +150,36 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
     assert "temperature" in description["components"]["schemas"]["ChatRequest"]["properties"]
 
 
+async def test_the_description_says_which_key_opens_what_and_what_streams() -> None:
+    """So that generated clients send the key, and know the chunks."""
+    async with running_gateway() as harness:
+        description = (await harness.client.get("/openapi.json")).json()
+
+    paths, schemes = description["paths"], description["components"]["securitySchemes"]
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"apiKey": []}]
+    assert paths["/v1/cell"]["get"]["security"] == [{"adminKey": []}, {"adminBearer": []}]
+    assert paths["/v1/requests"]["get"]["security"] == [{"apiKey": []}, {"adminKey": []}]
+    assert paths["/health/live"]["get"]["security"] == []
+    assert {
+        name for path in paths.values() for each in path.values() for way in each["security"] for name in way
+    } == set(schemes)
+    content = paths["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert content["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/ChatChunk"}
+
+
+async def test_the_description_is_a_page_too() -> None:
+    """Each endpoint with its fields; it loads nothing and runs nothing."""
+    async with running_gateway() as harness:
+        page = await harness.client.get("/docs")
+        description = (await harness.client.get("/openapi.json")).json()
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert [path for path in description["paths"] if f" {path}</code>" not in page.text] == []
+    for field in description["components"]["schemas"]["ChatRequest"]["properties"]:
+        assert f"<code>{field}</code>" in page.text
+    assert not re.search(r"https?://|<script|src=", page.text)
+
+
 async def test_the_page_names_the_endpoints_and_loads_nothing() -> None:
     """No external resource, no script."""
     async with running_gateway() as harness:

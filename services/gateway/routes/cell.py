@@ -39,7 +39,7 @@ def cell_router(gateway: Gateway) -> APIRouter:
     @router.get(
         "/v1/cell/events",
         response_model=None,
-        openapi_extra=describes(None, CellReport, streams=True),
+        openapi_extra=describes(None, CellReport, streams=CellReport),
         summary="The same, about once a second, as server-sent events",
     )
     async def events() -> Response:

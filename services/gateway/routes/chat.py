@@ -10,7 +10,7 @@ from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
-from services.gateway.openai_schema.chat import ChatRequest, ChatResponse
+from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
@@ -26,7 +26,7 @@ def chat_router(gateway: Gateway) -> APIRouter:
     @router.post(
         "/v1/chat/completions",
         response_model=None,
-        openapi_extra=describes(ChatRequest, ChatResponse, streams=True),
+        openapi_extra=describes(ChatRequest, ChatResponse, streams=ChatChunk),
         summary="Continue a conversation",
     )
     async def create_chat_completion(http: Request) -> Response:

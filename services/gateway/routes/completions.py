@@ -28,7 +28,7 @@ def completions_router(gateway: Gateway) -> APIRouter:
     @router.post(
         "/v1/completions",
         response_model=None,
-        openapi_extra=describes(CompletionRequest, CompletionResponse, streams=True),
+        openapi_extra=describes(CompletionRequest, CompletionResponse, streams=CompletionResponse),
         summary="Continue a text",
     )
     async def create_completion(http: Request) -> Response:

@@ -105,7 +105,7 @@ _ENDPOINTS = (
     ("GET", "/health/ready", "whether requests would be answered now"),
     ("GET", METRICS_PATH, "Prometheus metrics"),
     ("GET", "/version", "version"),
-    ("GET", "/openapi.json", "a description of all of these"),
+    ("GET", "/docs", "what they take and answer; for programs /openapi.json"),
 )
 
 
