@@ -119,7 +119,7 @@ async def test_unknown_fields_are_ignored() -> None:
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
-        ("GET", "/docs", 404, "unknown_route"),
+        ("GET", "/redoc", 404, "unknown_route"),
         ("BREW", "/v1/models", 405, "method_not_allowed"),
     ],
 )
