@@ -93,8 +93,8 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
         verified=config.verify_host == "always",
     )
     if isinstance(runner, GroupRunner):
-        # Each part has the mover that a worker with such a pool would have.
-        return PartsMover(runner.geometry, runner.parts.parts, choose)
+        # What the parts load from is divided among them in memory that no driver has pinned.
+        return PartsMover(runner.geometry, runner.parts.parts, partial(choose, default="batched"))
     return choose(runner.pool)
 
 

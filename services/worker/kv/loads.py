@@ -2,7 +2,9 @@
 
 One transfer thread makes all copies, so a mover has one user. It takes the loads of a batch layer by layer, releasing
 each layer at the gate. On a GPU the next layer is launched before the thread waits for the last, so the link never
-idles, and a layer is released when its bytes have arrived: what the gate and the bubble see is what happened.
+idles, and a layer is released when its bytes have arrived and were verified: what the gate and the bubble see is what
+happened. A wrong page closes the gate before its layer is released. Its bytes may be on the device by then, and those
+of the next layer on their way, which harms nobody: the scheduler undoes the load as a whole (``lost_pages``).
 Promotions, which nobody waits for, get that thread piece by piece when no load wants it (see ``promotions``).
 """
 
@@ -42,7 +44,7 @@ class LoadResult:
     failures: list[LoadFailure] = field(default_factory=list)
     failed_requests: list[str] = field(default_factory=list)
     lost_pages: frozenset[int] = frozenset()
-    pages: int = 0  # Verified and written.
+    pages: int = 0  # Written and, where they were to be, verified.
     nbytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
@@ -115,17 +117,24 @@ class BatchTransfer:
                 if copy.is_open:
                     self._load_layer(copy, layer)
             fence = self._mover.fence()
-            self._release(launched)
+            if launched is not None:
+                self._release(*launched)
             launched = None if fence is None else (layer, fence)
             if fence is None:
-                self.gate.release(layer)
-        self._release(launched)
-
-    def _release(self, launched: tuple[int, Fence] | None) -> None:
+                self._declare(layer)
         if launched is not None:
-            layer, fence = launched
-            fence.synchronize()
-            self.gate.release(layer)
+            self._release(*launched)
+
+    def _release(self, layer: int, fence: Fence) -> None:
+        fence.synchronize()
+        self._declare(layer)
+
+    def _declare(self, layer: int) -> None:
+        """A layer has arrived. Every page that is wrong in it has closed the gate before it is released."""
+        for copy in self._copies:
+            copy.judge(layer)
+            self._note_wrong(copy)
+        self.gate.release(layer)
 
     def _drain(self) -> None:
         """Nothing is written after this."""
@@ -190,7 +199,6 @@ class BatchTransfer:
             if self._cancelled.is_set():
                 raise TransportError("the load was given up")
             copy.copy(self._mover, layer, start, step)
-            self._note_wrong(copy)
 
 
 class Loads:
