@@ -91,8 +91,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     mover: Annotated[
         Literal["auto", "per_page", "batched", "gpu_assisted"],
         Doc(
-            description="how pages move between host and device; auto takes what --profile found fastest here, or else gpu_assisted on a GPU"
-            " and batched on a CPU"
+            description="how pages move to and from the device; auto: as measured, else gpu_assisted on a GPU, or batched"
         ),
     ] = "auto"
     mover_programs: Annotated[
