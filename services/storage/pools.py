@@ -95,6 +95,11 @@ class Pools:
         self._refused: dict[str, str] = {}  # Pools of this storage that could not be made, by their flag, and why.
 
     @property
+    def share(self) -> CopyShare | None:
+        """What bounds the time in which devices are copied from, if anything does."""
+        return self._share
+
+    @property
     def host(self) -> HostPoolView:
         """The host pool. Raises InvalidRequest while there is none."""
         if self._host is None:

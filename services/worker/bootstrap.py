@@ -30,6 +30,7 @@ from services.worker.importance.disk_reads import DiskReads
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.inbox import Inbox
+from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.movers.protocol import PageMover
@@ -56,6 +57,7 @@ from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.step_results import StepResults
 from services.worker.step_rows import StepRows
+from services.worker.store_calls import StoreCalls
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
 from services.worker.torch_gpus import choose
@@ -98,18 +100,32 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
     return choose(runner.pool)
 
 
+def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStores | None:
+    """What copies pages for the storage's backups; None where the storage does it itself, as without such a kernel."""
+    if isinstance(runner, GroupRunner) or mover.name != "gpu_assisted":
+        return None
+    # Only now: importing the kernel imports Triton.
+    from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
+
+    return HostStores(
+        GpuAssistedMover(runner.pool), runner.pool.pages, on_thread=partial(use_device, runner.pool.device)
+    )
+
+
 def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
     """What moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve it."""
+    mover = _choose_mover(config, runner)
     return Loads(
         runner.geometry,
         runner.pool.pages,
-        _choose_mover(config, runner),
+        mover,
         timeout_s=config.load_timeout_ms / 1e3,
         clock_ns=time.time_ns,
         verification=Verification(config.verify_host, config.verify_host_share),
         pins=cuda_pins(runner.pool.device),
         device_type=runner.pool.device.type,
         on_thread=partial(use_device, runner.pool.device),
+        stores=make_stores(mover, runner),
     )
 
 
@@ -289,6 +305,7 @@ def make_shell(
         retained=retained,
         ending=ending,
         status_readers=[membership.see] if disk_reads is None else [membership.see, disk_reads.see],
+        stores=None if loads.stores is None else StoreCalls(incarnation, loads.pools, loads.stores),
         restoration=restoration,
         degraded=degraded,
     )

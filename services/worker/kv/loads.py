@@ -14,8 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.worker.kv.host_pools import HostPools, Pins
+from services.worker.kv.host_stores import HostStores
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.kv.movers.protocol import Fence, PageMover
 from services.worker.kv.neighbour_copy import NeighbourCopy
@@ -201,6 +203,11 @@ class BatchTransfer:
             copy.copy(self._mover, layer, start, step)
 
 
+def _behind_both(submit: Callable[[Callable[[], None]], object], stores: HostStores, work: Callable[[], None]) -> None:
+    """Do ``work`` behind the loads that were asked for, and behind the stores of that time."""
+    submit(lambda: stores.behind(work))
+
+
 class Loads:
     """The worker's loads: what it has mapped, its mover and the one transfer thread. Used by the compute thread."""
 
@@ -217,16 +224,21 @@ class Loads:
         pins: Pins | None = None,
         device_type: str = "cpu",
         on_thread: Callable[[], None] | None = None,
+        stores: HostStores | None = None,
     ) -> None:
         """``submit`` runs transfers one at a time in order; by default on a thread of their own, which
-        calls ``on_thread`` first. Everything is verified
-        unless ``verification`` says otherwise. ``pins`` is for workers on a GPU.
+        calls ``on_thread`` first. Everything is verified unless ``verification`` says otherwise. ``pins`` is for
+        workers on a GPU. ``stores`` writes to mapped pools, which are let go of behind it.
         """
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads", initializer=on_thread)
             submit = self._threads.submit
-        self.pools = HostPools(geometry, pins, submit)
+        retire = submit
+        if stores is not None:
+            retire = partial(_behind_both, submit, stores)
+        self.stores = stores
+        self.pools = HostPools(geometry, pins, retire)
         self.neighbours = Neighbours(geometry, device_type)
         self._geometry = geometry
         self._device_pages = device_pages
@@ -274,6 +286,8 @@ class Loads:
         self._promotions.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
+        if self.stores is not None:
+            self.stores.close()
         self.pools.close()
         self.neighbours.close()
 
