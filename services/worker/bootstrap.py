@@ -402,7 +402,11 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):
-                await shell.run(life)
+                try:
+                    await shell.run(life)
+                finally:
+                    # The end of the sign tells the storage that nothing is written to its pool any more.
+                    await asyncio.to_thread(loads.end_stores)
         finally:
             if disk_reads is not None:
                 await disk_reads.close()

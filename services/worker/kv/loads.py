@@ -281,13 +281,17 @@ class Loads:
         self._promotions.cancel(storage_id, "the host pool was detached")
         self.pools.detach(storage_id)
 
+    def end_stores(self) -> None:
+        """Return when nothing is written to host pools any more, nor will be; idempotent."""
+        if self.stores is not None:
+            self.stores.close()
+
     def close(self) -> None:
         """End the thread, then unmap. Promotions under way stop after their piece and are not answered."""
         self._promotions.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
-        if self.stores is not None:
-            self.stores.close()
+        self.end_stores()
         self.pools.close()
         self.neighbours.close()
 

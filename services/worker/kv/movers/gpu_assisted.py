@@ -35,6 +35,9 @@ LOAD_PROGRAMS = 2
 PIECE_BYTES = 16 * 2**20
 """Bytes of one layer in one launch."""
 
+LAUNCH_BYTES = 64 * 2**20
+"""Bytes of several layers in one launch, which backups have: for a millisecond or two a multiprocessor is theirs."""
+
 MOST_PIECE_PAGES = 8192
 """Pages in one launch, which bounds the memory for their numbers and checksums where pages are tiny."""
 
@@ -98,7 +101,7 @@ class GpuAssistedMover:
             return Known(wrong)
         pieces: list[tuple[slice, Verdict]] = []
         for at, layer in enumerate(layers):
-            for piece in self._pieces(len(pages)):
+            for piece in self._pieces(len(pages), self.piece_pages):
                 of_piece = checks.part(piece, slice(at, at + 1))
                 verdict = self._copy_checked(self._checks, source, layer, pages[piece], device_pages[piece], of_piece)
                 pieces.append((piece, verdict))
@@ -145,7 +148,8 @@ class GpuAssistedMover:
         target_pages: PageNumbers,
         programs: int,
     ) -> None:
-        for piece in self._pieces(len(pages)):
+        most = max(1, LAUNCH_BYTES // (2 * self._memory.layout.half_bytes * len(layers)))
+        for piece in self._pieces(len(pages), min(most, self.piece_pages)):
             slot = self._slots.next()
             sent = slot.fill(pages[piece], target_pages[piece], target_pages[:0], None)
             with self._uploads:
@@ -176,9 +180,9 @@ class GpuAssistedMover:
         slot.use_until(copied)  # Whatever becomes of the check, the copy reads the slot until then.
         return device_checks.launch(slot, sent, layer, copied, len(pages), wanted)
 
-    def _pieces(self, count: int) -> Iterator[slice]:
-        for start in range(0, count, self.piece_pages):
-            yield slice(start, min(start + self.piece_pages, count))
+    def _pieces(self, count: int, most: int) -> Iterator[slice]:
+        for start in range(0, count, most):
+            yield slice(start, min(start + most, count))
 
     def _warm_up(self, host: PageLayout) -> None:
         """Compile the kernels now rather than in somebody's first load; they copy and check nothing."""

@@ -35,7 +35,7 @@ def compiled(page_size: int, kv_heads: int, head_dim: int, *, layers: int = 32, 
     ("page_size", "kv_heads", "head_dim"), [(1, 8, 128), (16, 8, 128), (1, 4, 64), (32, 3, 80), (256, 8, 128)]
 )
 def test_it_moves_sixteen_bytes_at_a_time(page_size: int, kv_heads: int, head_dim: int) -> None:
-    """Every access to pages is a vector of four words, and each of 1,024 threads has four in flight."""
+    """Every access to pages is a vector of four words, and each of 1,024 threads has eight in flight."""
     made = compiled(page_size, kv_heads, head_dim)
     ptx = made.asm["ptx"]
 
@@ -59,7 +59,7 @@ def test_a_page_that_is_not_a_multiple_of_sixteen_bytes_compiles_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_words", "expected"), [(1, (16384, 1)), (512, (32, 512)), (640, (16, 1024)), (65_536, (1, 16_384))]
+    ("row_words", "expected"), [(1, (32_768, 1)), (512, (64, 512)), (640, (32, 1024)), (65_536, (1, 32_768))]
 )
 def test_a_tile_is_never_wider_than_a_row(row_words: int, expected: tuple[int, int]) -> None:
     """Short rows share a tile, long ones are cut; a tile has the same size either way."""
