@@ -3,9 +3,9 @@
 8,192 tokens of Llama-3.1-8B's KV in random order, from a pinned page-first host pool to a layer-first device pool,
 layer by layer as a batch loads them. First the bytes are compared, then the time is taken; the peak is one copy of the
 same bytes in one piece. Verified figures include the checksums, which the GPU-assisted mover computes on the device
-behind each copy, the others on the processor before it. The target is 90% of the peak, verified, at pages of 1 to 32 tokens.
-Copies of ``per_page`` are issued by Python, so at small pages it shows what a copy costs to issue here, not the copy
-engine.
+behind each copy, the others on the processor before it. The target is 90% of the peak, verified, at pages of 1 to 32
+tokens. Copies of ``per_page`` are issued by Python, so at small pages it shows what a copy costs to issue here, not the
+copy engine.
 
 Without a GPU there is no kernel among them: it is interpreted elsewhere (``bench.gpu.interference``).
 
