@@ -40,7 +40,7 @@ class Machine:
 
 MACHINE = Machine()
 
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 32 * 2**20
 LAYER_BYTES = 8192 * 2 * 8 * 128 * 2
 """K and V of 8,192 tokens in one layer of Llama-3.1-8B, in bfloat16."""
 

@@ -6,8 +6,11 @@ not rest while rows are hashed: of a long load only the last piece's check is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+import xxhash
 
 from services.worker.kernels.row_checksums import can_check, check_rows, constants_on, sums_for
 from services.worker.kv.movers.piece_slots import PieceSlot, PieceVerdict, Sent
@@ -16,6 +19,9 @@ from services.worker.kv.movers.side_stream import side_stream
 from services.worker.kv.page_memory import PageMemory
 
 __all__ = ["DeviceChecks", "can_check"]
+
+
+TRIED_SEEDS = (0, 2**64 - 1, 0x9E3779B185EBCA87, 1)
 
 
 class DeviceChecks:
@@ -42,10 +48,32 @@ class DeviceChecks:
         slot.use_until(self._stream.fence(), (verdict, len(wanted)))
         return verdict
 
-    def warm_up(self, nothing: Sent) -> None:
-        """Compile the kernels; ``nothing`` is checked."""
+    def agree_with_xxhash(self) -> bool:
+        """Compile the kernels, and see whether they give the right verdicts on this device.
+
+        They are tried on layer 0 of the first pages, which nobody else uses meanwhile; what these held is put back.
+        """
+        layout, on = self._layout, self._pool.device
+        count = min(layout.pages, len(TRIED_SEEDS))
+        strides = (layout.page_stride, layout.half_stride, 1)
         with self._stream:
-            self._check(nothing, 0)
+            rows = self._pool.as_strided((count, 2, layout.half_bytes), strides)
+            before = rows.clone()
+            tried = torch.arange(rows.numel(), dtype=torch.int64).mul_(0x9E3779B1).bitwise_right_shift_(16)
+            tried = tried.to(torch.uint8).view(rows.shape)
+            rows.copy_(tried)
+            wrong = torch.full((count,), 2, dtype=torch.uint8, device=on)
+            expected = [
+                xxhash.xxh3_64_intdigest(tried[page].numpy().tobytes(), seed=seed) ^ (page % 2)
+                for page, seed in enumerate(TRIED_SEEDS[:count])
+            ]
+            check_rows(
+                self._pool, layout, 0, torch.arange(count, dtype=torch.int32).to(on), _words(TRIED_SEEDS[:count], on),
+                _words(expected, on), wrong, constants=self._constants, sums=self._sums,
+            )  # fmt: skip
+            rows.copy_(before)
+            found: list[int] = wrong.cpu().tolist()
+        return found == [page % 2 for page in range(count)]
 
     def fence_behind(self, *fences: Fence | None) -> Fence | None:
         """A point behind all checks so far and behind ``fences`` of other streams."""
@@ -62,3 +90,8 @@ class DeviceChecks:
             self._pool, self._layout, layer, sent.checked, sent.seeds, sent.expected, sent.wrong,
             constants=self._constants, sums=self._sums,
         )  # fmt: skip
+
+
+def _words(numbers: Sequence[int], on: torch.device) -> torch.Tensor:
+    """Unsigned numbers of 64 bits as int64 [n] on the device, bit for bit."""
+    return torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(on)

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from services.worker.kernels import page_gather, row_checksums
+from services.worker.kv.movers import gpu_assisted
 from tools.pages.gpu_transfers import (
     MACHINE,
     PAGE_SIZES,
+    PIECE_BYTES,
     checked_gb_s,
     constant,
     copied_gb_s,
@@ -23,6 +25,7 @@ def test_constants_are_those_of_the_kernels() -> None:
     """Read without importing them, because that takes Triton."""
     assert constant("page_gather", "TILE_WORDS") == page_gather.TILE_WORDS
     assert constant("row_checksums", "SUM_PROGRAMS") == row_checksums.SUM_PROGRAMS
+    assert gpu_assisted.PIECE_BYTES == PIECE_BYTES
     with pytest.raises(KeyError, match="NONE"):
         constant("row_checksums", "NONE")
 
@@ -49,4 +52,4 @@ def test_shares_are_shares() -> None:
     assert all(0 < verified_share(size, 2.0) < 1 for size in PAGE_SIZES)
     assert verified_share(1, 2.0) < verified_share(32, 2.0)
     assert 2 / MACHINE.multiprocessors < occupied_share() < 6 / MACHINE.multiprocessors
-    assert piece_check_us(16) > 16 * 2**20 / 1e3 / checked_gb_s()
+    assert piece_check_us(16) > PIECE_BYTES / 1e3 / checked_gb_s()

@@ -96,6 +96,28 @@ def test_more_rows_than_programs_take_at_a_time(interpreter: Interpreter) -> Non
     assert np.flatnonzero(found).tolist() == [0, 150, 299]
 
 
+def tried(half_bytes: int, pages: int, fault: int) -> tuple[bool, bool]:
+    """Whether checks of a pool are found to agree with xxhash, and whether the pool is as it was; the secret has one
+    bit wrong if ``fault`` is 1.
+    """
+    from services.worker.kv.movers.device_checks import DeviceChecks
+    from services.worker.kv.page_memory import PageMemory
+
+    layout = PageLayout(pages, LAYERS, half_bytes, half_bytes, 2 * pages * half_bytes, pages * half_bytes)
+    pool = torch.from_numpy(np.random.default_rng(2).integers(0, 256, layout.nbytes, dtype=np.uint8))
+    before = pool.clone()
+    checks: Any = DeviceChecks(PageMemory(layout, tensor=pool), pool, 8)
+    checks._constants[5] ^= fault
+    return checks.agree_with_xxhash(), bool((pool == before).all())
+
+
+@pytest.mark.parametrize(("half_bytes", "pages"), [(128, 1), (2048, 9), (1600, 3)])
+def test_it_is_tried_before_it_is_used(half_bytes: int, pages: int, interpreter: Interpreter) -> None:
+    """On the pool itself, which is as before; a kernel that is wrong by a bit is not used."""
+    assert interpreter.call(tried, half_bytes, pages, 0) == (True, True)
+    assert interpreter.call(tried, half_bytes, pages, 1) == (False, True)
+
+
 def test_other_lengths_are_not_for_it() -> None:
     """XXH3 has other formulas for 240 bytes and fewer, and a row whose K ends within a word is read by the host."""
     from services.worker.kernels.row_checksums import can_check
