@@ -131,10 +131,10 @@ class Copier:
         started = time.perf_counter()
         error, nbytes = "", 0
         try:
-            source = self._pools.device(transfer.worker_id, transfer.worker_incarnation)
+            device = self._pools.device_handle(transfer.worker_id, transfer.worker_incarnation)
             copied = None
             if self._workers is not None:
-                copied = await self._workers.copy(transfer, source, self._pools.host, executor)
+                copied = await self._workers.copy(transfer, device, self._pools.host, executor)
             if isinstance(copied, InDoubt):
                 # Its turn is over, so that other backups go on, and it is not.
                 task = asyncio.create_task(self._end_when_settled(transfer, copied, started))
@@ -143,6 +143,7 @@ class Copier:
                 return
             nbytes = copied or 0
             if copied is None:
+                source = self._pools.device(transfer.worker_id, transfer.worker_incarnation)
                 nbytes = await asyncio.get_running_loop().run_in_executor(
                     executor, copy_transfer, transfer, source, self._pools.host
                 )

@@ -16,10 +16,10 @@ import msgspec
 from services.storage.copy_share import CopyShare
 from services.storage.core.backup_check import Transfer
 from services.storage.worker_stores import Outcome, WorkerStores
-from shared.memory.device_pool_view import DevicePages
 from shared.memory.host_pool import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.page_stores import StorePages
+from shared.messages.pools import PoolHandle
 
 PART_BYTES = 256 * 2**20
 """Bytes that are copied by one call: 5 to 10 ms of a link, and a hundred times the time of a call."""
@@ -49,7 +49,7 @@ class WorkerBackups:
         self._storage_id, self._incarnation = storage_id, incarnation
 
     async def copy(
-        self, transfer: Transfer, source: DevicePages, target: HostPoolView, threads: Executor
+        self, transfer: Transfer, device: PoolHandle, target: HostPoolView, threads: Executor
     ) -> int | InDoubt | None:
         """Bytes copied, when every page is there and sealed; None where the worker does not do it, and writes nothing
         any more. Raises TransportError when its copy failed. Pages are sealed in ``threads``.
@@ -61,7 +61,7 @@ class WorkerBackups:
             pool=target.handle.name,
             transfer_id=transfer.transfer_id,
         )
-        if not await self._stores.serves(transfer.worker_id, source.handle, probe):
+        if not await self._stores.serves(transfer.worker_id, device, probe):
             return None
         target.clear(transfer.host_pages)
         sealing: asyncio.Future[None] | None = None

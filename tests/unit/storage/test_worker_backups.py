@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from services.storage import shell as storage_shell
 from services.storage import worker_backups, worker_stores
 from services.storage.config import StorageConfig
 from services.storage.core.backup_check import Transfer
-from services.storage.pools import Pools
+from services.storage.pools import Pools, open_device_pool
 from services.storage.shell import StorageShell
 from services.storage.worker_backups import WorkerBackups
 from services.storage.worker_stores import WorkerStores
@@ -28,12 +29,14 @@ from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 from services.worker.store_calls import StoreCalls
 from shared import subjects
 from shared.codec import decode, decode_input, encode
+from shared.errors import TransportError
 from shared.lifecycle import Lifecycle
 from shared.memory import HostPoolView
+from shared.memory.device_pool_view import DevicePages
 from shared.memory.life import LifeSign
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.page_stores import PagesStored, StorePages
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.storage_events import BackupDone, HostPoolCreated
 from shared.messages.storage_plans import (
     AttachDevicePool,
@@ -130,11 +133,19 @@ def device(geometry: KvGeometry, shm_prefix: str) -> Any:
 
 @asynccontextmanager
 async def running(
-    broker: MemoryBroker, prefix: str, device: DevicePool, *, threads: int = 2, share: float = 1.0
+    broker: MemoryBroker,
+    prefix: str,
+    device: DevicePool,
+    *,
+    threads: int = 2,
+    share: float = 1.0,
+    open_device: Callable[[PoolHandle], DevicePages] = open_device_pool,
+    kind: Literal["shm", "cuda_ipc"] = "shm",
 ) -> AsyncIterator[Cell]:
+    """``open_device`` maps the pools, of which the storage is told that they are of this ``kind``."""
     config = StorageConfig(id="s0", node="n0", host_kv_bytes=100_000, shm_prefix=prefix, threads=threads)
     life, cell = Lifecycle(), Cell(broker, device)
-    pools = Pools(prefix, config.host_kv_bytes, backup_share=share)
+    pools = Pools(prefix, config.host_kv_bytes, backup_share=share, open_device=open_device)
     serving = asyncio.create_task(
         StorageShell(config, broker.connect("storage"), pools, incarnation="si").run(life)
     )  # fmt: skip
@@ -149,9 +160,8 @@ async def running(
         assert created.handle is not None
         cell.worker.host = HostPoolView.attach(created.handle)
         for worker_id in ("w0", "w1"):
-            await cell.order(
-                AttachDevicePool(worker_id=worker_id, worker_incarnation="i0", handle=device.handle())
-            )  # fmt: skip
+            handle = msgspec.structs.replace(device.handle(), kind=kind)
+            await cell.order(AttachDevicePool(worker_id=worker_id, worker_incarnation="i0", handle=handle))
         yield cell
     finally:
         life.stop()
@@ -160,11 +170,11 @@ async def running(
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, geometry: KvGeometry) -> None:
-    """Workers with pools in shared memory are asked, and parts are two pages."""
+    """Workers with pools in shared memory are asked, too, and parts are two pages."""
     monkeypatch.setattr(
         storage_shell, "WorkerBackups", partial(WorkerBackups, part_bytes=2 * geometry.page_bytes)
     )  # fmt: skip
-    monkeypatch.setattr(storage_shell, "WorkerStores", partial(WorkerStores, kinds=("shm",), answer_s=20))
+    monkeypatch.setattr(storage_shell, "WorkerStores", partial(WorkerStores, kinds=("shm", "cuda_ipc"), answer_s=20))
     assert 2 * geometry.page_bytes < worker_backups.PART_BYTES
 
 
@@ -203,6 +213,26 @@ async def test_a_worker_that_refuses_is_copied_from(broker: MemoryBroker, shm_pr
     assert [(each.transfer_id, each.ok) for each in (middle, later, other)] == [(1, True), (2, True), (3, True)]
     cell.check([0, 1, 2, 3, 4], [5, 3, 1, 0, 7])
     assert [call.part for call in cell.worker.seen] == [0, 1]
+
+
+async def test_a_pool_that_the_storage_cannot_map_is_backed_up_by_its_worker(
+    broker: MemoryBroker, shm_prefix: str, device: DevicePool
+) -> None:
+    """As long as the worker does it; then the reason is the mapping's."""
+
+    def refuse(_: PoolHandle) -> DevicePages:
+        raise TransportError("CUDA IPC is not permitted")
+
+    async with running(broker, shm_prefix, device, open_device=refuse, kind="cuda_ipc") as cell:
+        await cell.backup(1, [0, 1, 2], [5, 3, 1])
+        done = await cell.event()
+        await cell.backup(2, [0], [7], worker_id="w1")
+        unmapped = await cell.event()
+
+    assert (done.transfer_id, done.ok) == (1, True)
+    cell.check([0, 1, 2], [5, 3, 1])
+    assert (unmapped.transfer_id, unmapped.ok) == (2, False)
+    assert "CUDA IPC is not permitted" in unmapped.error
 
 
 async def test_a_copy_that_fails_leaves_its_pages_unsealed(
