@@ -35,6 +35,7 @@ from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers import DEFAULT_MOVER, make_mover
+from services.worker.kv.movers.choice import DEFAULT_PROGRAMS
 from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.pinning import cuda_pins
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
@@ -143,7 +144,7 @@ class History:
         if self._pins is not None:
             for array in self._pinned:
                 self._pins.pin(array)
-        self.mover = make_mover(runner.pool, DEFAULT_MOVER, programs=1)
+        self.mover = make_mover(runner.pool, DEFAULT_MOVER[runner.pool.device.type], programs=DEFAULT_PROGRAMS)
         self.staging = StagingMemory(tokens * shape.row_bytes * shape.layers, runner.pool.device)
         self._transfer = ThreadPoolExecutor(max_workers=1)
 

@@ -36,7 +36,7 @@ class HostPages:
                 wanted = np.ones(len(self.pages[part]), dtype=bool)
                 checks = RowChecks(self.checksums[part, layer].reshape(-1, 1), self.identities[part], wanted)
             layers = range(layer, layer + 1)
-            wrong = self.mover.load(self.memory, layers, self.pages[part], self.device_pages[part], checks)
+            wrong = self.mover.load(self.memory, layers, self.pages[part], self.device_pages[part], checks).wrong()
             if wrong.any():
                 raise PiecesRefused(f"layer {layer} of host page {self.pages[part][wrong][0]} is not what was saved")
 

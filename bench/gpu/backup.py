@@ -1,8 +1,9 @@
 """Device to host: a worker's pages into the host pool, by the storage through CUDA IPC, and by the worker's own movers.
 
-The storage copies runs of consecutive pages with its low-priority stream (``services/storage/gpu_bridge.py``); movers
-take pages in any order. First the bytes are compared, then bandwidth is measured by run length and page size, beside
-one copy of the same bytes in one piece.
+The storage copies runs of consecutive pages with its low-priority stream (``services/storage/gpu_bridge.py``). A worker
+that its storage asks copies pages in any order, with one block of its kernel, in large parts (``kv/host_stores.py``).
+First the bytes are compared, then bandwidth is measured by run length and page size, beside one copy of the same bytes
+in one piece.
 
 ``python -m bench.gpu.backup [--quick] [--rounds 9]``
 """

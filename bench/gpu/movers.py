@@ -2,8 +2,10 @@
 
 8,192 tokens of Llama-3.1-8B's KV in random order, from a pinned page-first host pool to a layer-first device pool,
 layer by layer as a batch loads them. First the bytes are compared, then the time is taken; the peak is one copy of the
-same bytes in one piece. Verified figures include the checksums, which the processor computes before the copy. Copies
-of ``per_page`` are issued by Python, so at small pages it shows what a copy costs to issue here, not the copy engine.
+same bytes in one piece. Verified figures include the checksums, which the GPU-assisted mover computes on the device
+behind each copy, the others on the processor before it. The target is 90% of the peak, verified, at pages of 1 to 32
+tokens. Copies of ``per_page`` are issued by Python, so at small pages it shows what a copy costs to issue here, not the
+copy engine.
 
 Without a GPU there is no kernel among them: it is interpreted elsewhere (``bench.gpu.interference``).
 
@@ -75,16 +77,18 @@ def measure(scene: LoadScene, rounds: int) -> dict[str, Any]:
             "gb_s": nbytes / spent["False"] / 1e9,
             "of_peak": nbytes / spent["False"] / peak,
             "verified_gb_s": nbytes / spent["True"] / 1e9,
+            "verified_of_peak": nbytes / spent["True"] / peak,
         }
     return {"peak_gb_s": peak / 1e9, "movers": found}
 
 
 def headline(results: dict[str, Any]) -> reading.Headline:
-    """The fastest mover of each page size, as a share of the peak."""
+    """The fastest mover of each page size, everything verified, beside the peak."""
     lines: list[tuple[str, float | None, str]] = []
     for page_size, found in results.items():
-        name, best = max(found["movers"].items(), key=lambda each: each[1]["gb_s"])
-        lines.append((f"pages of {page_size}: {name}", best["gb_s"], f"GB/s of {found['peak_gb_s']:.3g}"))
+        name, best = max(found["movers"].items(), key=lambda each: each[1]["verified_gb_s"])
+        what = f"pages of {page_size}, verified: {name}"
+        lines.append((what, best["verified_gb_s"], f"GB/s of {found['peak_gb_s']:.3g}"))
     return lines
 
 

@@ -1,7 +1,8 @@
-"""Runs queued transfers in I/O threads and answers each with ``BackupDone``.
+"""Runs queued transfers and answers each with ``BackupDone``.
 
-The threads run at low priority: nobody waits for a backup, and on full cores an unhindered one halves the speed of
-the model (``infra/adr/0003-storage-drives-backups.md``).
+A worker on a GPU copies by itself when it is asked (``worker_backups``), all others are copied from by I/O threads.
+These run at low priority: nobody waits for a backup, and on full cores an unhindered one halves the speed of the model
+(``infra/adr/0003-storage-drives-backups.md``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from services.storage.mover import copy_transfer
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
 from services.storage.thread_priority import lower_priority
+from services.storage.worker_backups import InDoubt, WorkerBackups
 from shared import logs
 from shared.errors import ThermoclineError
 from shared.event_outbox import EventOutbox
@@ -51,7 +53,11 @@ class Copier:
         storage_id: str,
         incarnation: str,
         threads: int,
+        workers: WorkerBackups | None = None,
     ) -> None:
+        """``workers`` has workers copy by themselves where they can."""
+        self._workers = workers
+        self._doubts: set[asyncio.Task[None]] = set()
         self._queue = queue
         self._pools = pools
         self._gate = gate
@@ -80,6 +86,10 @@ class Copier:
                 for _ in range(self._threads):
                     group.create_task(self._copy_all(executor))
         finally:
+            # Pages that a worker may still write to go with the pool.
+            for doubt in self._doubts:
+                doubt.cancel()
+            await asyncio.gather(*self._doubts, return_exceptions=True)
             executor.shutdown(wait=False)
 
     async def answer(self, ended: Ended, seconds: float = 0.0) -> None:
@@ -119,16 +129,37 @@ class Copier:
     async def _copy(self, executor: ThreadPoolExecutor, transfer: Transfer) -> None:
         await self._gate.passed(transfer.after)
         started = time.perf_counter()
-        error = ""
+        error, nbytes = "", 0
         try:
-            source = self._pools.device(transfer.worker_id, transfer.worker_incarnation)
-            nbytes = await asyncio.get_running_loop().run_in_executor(
-                executor, copy_transfer, transfer, source, self._pools.host
-            )
+            device = self._pools.device_handle(transfer.worker_id, transfer.worker_incarnation)
+            copied = None
+            if self._workers is not None:
+                copied = await self._workers.copy(transfer, device, self._pools.host, executor)
+            if isinstance(copied, InDoubt):
+                # Its turn is over, so that other backups go on, and it is not.
+                task = asyncio.create_task(self._end_when_settled(transfer, copied, started))
+                self._doubts.add(task)
+                task.add_done_callback(self._doubts.discard)
+                return
+            nbytes = copied or 0
+            if copied is None:
+                source = self._pools.device(transfer.worker_id, transfer.worker_incarnation)
+                nbytes = await asyncio.get_running_loop().run_in_executor(
+                    executor, copy_transfer, transfer, source, self._pools.host
+                )
         except Exception as caught:
             # Whatever it was, its pages must not be used and the other transfers go on.
             error = caught.message if isinstance(caught, ThermoclineError) else f"{type(caught).__name__}: {caught}"
             _log.warning("copy_raised", transfer=transfer.transfer_id, exc_info=caught)
+        await self._end(transfer, error, started, nbytes)
+
+    async def _end_when_settled(self, transfer: Transfer, doubt: InDoubt, started: float) -> None:
+        assert self._workers is not None
+        await self._workers.settle(doubt)
+        await self._end(transfer, f"worker {transfer.worker_id} did not answer in time", started, 0)
+
+    async def _end(self, transfer: Transfer, error: str, started: float, nbytes: int) -> None:
+        """Nothing of it is written any more."""
         seconds = time.perf_counter() - started
         ended = self._queue.finish(transfer.transfer_id, error)
         if ended.ok:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from shared import logs, subjects
@@ -42,6 +43,11 @@ class Neighbours:
         self._clock_s = clock_s
         self._due: list[tuple[float, Member]] = []
         self._was_full = False
+        self._gone: deque[Member] = deque(maxlen=WATCHED_MOST)  # Workers that have ended, the last ones.
+
+    def is_gone(self, worker_id: str, incarnation: str) -> bool:
+        """Whether this incarnation of a worker was seen to end."""
+        return Member("worker", worker_id, incarnation) in self._gone
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -55,6 +61,7 @@ class Neighbours:
         for member in self._watch.look():
             if member.kind == "worker":
                 _log.info("neighbour_gone", worker=member.id, incarnation=member.incarnation)
+                self._gone.append(member)
                 self._due += [(now_s + after_s, member) for after_s in SAID_AFTER_S]
         del self._due[:-DUE_MOST]
         if self._watch.is_full and not self._was_full:

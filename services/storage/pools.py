@@ -61,6 +61,7 @@ def _is_on_gpu(pages: DevicePages | None) -> bool:
 @dataclass(slots=True)
 class _DevicePool:
     incarnation: str
+    handle: PoolHandle
     pages: DevicePages | None
     error: str = ""  # Why it could not be mapped.
 
@@ -93,6 +94,11 @@ class Pools:
         self._hidden: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
         self._refused: dict[str, str] = {}  # Pools of this storage that could not be made, by their flag, and why.
+
+    @property
+    def share(self) -> CopyShare | None:
+        """What bounds the time in which devices are copied from, if anything does."""
+        return self._share
 
     @property
     def host(self) -> HostPoolView:
@@ -190,14 +196,14 @@ class Pools:
         One that cannot be mapped is remembered with the reason, so that backups of it say why they fail; the
         error is raised as well.
         """
-        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, None, MAPPING)
+        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, order.handle, None, MAPPING)
         try:
             pages = self._open_device(order.handle)
         except ThermoclineError as error:
-            self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, None, error.message)
+            self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, order.handle, None, error.message)
             raise
         shared = pages if self._share is None else SharedDevicePages(pages, self._share)
-        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, shared)
+        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, order.handle, shared)
         self._pin_own()
 
     def detach(self, worker_id: str, incarnation: str) -> bool:
@@ -221,10 +227,19 @@ class Pools:
             raise DeviceFailed(f"the device pool of worker {worker_id} is lost: {found.pages.fault}")
         return found.pages
 
+    def device_handle(self, worker_id: str, incarnation: str) -> PoolHandle:
+        """An attached device pool, for backups of which the worker may copy the bytes: one on a GPU need not be mapped.
+        Raises like :meth:`device`.
+        """
+        found = self._devices.get(worker_id)
+        if found is not None and found.incarnation == incarnation and found.handle.kind == "cuda_ipc":
+            return found.handle
+        return self.device(worker_id, incarnation).handle
+
     def check(self, order: BackupPages) -> Transfer:
         """The transfer that ``order`` asks for. Raises InvalidRequest when it cannot be carried out."""
-        device = self.device(order.worker_id, order.worker_incarnation)
-        return check_backup(order, device.handle, self.host.handle)
+        device = self.device_handle(order.worker_id, order.worker_incarnation)
+        return check_backup(order, device, self.host.handle)
 
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
         """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 from services.storage import measures
@@ -17,6 +18,8 @@ from services.storage.pools import Pools
 from services.storage.sparse_calls import CALLS_MOST, SparseCalls
 from services.storage.standing import StandingCheck
 from services.storage.tiers import Tiers
+from services.storage.worker_backups import WorkerBackups
+from services.storage.worker_stores import WorkerStores
 from shared import logs, progress, subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
@@ -78,6 +81,7 @@ class StorageShell:
             tracer=tracer,
         )
         self._sparse_calls = SparseCalls(lambda: self._tiers.sparse, config.shm_prefix)
+        stores = WorkerStores(bus, self._neighbours.is_gone, time.monotonic)
         self._copier = Copier(
             self._queue,
             pools,
@@ -86,6 +90,7 @@ class StorageShell:
             storage_id=config.id,
             incarnation=incarnation,
             threads=config.threads,
+            workers=WorkerBackups(stores, config.id, incarnation, pools.share),
         )
         orders = Orders(
             pools,

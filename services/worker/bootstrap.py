@@ -30,6 +30,7 @@ from services.worker.importance.disk_reads import DiskReads
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.inbox import Inbox
+from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.movers.protocol import PageMover
@@ -56,6 +57,7 @@ from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.step_results import StepResults
 from services.worker.step_rows import StepRows
+from services.worker.store_calls import StoreCalls
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
 from services.worker.torch_gpus import choose
@@ -93,23 +95,37 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
         verified=config.verify_host == "always",
     )
     if isinstance(runner, GroupRunner):
-        # Each part has the mover that a worker with such a pool would have.
-        return PartsMover(runner.geometry, runner.parts.parts, choose)
+        # What the parts load from is divided among them in memory that no driver has pinned.
+        return PartsMover(runner.geometry, runner.parts.parts, partial(choose, default="batched"))
     return choose(runner.pool)
+
+
+def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStores | None:
+    """What copies pages for the storage's backups; None where the storage does it itself, as without such a kernel."""
+    if isinstance(runner, GroupRunner) or mover.name != "gpu_assisted":
+        return None
+    # Only now: importing the kernel imports Triton.
+    from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
+
+    return HostStores(
+        GpuAssistedMover(runner.pool), runner.pool.pages, on_thread=partial(use_device, runner.pool.device)
+    )
 
 
 def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
     """What moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve it."""
+    mover = _choose_mover(config, runner)
     return Loads(
         runner.geometry,
         runner.pool.pages,
-        _choose_mover(config, runner),
+        mover,
         timeout_s=config.load_timeout_ms / 1e3,
         clock_ns=time.time_ns,
         verification=Verification(config.verify_host, config.verify_host_share),
         pins=cuda_pins(runner.pool.device),
         device_type=runner.pool.device.type,
         on_thread=partial(use_device, runner.pool.device),
+        stores=make_stores(mover, runner),
     )
 
 
@@ -289,6 +305,7 @@ def make_shell(
         retained=retained,
         ending=ending,
         status_readers=[membership.see] if disk_reads is None else [membership.see, disk_reads.see],
+        stores=None if loads.stores is None else StoreCalls(incarnation, loads.pools, loads.stores),
         restoration=restoration,
         degraded=degraded,
     )
@@ -385,7 +402,11 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):
-                await shell.run(life)
+                try:
+                    await shell.run(life)
+                finally:
+                    # The end of the sign tells the storage that nothing is written to its pool any more.
+                    await asyncio.to_thread(loads.end_stores)
         finally:
             if disk_reads is not None:
                 await disk_reads.close()

@@ -90,7 +90,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = 64 * 2**20
     mover: Annotated[
         Literal["auto", "per_page", "batched", "gpu_assisted"],
-        Doc(description="how pages move between host and device; auto takes what --profile found fastest here"),
+        Doc(description="how pages reach and leave the device; auto: as measured, or else gpu_assisted on a GPU"),
     ] = "auto"
     mover_programs: Annotated[
         int, Doc(description="GPU programs of 1,024 threads that gpu_assisted may occupy; 0: as measured", ge=0, le=32)

@@ -22,6 +22,7 @@ from services.worker.executor import Executor
 from services.worker.identity import WorkerIdentity
 from services.worker.report_channel import ReportChannel
 from services.worker.retained import RetainedOutputs
+from services.worker.store_calls import CALLS_MOST, StoreCalls
 from services.worker.streams import wait_for_streams
 from services.worker.thread_device import use_device
 from services.worker.token_sender import TokenSender
@@ -63,18 +64,20 @@ class WorkerShell:
         retained: RetainedOutputs,
         ending: Ending,
         status_readers: Sequence[Callable[[Delivery], Awaitable[None]]],
+        stores: StoreCalls | None,
         restoration: RestorationCosts | None,
         degraded: Callable[[], Iterable[Degradation]],
     ) -> None:
-        """``let_go`` is set when the scheduler has nothing left for this worker to do. ``restoration`` is what the cell
-        is told that restoring costs here, ``degraded`` what this worker was asked for and lacks.
+        """``let_go`` is set when the scheduler has nothing left for this worker to do. ``stores`` copies pages for the
+        storage, where this worker does that. ``restoration`` is what the cell is told that restoring costs here,
+        ``degraded`` what this worker was asked for and lacks.
         """
         self.executor = executor
         self._config, self._who, self._bus, self._runner = config, identity, bus, runner
         self._plans, self._let_go = plans, let_go
         self._channel, self._outbox, self._tokens, self._retained = channel, outbox, tokens, retained
         self._ending = ending
-        self._status_readers = status_readers
+        self._status_readers, self._stores = status_readers, stores
         self._restoration, self._degraded = restoration, degraded
 
     async def run(self, life: Lifecycle) -> None:
@@ -86,6 +89,9 @@ class WorkerShell:
             await self._bus.serve(subjects.rpc("worker", "outputs", self._who.worker_id), self._outputs),
             *[await self._bus.subscribe(subjects.STATUS, reader) for reader in self._status_readers],
         ]
+        if self._stores is not None:
+            store = subjects.rpc("worker", "store", self._who.worker_id)
+            subscriptions.append(await self._bus.serve(store, self._stores.answer, at_once=CALLS_MOST))
         await self._plans.start()
         self._join()
         progress.ready()

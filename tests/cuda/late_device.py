@@ -18,7 +18,8 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.movers.batched import BatchedMover
-from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
+from services.worker.kv.movers.protocol import Known
+from services.worker.kv.page_memory import PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
 from tests.unit.worker.fake_model import GEOMETRY, FakeRunner
 
@@ -108,17 +109,17 @@ class LateMover(BatchedMover):
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
+    ) -> Known:
         wrong = np.zeros(len(pages), dtype=bool)
         if checks is None:
             self.stream.launch(lambda: self._copy(source.host_rows()[pages][:, layers], layers, device_pages))
-            return wrong
+            return Known(wrong)
         staged = source.host_rows()[pages][:, layers].copy()
         for row in range(len(pages)):
             for at in range(len(layers)):
                 wrong[row] |= not checks.holds(staged[row, at].reshape(-1), row, at)
         self.stream.launch(lambda: self._copy(staged[~wrong], layers, device_pages[~wrong]))
-        return wrong
+        return Known(wrong)
 
     def fence(self) -> Any:
         return self.stream.record()

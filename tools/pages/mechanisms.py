@@ -176,7 +176,8 @@ STRATA = (
         where="services/worker/kv/movers/gpu_assisted.py:GpuAssistedMover",
         setting="worker.mover",
         is_on=lambda value: value in ("auto", "gpu_assisted"),
-        differs="`auto` takes it where it was measured fastest; a CPU has a native copy; never run on a GPU here",
+        differs="`auto` takes it on a GPU unless another was measured faster, and verifies where pages arrive; "
+        "a CPU has a native copy; never run on a GPU here",
         figure=("Figure 3", "strata.md#figure-3-loading-8192-tokens-of-llama-31-8b"),
     ),
     Mechanism(

@@ -17,6 +17,7 @@ from tools.pages import (
     chart_lines,
     code_facts,
     formats,
+    gpu_transfers,
     hcache,
     hotprefix,
     importance,
@@ -57,7 +58,10 @@ _FUNCTIONS = (
     *(formats.spread, line_chart.line_chart, rows.places, rows.aligned, rows.nested),
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
-_MODULES = (chart_lines, code_facts, metric_docs, mechanisms, peers, hcache, hotprefix, importance, impress, strata)
+_MODULES = (
+    *(chart_lines, code_facts, metric_docs, mechanisms, peers, gpu_transfers),
+    *(hcache, hotprefix, importance, impress, strata),
+)
 
 
 def headings(folder: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Copy pages between pinned host memory and the device pool, changing their layout on the way (Strata section 4.2).
 
 A program is 1,024 threads and takes a tile of rows at a time, then the next that no other program takes (grid
-stride). Each thread moves 16 bytes per access; a tile is several of those per thread, all issued before the first is
-used, because the bytes in flight decide the bandwidth of a link with long latency. Reads bypass the first-level cache
-and writes are marked for early eviction: nothing here is read twice, and what the model's kernels have in cache should
-stay there.
+stride). Each thread moves 16 bytes per access. The bytes in flight decide the bandwidth of a link with long latency
+(Little's law, Strata section 3.1), so they never run out: tiles arrive in shared memory by asynchronous copies, and
+while one is written on, the next ones, as many as fit, and their page numbers are on their way. Reads bypass the
+first-level cache and writes are marked for early eviction: nothing here is read twice, and what the model's kernels
+have in cache should stay there.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -13,7 +14,8 @@ stay there.
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -26,6 +28,15 @@ NUM_WARPS = 32
 
 TILE_WORDS = 16_384
 """32-bit words of one tile: 64 KiB, four 16-byte accesses per thread."""
+
+MOST_AHEAD = 3
+"""Tiles on their way at a time. Those of an H100 fill 192 KiB of its 227 KiB; two programs keep 384 KiB in flight."""
+
+MOST_ROWS_AHEAD = 512
+"""Rows of a tile whose page numbers have room beside it; tiles of shorter rows, under 128 bytes, come one by one."""
+
+ALIGNMENT_BYTES = 1024
+"""Of a buffer in shared memory, at most."""
 
 MAX_PROGRAMS = 32
 
@@ -65,6 +76,7 @@ def copy_pages_kernel(
     ROW_WORDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Grid (programs,). Strides and sizes are in words of the tensors' type; rows are ordered layer, page, half."""
     columns: tl.constexpr = (ROW_WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS
@@ -72,7 +84,7 @@ def copy_pages_kernel(
     tiles = tl.cdiv(rows, BLOCK_ROWS) * columns
     row_in_tile = tl.arange(0, BLOCK_ROWS)
     word_in_tile = tl.arange(0, BLOCK_WORDS)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         row = (tile // columns) * BLOCK_ROWS + row_in_tile
         word = (tile % columns) * BLOCK_WORDS + word_in_tile
         is_row = row < rows
@@ -92,6 +104,24 @@ def tile_shape(row_words: int) -> tuple[int, int]:
     """(rows, words) of a tile: together ``TILE_WORDS``, and no wider than a row, padded."""
     words = min(next_power_of_two(row_words), TILE_WORDS)
     return TILE_WORDS // words, words
+
+
+def stages(shared_bytes: int, block_rows: int) -> int:
+    """What Triton calls stages, one more than the tiles on their way, for a program with so much shared memory."""
+    if block_rows > MOST_ROWS_AHEAD:
+        return 1
+    # Page numbers of source and target are on their way with the tiles.
+    ahead = shared_bytes // (4 * TILE_WORDS + 2 * 4 * block_rows + ALIGNMENT_BYTES)
+    return 1 + max(0, min(MOST_AHEAD, ahead))
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """What one program may have on ``device``; 0 where kernels are interpreted, or torch does not say."""
+    if device.type != "cuda":
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0))
 
 
 def copy_pages(
@@ -118,5 +148,6 @@ def copy_pages(
         SOURCE_PAGE=source_layout.page_stride // size, SOURCE_LAYER=source_layout.layer_stride // size,
         SOURCE_HALF=source_layout.half_stride // size, TARGET_PAGE=target_layout.page_stride // size,
         TARGET_LAYER=target_layout.layer_stride // size, TARGET_HALF=target_layout.half_stride // size,
-        ROW_WORDS=half_bytes // size, BLOCK_ROWS=block_rows, BLOCK_WORDS=block_words, num_warps=NUM_WARPS,
+        ROW_WORDS=half_bytes // size, BLOCK_ROWS=block_rows, BLOCK_WORDS=block_words,
+        STAGES=stages(_shared_bytes(numbers.device), block_rows), num_warps=NUM_WARPS,
     )  # fmt: skip

@@ -2,7 +2,9 @@
 
 One transfer thread makes all copies, so a mover has one user. It takes the loads of a batch layer by layer, releasing
 each layer at the gate. On a GPU the next layer is launched before the thread waits for the last, so the link never
-idles, and a layer is released when its bytes have arrived: what the gate and the bubble see is what happened.
+idles, and a layer is released when its bytes have arrived and were verified: what the gate and the bubble see is what
+happened. A wrong page closes the gate before its layer is released. Its bytes may be on the device by then, and those
+of the next layer on their way, which harms nobody: the scheduler undoes the load as a whole (``lost_pages``).
 Promotions, which nobody waits for, get that thread piece by piece when no load wants it (see ``promotions``).
 """
 
@@ -12,8 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.worker.kv.host_pools import HostPools, Pins
+from services.worker.kv.host_stores import HostStores
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.kv.movers.protocol import Fence, PageMover
 from services.worker.kv.neighbour_copy import NeighbourCopy
@@ -42,7 +46,7 @@ class LoadResult:
     failures: list[LoadFailure] = field(default_factory=list)
     failed_requests: list[str] = field(default_factory=list)
     lost_pages: frozenset[int] = frozenset()
-    pages: int = 0  # Verified and written.
+    pages: int = 0  # Written and, where they were to be, verified.
     nbytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
@@ -115,17 +119,24 @@ class BatchTransfer:
                 if copy.is_open:
                     self._load_layer(copy, layer)
             fence = self._mover.fence()
-            self._release(launched)
+            if launched is not None:
+                self._release(*launched)
             launched = None if fence is None else (layer, fence)
             if fence is None:
-                self.gate.release(layer)
-        self._release(launched)
-
-    def _release(self, launched: tuple[int, Fence] | None) -> None:
+                self._declare(layer)
         if launched is not None:
-            layer, fence = launched
-            fence.synchronize()
-            self.gate.release(layer)
+            self._release(*launched)
+
+    def _release(self, layer: int, fence: Fence) -> None:
+        fence.synchronize()
+        self._declare(layer)
+
+    def _declare(self, layer: int) -> None:
+        """A layer has arrived. Every page that is wrong in it has closed the gate before it is released."""
+        for copy in self._copies:
+            copy.judge(layer)
+            self._note_wrong(copy)
+        self.gate.release(layer)
 
     def _drain(self) -> None:
         """Nothing is written after this."""
@@ -190,7 +201,11 @@ class BatchTransfer:
             if self._cancelled.is_set():
                 raise TransportError("the load was given up")
             copy.copy(self._mover, layer, start, step)
-            self._note_wrong(copy)
+
+
+def _behind_both(submit: Callable[[Callable[[], None]], object], stores: HostStores, work: Callable[[], None]) -> None:
+    """Do ``work`` behind the loads that were asked for, and behind the stores of that time."""
+    submit(lambda: stores.behind(work))
 
 
 class Loads:
@@ -209,16 +224,21 @@ class Loads:
         pins: Pins | None = None,
         device_type: str = "cpu",
         on_thread: Callable[[], None] | None = None,
+        stores: HostStores | None = None,
     ) -> None:
         """``submit`` runs transfers one at a time in order; by default on a thread of their own, which
-        calls ``on_thread`` first. Everything is verified
-        unless ``verification`` says otherwise. ``pins`` is for workers on a GPU.
+        calls ``on_thread`` first. Everything is verified unless ``verification`` says otherwise. ``pins`` is for
+        workers on a GPU. ``stores`` writes to mapped pools, which are let go of behind it.
         """
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads", initializer=on_thread)
             submit = self._threads.submit
-        self.pools = HostPools(geometry, pins, submit)
+        retire = submit
+        if stores is not None:
+            retire = partial(_behind_both, submit, stores)
+        self.stores = stores
+        self.pools = HostPools(geometry, pins, retire)
         self.neighbours = Neighbours(geometry, device_type)
         self._geometry = geometry
         self._device_pages = device_pages
@@ -261,11 +281,17 @@ class Loads:
         self._promotions.cancel(storage_id, "the host pool was detached")
         self.pools.detach(storage_id)
 
+    def end_stores(self) -> None:
+        """Return when nothing is written to host pools any more, nor will be; idempotent."""
+        if self.stores is not None:
+            self.stores.close()
+
     def close(self) -> None:
         """End the thread, then unmap. Promotions under way stop after their piece and are not answered."""
         self._promotions.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
+        self.end_stores()
         self.pools.close()
         self.neighbours.close()
 

@@ -13,7 +13,7 @@ import torch
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_pools import AttachedPool
-from services.worker.kv.movers.protocol import PageMover
+from services.worker.kv.movers.protocol import PageMover, Verdict
 from services.worker.kv.page_memory import PageNumbers
 from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.row_checks import RowChecks
@@ -39,12 +39,16 @@ class LoadScene:
         return len(self.pages) * self.device.geometry.page_bytes
 
     def load(self, mover: PageMover, *, verified: bool, count: int | None = None) -> None:
-        """All layers of the first ``count`` pages, one after the other, as a batch loads them."""
+        """All layers of the first ``count`` pages, one after the other, as a batch loads them: a layer's verdicts are
+        read when the next one has been launched.
+        """
         in_order = np.argsort(self.pages[:count], kind="stable")  # As orders are carried out.
         pages, device_pages = self.pages[in_order], self.device_pages[in_order]
         identities = self.host.view.identities[pages]
         wanted = np.ones(len(pages), dtype=bool)
+        earlier: list[Verdict] = []
         for layer in range(self.device.geometry.layers):
+            verdicts: list[Verdict] = []
             for start in range(0, len(pages), mover.piece_pages):
                 part = slice(start, start + mover.piece_pages)
                 checks = None
@@ -52,8 +56,10 @@ class LoadScene:
                     expected = self.host.view.checksums[pages[part], layer].reshape(-1, 1)
                     checks = RowChecks(expected, identities[part], wanted[part])
                 layers = range(layer, layer + 1)
-                wrong = mover.load(self.host.memory(), layers, pages[part], device_pages[part], checks)
-                assert not wrong.any()
+                verdicts.append(mover.load(self.host.memory(), layers, pages[part], device_pages[part], checks))
+            assert not any(verdict.wrong().any() for verdict in earlier)
+            earlier = verdicts
+        assert not any(verdict.wrong().any() for verdict in earlier)
         mover.drain()
 
 

@@ -41,6 +41,9 @@ class NeighbourCopy:
         source, device = self.pages.source[todo], self.pages.device[todo]
         mover.load(self._neighbour.memory, range(layer, layer + 1), source, device)
 
+    def judge(self, layer: int) -> None:
+        """Nothing is wrong: a neighbour's pages have no checksums."""
+
     def confirm(self) -> None:
         """Nothing tells of a neighbour's page that it has changed: the scheduler has locked it."""
 

@@ -20,7 +20,9 @@ INT32_BYTES = 4
 
 
 class PageCopy(Protocol):
-    """The copy of one order. ``copy`` and ``confirm`` are for the transfer thread, the rest for the compute thread."""
+    """The copy of one order. ``copy``, ``judge`` and ``confirm`` are for the transfer thread, the rest for the compute
+    thread.
+    """
 
     pages: OrderPages
 
@@ -30,6 +32,11 @@ class PageCopy(Protocol):
 
     def copy(self, mover: PageMover, layer: int, start: int, count: int) -> None:
         """Copy one layer of pages ``[start, start + count)``, at most ``mover.piece_pages``, but for wrong ones."""
+
+    def judge(self, layer: int) -> None:
+        """Mark what was wrong in the copies of this layer and those before. Until then none of their pages is known to
+        be right; it waits for those copies, if they have not arrived.
+        """
 
     def confirm(self) -> None:
         """After the last byte has arrived: mark what must have changed under the copy."""

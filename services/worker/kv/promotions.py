@@ -117,7 +117,7 @@ class Promotions:
 
     def _advance(self, promotion: _Promotion) -> bool:
         """Copy one piece; False if there was none left. All pages are read even when one was wrong, so that every
-        wrong one is known; those that are wrong are not written.
+        wrong one is known. Where one is, the promotion fails as a whole, and its device pages are given away.
         """
         piece = None if promotion.copy.pages.wrong.all() else next(promotion.pieces, None)
         if piece is None:
@@ -127,6 +127,7 @@ class Promotions:
             promotion.copy.copy(self._mover, layer, start, self._piece_pages)
             # A piece that is still on its way would be in the way of the next load.
             self._mover.drain()
+            promotion.copy.judge(layer)
         except Exception as error:
             promotion.refusal = promotion.refusal or f"{type(error).__name__}: {error}"
         return True

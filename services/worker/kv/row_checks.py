@@ -26,6 +26,14 @@ class RowChecks:
         """The low 8 bytes of each identity, uint64 [pages]."""
         return np.ascontiguousarray(self.identities[:, :8]).view("<u8").reshape(-1)
 
+    def part(self, pages: slice, layers: slice = slice(None)) -> RowChecks:
+        """The checks of some of the pages and layers."""
+        return RowChecks(self.expected[pages, layers], self.identities[pages], self.wanted[pages])
+
+    def of(self, entries: npt.NDArray[np.intp]) -> RowChecks:
+        """The checks of these entries alone."""
+        return RowChecks(self.expected[entries], self.identities[entries], self.wanted[entries])
+
     def holds(self, row: npt.NDArray[np.uint8], page: int, layer: int) -> bool:
         """Whether ``row`` (contiguous uint8 [2 * half_bytes]) is what entry ``page`` should be in entry ``layer``."""
         if not self.wanted[page]:

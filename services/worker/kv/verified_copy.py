@@ -1,15 +1,19 @@
 """Host pages to device pages, verified: what a load on demand and a promotion ahead of demand have in common.
 
 The identity of every page is compared with the plan's, and each layer's checksum, seeded with that identity, for the
-pages that ``Verification`` draws (all of them by default). A row that fails is not written.
+pages that ``Verification`` draws (all of them by default). Some movers check a row before they write it, some after
+(``Verdict``). Either way a page that fails is marked before its layer is declared loaded, and whatever its device page
+holds then is nobody's: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from services.worker.kv.host_pools import AttachedPool, HostPools
-from services.worker.kv.movers.protocol import PageMover
+from services.worker.kv.movers.protocol import PageMover, Verdict
 from services.worker.kv.page_order import OrderPages
 from services.worker.kv.row_checks import RowChecks
 from services.worker.kv.verification import Verification
@@ -28,6 +32,8 @@ class VerifiedCopy:
         self._verification = verification
         self._wanted = verification.draw(self.pages.identities)
         self._pool: AttachedPool | None = None
+        # Of pieces that were launched: the layer, the entries and what becomes known of them.
+        self._launched: deque[tuple[int, np.ndarray, Verdict]] = deque()
 
     def open(self, pools: HostPools) -> None:
         """Check everything that can be checked before a byte moves."""
@@ -52,12 +58,20 @@ class VerifiedCopy:
         todo = pages.usable(start, count)
         source = pages.source[todo]
         checks = self._checks(todo, layer)
-        failed = mover.load(self._pool.memory(), range(layer, layer + 1), source, pages.device[todo], checks)
-        if failed.any():
-            wrong = np.zeros(len(pages), dtype=bool)
-            wrong[todo[failed]] = True
-            pages.mark(wrong, f"checksum of layer {layer}")
-            self._verification.note_failure(self._storage_id)
+        verdict = mover.load(self._pool.memory(), range(layer, layer + 1), source, pages.device[todo], checks)
+        if checks is not None:
+            self._launched.append((layer, todo, verdict))
+
+    def judge(self, layer: int) -> None:
+        """See :class:`~services.worker.kv.page_order.PageCopy`."""
+        while self._launched and self._launched[0][0] <= layer:
+            of_layer, todo, verdict = self._launched.popleft()
+            failed = verdict.wrong()
+            if failed.any():
+                wrong = np.zeros(len(self.pages), dtype=bool)
+                wrong[todo[failed]] = True
+                self.pages.mark(wrong, f"checksum of layer {of_layer}")
+                self._verification.note_failure(self._storage_id)
 
     def confirm(self) -> None:
         """A page that was given away during the copy has another identity by now, or none."""

@@ -3,9 +3,9 @@
    A row is K (or V) of one page in one layer; both ends of a move are described by byte strides, so the same loop
    serves page-first and layer-first memory in any combination. Rows are written with stores that bypass the cache where
    the processor has them: a plain store first reads the line that it is about to overwrite, which costs a third of the
-   memory's bandwidth, and the loaded rows are far more than the cache holds. Where rows are checked, each is copied to
-   a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified is what is
-   written. */
+   memory's bandwidth, and the loaded rows are far more than the cache holds. Where rows are checked and moved, each is
+   copied to a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified is
+   what is written. Rows that are only checked are hashed where they are. */
 
 #include "xxh3.h"
 
@@ -87,9 +87,13 @@ void move_checked(const move_t *m, const uint64_t *seeds, const uint64_t *expect
             if (wrong[i]) continue;
             ask_ahead(m, layer, i);
             if (wanted[i]) {
-                memcpy(row, from, half);
-                memcpy(row + half, second, half);
-                if (hash_row(row, 2 * half, seeds[i]) != expected[i * m->layers + layer - m->first_layer]) {
+                const uint8_t *hashed = from;
+                if (m->target != 0 || m->source_half != half) {
+                    memcpy(row, from, half);
+                    memcpy(row + half, second, half);
+                    hashed = row;
+                }
+                if (hash_row(hashed, 2 * half, seeds[i]) != expected[i * m->layers + layer - m->first_layer]) {
                     wrong[i] = 1;
                     continue;
                 }

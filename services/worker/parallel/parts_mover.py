@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.protocol import Fence, MoverName, PageMover
+from services.worker.kv.host_checks import gather_checked
+from services.worker.kv.movers.protocol import Fence, Known, MoverName, PageMover
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
-from services.worker.native.page_rows import can_hash, native_rows
 from shared.errors import TransportError
 from shared.messages.pools import KvGeometry
 
@@ -70,8 +70,6 @@ class PartsMover:
         """``geometry`` is that of whole pages, ``make`` makes the mover of one part."""
         self.piece_pages = max(1, PIECE_BYTES // (2 * geometry.half_bytes))
         self._staging = _Staging(geometry, self.piece_pages)
-        self._native = native_rows()
-        self._can_hash = can_hash(geometry.half_bytes)
         self._parts = [
             _Part(
                 slice(heads.start, heads.stop),
@@ -89,17 +87,18 @@ class PartsMover:
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
+    ) -> Known:
         """See :class:`PageMover`. Raises TransportError for memory of a device: a group reads host memory only."""
         if source.array is None:
             raise TransportError("a tensor-parallel group copies nothing from the GPU of another worker")
         wrong = np.zeros(len(pages), dtype=bool)
         for at, layer in enumerate(layers):
             for piece in self._pieces(len(pages)):
-                good = self._stage(source, layer, pages[piece], _checks_of(checks, piece, at))
+                of_piece = None if checks is None else checks.part(piece, slice(at, at + 1))
+                good = gather_checked(source, self._staging.memory, layer, pages[piece], of_piece)
                 wrong[piece] |= ~good
                 self._spread(layer, device_pages[piece], good)
-        return wrong
+        return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
         rows = target.host_rows()
@@ -125,20 +124,6 @@ class PartsMover:
         for start in range(0, count, self.piece_pages):
             yield slice(start, min(start + self.piece_pages, count))
 
-    def _stage(self, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None) -> Bools:
-        """Gather rows and check them where they are then; which are good, bool [pages]."""
-        count = len(pages)
-        places = np.arange(count, dtype=np.int32)
-        if self._native is None:
-            self._staging.rows[:count] = source.host_rows()[pages, layer]
-        else:
-            self._native.move(source, self._staging.memory, range(layer, layer + 1), pages, places)
-        if checks is None:
-            return np.ones(count, dtype=bool)
-        if self._native is not None and self._can_hash:
-            return ~self._native.move_checked(self._staging.memory, None, range(1), places, places, checks)
-        return np.array([checks.holds(self._staging.rows[row].reshape(-1), row, 0) for row in range(count)], dtype=bool)
-
     def _spread(self, layer: int, device_pages: PageNumbers, good: Bools) -> None:
         """Give every part its heads of the staged rows that are good."""
         kept = np.flatnonzero(good)
@@ -148,9 +133,3 @@ class PartsMover:
         for part in self._parts:
             part.staging.heads(len(kept))[...] = whole[kept, :, :, part.heads]
             part.mover.load(part.staging.memory, range(layer, layer + 1), places, device_pages[kept])
-
-
-def _checks_of(checks: RowChecks | None, piece: slice, at: int) -> RowChecks | None:
-    if checks is None:
-        return None
-    return RowChecks(checks.expected[piece, at : at + 1], checks.identities[piece], checks.wanted[piece])

@@ -16,6 +16,7 @@ from services.worker.engine.forward_meta import Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.measured_loads import load_scene, medians
 from services.worker.kv.movers import DEFAULT_MOVER, make_mover
+from services.worker.kv.movers.choice import DEFAULT_PROGRAMS
 from services.worker.kv.pinning import cuda_pins
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.first_layers import compute_first_layers
@@ -91,7 +92,7 @@ def _measure(runner: ModelRunner, projection: KvProjection | None, tokens: int, 
     works = {"recompute": _recompute(runner, tokens)}
     with ExitStack() as stack:
         scene = stack.enter_context(load_scene(geometry, tokens, device=str(runner.pool.device), shm_prefix=PREFIX))
-        mover = make_mover(scene.device, DEFAULT_MOVER, programs=1)
+        mover = make_mover(scene.device, DEFAULT_MOVER[scene.device.device.type], programs=DEFAULT_PROGRAMS)
         works["load"] = lambda: scene.load(mover, verified=True)
         if projection is not None:
             works |= stack.enter_context(_hidden_works(runner, projection, tokens))

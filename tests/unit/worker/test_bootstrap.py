@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from services.worker.bootstrap import make_disk_reads, make_loads
+from services.worker.bootstrap import make_disk_reads, make_loads, make_stores
 from services.worker.config import WorkerConfig
 from services.worker.importance.disk_reads import DiskReads
+from services.worker.parallel.group_runner import GroupRunner
 from shared.errors import ConfigError
 from shared.memory import HostPoolView
 from tests.memory_bus import MemoryBroker
@@ -51,6 +54,20 @@ def test_loads_are_verified_as_configured(
 
     assert len(result.failures) == failures
     loads.close()
+
+
+def test_pages_are_stored_for_backups_by_the_kernel_alone(runner: Any) -> None:
+    """Where another mover was chosen the storage copies as well as the worker would; a group's pool is in parts."""
+    kernel: Any = SimpleNamespace(name="gpu_assisted")
+    plain: Any = SimpleNamespace(name="batched")
+    group: Any = GroupRunner.__new__(GroupRunner)
+
+    stores = make_stores(kernel, runner)
+
+    assert make_stores(plain, runner) is None
+    assert make_stores(kernel, group) is None
+    assert stores is not None
+    stores.close()
 
 
 def test_a_mover_that_cannot_serve_here_ends_the_start(runner: FakeRunner) -> None:

@@ -16,14 +16,16 @@ from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_reads import DiskReads
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
+from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import Input, decode, decode_input, encode
-from shared.errors import InternalError, OperatorError, SparsePrefixLost, TransportError
+from shared.errors import InternalError, OperatorError, SparsePrefixLost, TransportError, Unavailable
 from shared.lifecycle import Lifecycle
 from shared.messages.base import unpack_int32
+from shared.messages.page_stores import PagesStored, StorePages
 from shared.messages.sparse_reads import ReadSparse
 from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs, WorkerStatus
 from shared.messages.tokens import TokenBatch
@@ -56,6 +58,7 @@ class Cell:
         self.other = self.broker.connect("scheduler and gateway")
         self.runner: Any = FakeRunner()
         self.disk_reads: DiskReads | None = None
+        self.stores: HostStores | None = None
         self.life = Lifecycle()
         self.drain_timeout_ms = 0  # Nobody here would let it go.
         self.heard: list[TokenBatch] = []
@@ -65,7 +68,10 @@ class Cell:
     async def start(self) -> None:
         await self.other.ensure_streams(StreamLimits())
         await self.other.subscribe(subjects.tokens("g"), self._hear)
-        loads = Loads(GEOMETRY, self.runner.pool.pages, BatchedMover(self.runner.pool), timeout_s=5, clock_ns=lambda: 1)
+        pool = self.runner.pool
+        loads = Loads(
+            GEOMETRY, pool.pages, BatchedMover(pool), timeout_s=5, clock_ns=lambda: 1, stores=self.stores
+        )  # fmt: skip
         config = WorkerConfig(model="unused", id="w", lease_low_tokens=2, drain_timeout_ms=self.drain_timeout_ms)
         self.shell = make_shell(
             config,
@@ -147,6 +153,22 @@ async def test_a_worker_says_what_restoring_costs_here() -> None:
         joined = await made.event(WorkerJoined)
 
     assert joined.restoration == COSTS
+
+
+async def test_a_worker_that_stores_pages_answers_storages() -> None:
+    """One that does not serves no such calls, as those of an earlier release."""
+    call = encode(StorePages(worker_incarnation="inc", storage_id="s", storage_incarnation="si", pool="p"))
+    made = Cell()
+    made.stores = HostStores(BatchedMover(made.runner.pool), made.runner.pool.pages)
+    await made.start()
+    answer = decode(await made.other.call(subjects.rpc("worker", "store", "w"), call), PagesStored)
+    await made.stop()
+    made.stores.close()
+    async with cell() as without:
+        with pytest.raises(Unavailable):
+            await without.other.call(subjects.rpc("worker", "store", "w"), call)
+
+    assert answer.refused == "no host pool of s is attached"
 
 
 async def test_reads_from_the_disk_hear_which_storages_there_are() -> None:

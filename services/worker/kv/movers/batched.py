@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.protocol import Fence, MoverName
+from services.worker.kv.movers.protocol import Fence, Known, MoverName, nothing_wrong
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
 from services.worker.native.page_rows import NativeRows, can_hash, native_rows
@@ -43,13 +43,13 @@ class BatchedMover:
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
+    ) -> Known:
         if self._native is None or (checks is not None and not self._can_hash):
-            return self._load_staged(source, layers, pages, device_pages, checks)
+            return Known(self._load_staged(source, layers, pages, device_pages, checks))
         if checks is not None:
-            return self._native.move_checked(source, self._memory, layers, pages, device_pages, checks)
+            return Known(self._native.move_checked(source, self._memory, layers, pages, device_pages, checks))
         self._native.move(source, self._memory, layers, pages, device_pages)
-        return np.zeros(len(pages), dtype=bool)
+        return nothing_wrong(len(pages))
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
         if self._native is not None:

@@ -1,8 +1,8 @@
 """Many rows per copy into a device pool on a GPU: gathered into pinned memory, one DMA, scattered by one kernel.
 
 The copy engine needs transfers of a megabyte or more to come near the link's bandwidth (Strata section 3.1), and pages
-are far smaller. Two staging buffers take turns: the processor gathers and verifies the next rows while the last ones
-cross the link.
+are far smaller. Two staging buffers take turns: the processor gathers and verifies the next rows, in several threads,
+while the last ones cross the link.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.protocol import Fence, MoverName
+from services.worker.kv.host_checks import gather_checked
+from services.worker.kv.movers.piece_slots import numbers_on
+from services.worker.kv.movers.protocol import Fence, Known, MoverName
 from services.worker.kv.movers.side_stream import CudaSideStream
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
-from services.worker.native.page_rows import NativeRows, can_hash, native_rows
 
 STAGING_BYTES = 4 * 2**20
 
@@ -50,7 +51,6 @@ class BatchedCudaMover:
 
     def __init__(self, pool: DevicePool) -> None:
         self._memory = pool.memory()
-        self._native: NativeRows | None = native_rows()
         half = pool.geometry.half_bytes
         self.piece_pages = max(1, STAGING_BYTES // (2 * half))
         self._stream = CudaSideStream(pool.device)
@@ -64,19 +64,20 @@ class BatchedCudaMover:
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
+    ) -> Known:
         wrong = np.zeros(len(pages), dtype=bool)
         if source.tensor is not None:
             with self._stream:
                 copy_on_devices(source, self._memory, layers, pages, device_pages)
-            return wrong
+            return Known(wrong)
         for at, layer in enumerate(layers):
             for part in self._parts(len(pages)):
                 slot = self._next_slot()
-                kept = self._stage(slot, source, layer, pages[part], _part_of(checks, part, at))
+                of_part = None if checks is None else checks.part(part, slice(at, at + 1))
+                kept = gather_checked(source, slot.memory, layer, pages[part], of_part)
                 wrong[part] |= ~kept
                 self._send(slot, layer, device_pages[part], kept)
-        return wrong
+        return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
         rows = target.host_rows()
@@ -108,26 +109,6 @@ class BatchedCudaMover:
         slot.wait()
         return slot
 
-    def _stage(
-        self, slot: _Slot, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None
-    ) -> Bools:
-        """Gather rows into the slot and check them there; which are good, bool [pages]."""
-        kept = np.ones(len(pages), dtype=bool)
-        rows = slot.pinned.numpy()[: len(pages)]
-        if self._native is None:
-            rows[...] = source.host_rows()[pages, layer]
-        else:
-            places = np.arange(len(pages), dtype=np.int32)
-            self._native.move(source, slot.memory, range(layer, layer + 1), pages, places)
-        if checks is None:
-            return kept
-        if self._native is not None and can_hash(source.layout.half_bytes):
-            places = np.arange(len(pages), dtype=np.int32)
-            return ~self._native.move_checked(slot.memory, None, range(1), places, places, checks)
-        for index in range(len(pages)):
-            kept[index] = checks.holds(rows[index].reshape(-1), index, 0)
-        return kept
-
     def _send(self, slot: _Slot, layer: int, device_pages: PageNumbers, kept: Bools) -> None:
         count = int(kept.sum())
         if not count:
@@ -151,15 +132,8 @@ def copy_on_devices(
 ) -> None:
     """Copy pages between memories of GPUs (or of one) on the current stream; crosses the link once per layer."""
     begin, end = source.device_rows(), target.device_rows()
-    from_index = torch.from_numpy(pages.astype(np.int64)).to(begin.device)
-    to_index = torch.from_numpy(target_pages.astype(np.int64)).to(end.device)
+    from_index, to_index = numbers_on(pages, begin.device), numbers_on(target_pages, end.device)
     for layer in layers:
         rows: Any = begin[:, layer].index_select(0, from_index).to(end.device, non_blocking=True)
         for half in (0, 1):
             end[:, layer, half].index_copy_(0, to_index, rows[:, half])
-
-
-def _part_of(checks: RowChecks | None, part: slice, layer: int) -> RowChecks | None:
-    if checks is None:
-        return None
-    return RowChecks(checks.expected[part, layer : layer + 1], checks.identities[part], checks.wanted[part])

@@ -20,16 +20,26 @@ DEFAULT_PROGRAMS = 2
 """For ``gpu_assisted`` where nothing has been measured (Strata section 4.2 found two enough on its machines)."""
 
 
-def choose_mover(pool: DevicePool, name: MoverName | str, *, programs: int, profile: str, verified: bool) -> PageMover:
-    """The mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``.
+def choose_mover(
+    pool: DevicePool,
+    name: MoverName | str,
+    *,
+    programs: int,
+    profile: str,
+    verified: bool,
+    default: MoverName | None = None,
+) -> PageMover:
+    """The mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``. Where
+    nothing was measured it is ``default``, or else that of the pool's device.
 
     A profile that cannot be used is a line in the log and no more. Raises ConfigError if this pool cannot have the
     mover that was asked for by name.
     """
+    default = default or DEFAULT_MOVER[pool.device.type]
     measured = _measured(pool, Path(profile) if profile else None, verified=verified)
     chosen: Any = name
     if name == "auto":
-        chosen = measured.mover if measured is not None else DEFAULT_MOVER
+        chosen = measured.mover if measured is not None else default
     if not programs:
         is_same = measured is not None and measured.mover == chosen and measured.programs
         programs = measured.programs if measured is not None and is_same else DEFAULT_PROGRAMS
@@ -49,6 +59,6 @@ def _measured(pool: DevicePool, path: Path | None, *, verified: bool) -> MoverFi
     try:
         profile = read_profile(path or default_path(), machine_here())
     except ConfigError as error:
-        _log.warning("profile_refused", reason=error.message, mover=DEFAULT_MOVER)
+        _log.warning("profile_refused", reason=error.message)
         return None
     return profile.fastest(pool.device.type, pool.geometry.page_size, verified=verified)

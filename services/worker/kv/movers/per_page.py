@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.protocol import Fence, MoverName
+from services.worker.kv.movers.protocol import Fence, Known, MoverName
 from services.worker.kv.movers.side_stream import side_stream
-from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
+from services.worker.kv.page_memory import PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
 
 
@@ -35,7 +35,7 @@ class PerPageMover:
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
+    ) -> Known:
         wrong = np.zeros(len(pages), dtype=bool)
         begin, end = _rows(source, self._memory), _rows(self._memory, source)
         numbers = list(zip(pages.tolist(), device_pages.tolist(), strict=True))
@@ -48,7 +48,7 @@ class PerPageMover:
                     if not wrong[index]:
                         for half in (0, 1):
                             _copy(begin[page, layer, half], end[device_page, layer, half])
-        return wrong
+        return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
         begin, end = _rows(self._memory, target), _rows(target, self._memory)

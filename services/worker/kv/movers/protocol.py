@@ -7,13 +7,16 @@ kernel read host memory itself, with thousands of small reads in flight.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.profile import MoverName
 from services.worker.kv.row_checks import RowChecks
 
-__all__ = ["Fence", "MoverName", "PageMover"]
+__all__ = ["Fence", "Known", "MoverName", "PageMover", "Verdict", "nothing_wrong"]
 
 
 class Fence(Protocol):
@@ -21,6 +24,32 @@ class Fence(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything before this point has been done."""
+
+
+class Verdict(Protocol):
+    """Which pages of one load failed their check."""
+
+    def wrong(self) -> Bools:
+        """Bool [pages]. Waits until it is known, which is so at the latest when a fence made after the load has passed.
+
+        A wrong page may or may not have been written to its device page, in part or whole: nobody may read that page
+        until something else has been written to it.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """Satisfies :class:`Verdict` where rows were checked before they were copied: a wrong row was not written."""
+
+    pages: Bools
+
+    def wrong(self) -> Bools:
+        return self.pages
+
+
+def nothing_wrong(count: int) -> Known:
+    """The verdict on ``count`` pages that nobody wanted checked."""
+    return Known(np.zeros(count, dtype=bool))
 
 
 class PageMover(Protocol):
@@ -39,9 +68,10 @@ class PageMover(Protocol):
         pages: PageNumbers,
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
-    ) -> Bools:
-        """Copy ``layers`` of ``pages`` into ``device_pages``. Returns what failed its check, bool [pages]: a row that
-        fails is not written. Without ``checks`` nothing is wrong. On a GPU the bytes are there after :meth:`fence`.
+    ) -> Verdict:
+        """Copy ``layers`` of ``pages`` into ``device_pages``. Without ``checks`` nothing is wrong. On a GPU the bytes
+        are there after :meth:`fence`, and rows may be checked there: a wrong one has been written then, and only the
+        verdict tells. So no device page is used before the verdict on it was read.
 
         ``source`` is host memory, or memory of a device (a neighbour's pool), for which there are no checks.
         """
@@ -50,7 +80,7 @@ class PageMover(Protocol):
         """The reverse: ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
 
     def fence(self) -> Fence | None:
-        """A point after all loads so far; None when they are done already."""
+        """A point after all loads so far and the checks of what they brought; None when they are done already."""
 
     def drain(self) -> None:
         """Return when nothing that was asked for is being written any more."""

@@ -1,4 +1,4 @@
-"""The stream on which a mover's copies run beside the model's kernels; nothing at all on a machine without a GPU."""
+"""Streams on which a mover's copies run beside the model's kernels; nothing at all on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ class SideStream(Protocol):
     def fence(self) -> Fence | None:
         """A point after everything that was launched so far."""
 
+    def wait(self, fence: Fence | None) -> None:
+        """Do what is launched from now on behind ``fence``, a point of another stream of this GPU; None is no point."""
+
     def drain(self) -> None:
         """Wait for everything that was launched."""
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """The stream for a pool on this device."""
+    """A stream for a pool on this device."""
     return CudaSideStream(device) if device.type == "cuda" else NoStream()
 
 
@@ -41,6 +44,9 @@ class NoStream:
         return None
 
     def fence(self) -> Fence | None:
+        return None
+
+    def wait(self, fence: Fence | None) -> None:
         return None
 
     def drain(self) -> None:
@@ -65,6 +71,10 @@ class CudaSideStream:
     def fence(self) -> Fence | None:
         event: Fence = self._stream.record_event()
         return event
+
+    def wait(self, fence: Fence | None) -> None:
+        if fence is not None:
+            self._stream.wait_event(fence)
 
     def drain(self) -> None:
         self._stream.synchronize()

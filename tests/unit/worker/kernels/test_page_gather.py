@@ -1,4 +1,4 @@
-"""The copy kernel compiles for sm_90 on a machine without a GPU, with 16-byte accesses that spare the caches."""
+"""The copy kernel compiles for GPUs on a machine without one, with 16-byte accesses that spare the caches."""
 
 from __future__ import annotations
 
@@ -9,53 +9,87 @@ import pytest
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from services.worker.kernels.page_gather import NUM_WARPS, TILE_WORDS, copy_pages_kernel, tile_shape
+from services.worker.kernels.page_gather import (
+    MOST_AHEAD,
+    NUM_WARPS,
+    TILE_WORDS,
+    copy_pages_kernel,
+    stages,
+    tile_shape,
+)
 
-H100 = GPUTarget("cuda", 90, 32)
+SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+"""Of one program, by what CUDA calls the compute capability."""
+
+REGISTER_BYTES = 256 * 1024
+"""Of one multiprocessor, which a program of 1,024 threads has to itself."""
+
 POINTERS = {"source": "*i32", "target": "*i32", "source_pages": "*i32", "target_pages": "*i32"}
 
 
-def compiled(page_size: int, kv_heads: int, head_dim: int, *, layers: int = 32, pages: int = 8192) -> Any:
-    """For bfloat16 pages of this shape, page-first to layer-first."""
-    row = page_size * kv_heads * head_dim * 2 // 4
+def compiled(
+    page_size: int, kv_heads: int, head_dim: int, *, capability: int = 90, is_load: bool = True, layers: int = 32
+) -> Any:
+    """For bfloat16 pages of this shape, between page-first and layer-first memory."""
+    row, pages = page_size * kv_heads * head_dim * 2 // 4, 8192
     block_rows, block_words = tile_shape(row)
+    host = {"PAGE": 2 * layers * row, "LAYER": 2 * row, "HALF": row}
+    device = {"PAGE": row, "LAYER": 2 * pages * row, "HALF": pages * row}
+    begin, end = (host, device) if is_load else (device, host)
     constants = {
-        "SOURCE_PAGE": 2 * layers * row, "SOURCE_LAYER": 2 * row, "SOURCE_HALF": row,
-        "TARGET_PAGE": row, "TARGET_LAYER": 2 * pages * row, "TARGET_HALF": pages * row,
+        **{f"SOURCE_{name}": stride for name, stride in begin.items()},
+        **{f"TARGET_{name}": stride for name, stride in end.items()},
         "ROW_WORDS": row, "BLOCK_ROWS": block_rows, "BLOCK_WORDS": block_words,
+        "STAGES": stages(SHARED_BYTES[capability], block_rows),
     }  # fmt: skip
     names = copy_pages_kernel.arg_names
     signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in ("source", "target")}
     source = ASTSource(copy_pages_kernel, signature, constants, attributes)
-    return compile(source, target=H100, options={"num_warps": NUM_WARPS})
+    return compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": NUM_WARPS})
 
 
+@pytest.mark.parametrize("is_load", [True, False])
 @pytest.mark.parametrize(
-    ("page_size", "kv_heads", "head_dim"), [(1, 8, 128), (16, 8, 128), (1, 4, 64), (32, 3, 80), (256, 8, 128)]
+    ("page_size", "kv_heads", "head_dim"),
+    [(1, 8, 128), (16, 8, 128), (1, 4, 64), (32, 3, 80), (256, 8, 128), (1, 1, 64)],
 )
-def test_it_moves_sixteen_bytes_at_a_time(page_size: int, kv_heads: int, head_dim: int) -> None:
-    """Every access to pages is a vector of four words, and each of 1,024 threads has four in flight."""
-    made = compiled(page_size, kv_heads, head_dim)
+def test_tiles_are_on_their_way_while_one_is_written(
+    page_size: int, kv_heads: int, head_dim: int, is_load: bool
+) -> None:
+    """Every access to pages is 16 bytes; reads go to shared memory past the first cache, ``MOST_AHEAD`` tiles ahead."""
+    made = compiled(page_size, kv_heads, head_dim, is_load=is_load)
     ptx = made.asm["ptx"]
 
-    loads = re.findall(r"ld\.global\.\S+", ptx)
-    wide = [load for load in loads if ".v4.b32" in load]
+    ahead = re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     stores = re.findall(r"st\.global\.\S+", ptx)
     assert len(made.asm["cubin"]) > 0
-    assert len(wide) >= TILE_WORDS // (32 * NUM_WARPS * 4)
-    assert all(".cg." in load for load in wide)
+    # As many before the loop as in it.
+    assert len(ahead) == (MOST_AHEAD + 1) * TILE_WORDS // (32 * NUM_WARPS * 4)
     assert stores
     assert all(".cs.v4.b32" in store for store in stores)
     assert f".reqntid {32 * NUM_WARPS}" in ptx
+    assert made.metadata.shared <= SHARED_BYTES[90]
 
 
-def test_a_page_that_is_not_a_multiple_of_sixteen_bytes_compiles_too() -> None:
-    """With narrower accesses."""
-    made = compiled(1, 3, 10)
+@pytest.mark.parametrize("capability", [80, 89])
+@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 8, 128), (16, 8, 128), (1, 1, 64)])
+def test_other_gpus_have_as_many_as_fit(capability: int, page_size: int, kv_heads: int, head_dim: int) -> None:
+    """An A100 has two tiles on their way, an L40S one."""
+    made = compiled(page_size, kv_heads, head_dim, capability=capability)
 
     assert len(made.asm["cubin"]) > 0
-    assert ".v4.b32" not in made.asm["ptx"]
+    assert 2**16 <= made.metadata.shared <= SHARED_BYTES[capability]
+
+
+@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 3, 10), (1, 1, 6), (1, 1, 2)])
+def test_short_rows_compile_too(page_size: int, kv_heads: int, head_dim: int) -> None:
+    """One tile at a time, and with narrower accesses where rows are no multiple of sixteen bytes."""
+    made = compiled(page_size, kv_heads, head_dim)
+
+    assert len(made.asm["cubin"]) > 0
+    assert not re.search(r"(ld|st)\.global\.\S*v4", made.asm["ptx"])
+    assert made.metadata.shared <= SHARED_BYTES[90]
 
 
 @pytest.mark.parametrize(

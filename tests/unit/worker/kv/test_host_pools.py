@@ -12,7 +12,8 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_pools import HostPools
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
-from services.worker.kv.page_memory import Bools, PageMemory
+from services.worker.kv.movers.protocol import Known, nothing_wrong
+from services.worker.kv.page_memory import PageMemory
 from shared.errors import TransportError
 from shared.memory import HostPoolView
 from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, page_load
@@ -124,11 +125,11 @@ class LaggingMover(BatchedMover):
         self.launched: list[Callable[[], Any]] = []
         self.log: list[str] = []
 
-    def load(self, source: PageMemory, layers: range, pages: Any, device_pages: Any, checks: Any = None) -> Bools:
+    def load(self, source: PageMemory, layers: range, pages: Any, device_pages: Any, checks: Any = None) -> Known:
         self.log.append(f"launch {layers.start}")
         bare = super().load
         self.launched.append(lambda: bare(source, layers, pages, device_pages))
-        return np.zeros(len(pages), dtype=bool)
+        return nothing_wrong(len(pages))
 
     def fence(self) -> LaggingFence:
         return LaggingFence(self, len(self.launched))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import structlog
+import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.choice import choose_mover, machine_here
+from services.worker.kv.movers import choice
+from services.worker.kv.movers.choice import DEFAULT_PROGRAMS, choose_mover, machine_here
 from services.worker.kv.profile import (
     Machine,
     MoverFigure,
@@ -67,6 +70,21 @@ def choose(pool: DevicePool, name: str = "auto", path: Path | str = "") -> str:
 def test_without_a_profile_the_safe_default_is_taken(pool: DevicePool) -> None:
     """Nothing was measured, so nothing is assumed."""
     assert choose(pool) == "batched"
+
+
+@pytest.mark.parametrize(("device", "default", "chosen"), [
+    ("cpu", None, "batched"), ("cuda", None, "gpu_assisted"), ("cuda", "batched", "batched"),
+])  # fmt: skip
+def test_the_default_is_that_of_the_device(
+    device: str, default: Any, chosen: str, pool: DevicePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or of the caller, who may know that its pages are never pinned."""
+    monkeypatch.setattr(choice, "make_mover", lambda _, name, **options: f"{name} {options['programs']}")
+    seen: Any = SimpleNamespace(device=torch.device(device), geometry=GEOMETRY)
+
+    made: Any = choose_mover(seen, "auto", programs=0, profile="", verified=True, default=default)
+
+    assert made == f"{chosen} {DEFAULT_PROGRAMS}"
 
 
 def test_the_fastest_of_this_machine_is_taken(pool: DevicePool, tmp_path: Path) -> None:

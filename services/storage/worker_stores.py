@@ -1,0 +1,125 @@
+"""Has a worker on a GPU copy its own pages to the host pool, and knows when it writes there no more.
+
+The worker may write to the pages of a call for as long as the call is not answered. So a worker that is silent leaves
+them in doubt: they are given to nobody until it has answered when it was asked again, or has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Literal
+
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.errors import ThermoclineError, TransportError
+from shared.messages.page_stores import PagesStored, StorePages
+from shared.messages.pools import PoolHandle
+
+PROBE_S = 2.0
+"""How long a worker may take to say whether it copies."""
+
+PROBE_AGAIN_S = 30.0
+"""How long a worker that does not copy is not asked again. It does once the host pool is pinned, minutes later."""
+
+ANSWER_S = 10.0
+"""How long an answer is waited for; a part of a backup is copied in well under a second."""
+
+ASK_AGAIN_S = 1.0
+
+ENDING_S = 1.0
+"""From the end of a worker's sign of life until the driver has surely ended its kernels, which takes milliseconds."""
+
+Outcome = Literal["stored", "refused", "silent"]
+
+_log = logs.get_logger("storage")
+
+
+class WorkerStores:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        is_gone: Callable[[str, str], bool],
+        clock_s: Callable[[], float],
+        *,
+        kinds: Collection[str] = ("cuda_ipc",),
+        answer_s: float = ANSWER_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``is_gone`` tells whether this incarnation of a worker was seen to end. ``kinds`` are those of device pools
+        whose workers are asked.
+        """
+        self._bus, self._is_gone, self._clock_s = bus, is_gone, clock_s
+        self._kinds, self._answer_s, self._sleep = kinds, answer_s, sleep
+        self._able: set[tuple[str, str]] = set()  # Workers that copy, by id and incarnation.
+        self._not_before_s: dict[tuple[str, str], float] = {}  # When others are asked again.
+        self._silent: dict[tuple[str, str], int] = {}  # How many calls each has not answered.
+
+    async def serves(self, worker_id: str, device: PoolHandle, probe: StorePages) -> bool:
+        """Whether this worker copies from ``device``. ``probe`` names no pages, so it leaves nothing in doubt."""
+        worker = (worker_id, probe.worker_incarnation)
+        if device.kind not in self._kinds or device.parts or worker in self._silent:
+            return False
+        if worker in self._able:
+            return True
+        if self._clock_s() < self._not_before_s.get(worker, 0.0):
+            return False
+        try:
+            reason = (await self._call(worker_id, probe, PROBE_S)).refused
+        except ThermoclineError as error:
+            reason = error.message
+        self._note(worker, reason)
+        return not reason
+
+    async def store(self, worker_id: str, call: StorePages) -> Outcome:
+        """Have it copied. Behind ``silent`` the pages are in doubt until :meth:`settle` returns; behind ``refused``
+        nothing was written. Raises TransportError when it failed and nothing is written any more.
+        """
+        worker = (worker_id, call.worker_incarnation)
+        try:
+            answer = await self._call(worker_id, call, self._answer_s)
+        except ThermoclineError as error:
+            self._silent[worker] = self._silent.get(worker, 0) + 1
+            _log.warning("backup_in_doubt", worker=worker_id, transfer=call.transfer_id, reason=error.message)
+            return "silent"
+        if answer.refused:
+            self._note(worker, answer.refused)
+            return "refused"
+        if answer.error:
+            raise TransportError(f"worker {worker_id} could not copy: {answer.error}")
+        return "stored"
+
+    async def settle(self, worker_id: str, call: StorePages) -> None:
+        """Return when nothing of a call that was not answered is written any more."""
+        worker = (worker_id, call.worker_incarnation)
+        try:
+            while not self._is_gone(*worker):
+                try:
+                    await self._call(worker_id, call, self._answer_s)
+                except ThermoclineError:
+                    await self._sleep(ASK_AGAIN_S)
+                else:
+                    return
+            await self._sleep(ENDING_S)
+        finally:
+            self._silent[worker] -= 1
+            if not self._silent[worker]:
+                del self._silent[worker]
+
+    async def _call(self, worker_id: str, call: StorePages, timeout_s: float) -> PagesStored:
+        answer = await self._bus.call(subjects.rpc("worker", "store", worker_id), encode(call), timeout_s=timeout_s)
+        return decode(answer, PagesStored)
+
+    def _note(self, worker: tuple[str, str], reason: str) -> None:
+        """It copies, or does not for this reason; earlier incarnations of it are over."""
+        self._able = {each for each in self._able if each[0] != worker[0]}
+        self._not_before_s = {each: at_s for each, at_s in self._not_before_s.items() if each[0] != worker[0]}
+        if reason:
+            self._not_before_s[worker] = self._clock_s() + PROBE_AGAIN_S
+            _log.info("backups_by_storage", worker=worker[0], reason=reason)
+        else:
+            self._able.add(worker)
+            _log.info("backups_by_worker", worker=worker[0])
