@@ -1,8 +1,8 @@
 """Counts what a computation would launch on a GPU: operators over fake CUDA tensors, and Triton kernels.
 
-Tensors on ``cuda`` are fake here (``FakeTensorMode``): they have shapes, types and a device, and no memory. Everything on
-the host is real. So whatever reads a number off the device cannot get it, and is found out, as is whatever a step brings
-to the device while it runs.
+Tensors on ``cuda`` are fake here (``FakeTensorMode``): they have shapes, types and a device, and no memory. Everything
+on the host is real. So whatever reads a number off the device cannot get it, and is found out, as is whatever a step
+brings to the device while it runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CAPABILITY = (9, 0)
 """Of the GPU that is played: H100 and H200."""
 
 
-class HostRead(Exception):  # noqa: N818  It is what happened, as DataDependentOutputException says it.
+class HostRead(Exception):
     """The host asked for a number that is on the device, which stalls a step and cannot be captured."""
 
 
@@ -60,8 +60,7 @@ class Counted:
 class DeviceCounter(TorchDispatchMode):
     """Within it CUDA tensors are fake, and :attr:`counted` has what was launched on them since it was replaced last.
 
-    An operator counts as one kernel, which a few of them undercut: sorting, scans and products that are split launch
-    several.
+    An operator counts as one kernel, and some launch more: sorting, scans, and products that are split.
     """
 
     def __init__(self) -> None:
@@ -136,7 +135,7 @@ def _is_composite(func: Any) -> bool:
 
 @contextmanager
 def counting() -> Iterator[DeviceCounter]:
-    """Count in this block. Triton kernels are not run in it; each launch is checked for tensors that no GPU can read."""
+    """Count in this block. Triton kernels are not run in it; a launch with memory that no GPU can read is an error."""
     from triton.runtime.jit import JITFunction
 
     counter = DeviceCounter()
@@ -155,7 +154,7 @@ def counting() -> Iterator[DeviceCounter]:
 
 
 def on_device(model: torch.nn.Module) -> None:
-    """Within :func:`counting`, put fake CUDA tensors of the same shapes in the place of all parameters and buffers, each once."""
+    """Put fake CUDA tensors in the place of all parameters and buffers, each once; within :func:`counting`."""
     known: dict[int, torch.Tensor] = {}
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:

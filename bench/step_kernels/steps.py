@@ -1,4 +1,4 @@
-"""Whole steps of a model over fake CUDA tensors: a prefill chunk, decode, both together, and decode as it is captured."""
+"""Whole steps of a model over fake CUDA tensors: a prefill chunk, decode, both together, and a captured decode step."""
 
 from __future__ import annotations
 
