@@ -14,7 +14,7 @@ from services.worker import kernels
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
-from services.worker.engine.fused.choice import ForwardPath, fuse
+from services.worker.engine.fused.choice import ForwardPath, fuse, merge
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.pinned_rotations import pin_rotations
@@ -57,6 +57,7 @@ def runner_of(model: Any, forward: ForwardPath = "auto") -> ModelRunner:
     windows = expected_windows(config)
     key = _first_call(model).key
     on_device(model)
+    merged = merge(model, windows, max_context_tokens(config), forward)
     geometry = KvGeometry(
         layers=len(windows), kv_heads=key.shape[1], head_dim=key.shape[3], page_size=PAGE_SIZE,
         dtype=DTYPE_NAMES[key.dtype],
@@ -64,7 +65,7 @@ def runner_of(model: Any, forward: ForwardPath = "auto") -> ModelRunner:
     storage = torch.empty(PAGES * geometry.page_bytes, dtype=torch.uint8, device="cuda")
     pool = DevicePool(geometry, PAGES, storage)
     vocab_size = int(model.get_output_embeddings().weight.shape[0])
-    return ModelRunner(model, pool, vocab_size=vocab_size, fused=fuse(model, windows, pool, forward))
+    return ModelRunner(model, pool, vocab_size=vocab_size, fused=fuse(model, windows, pool, forward, merged))
 
 
 def _first_call(model: Any) -> AttentionCall:
