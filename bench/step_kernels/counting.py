@@ -57,14 +57,14 @@ class Counted:
         return self.kernels.total()
 
 
-class DeviceCounter(TorchDispatchMode):
+class DeviceCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it CUDA tensors are fake, and :attr:`counted` has what was launched on them since it was replaced last.
 
     An operator counts as one kernel, and some launch more: sorting, scans, and products that are split.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode()
         self.counted = Counted()
 

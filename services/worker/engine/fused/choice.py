@@ -58,7 +58,8 @@ def merge(model: Any, windows: Sequence[int | None], context: int, path: Forward
     try:
         family = describe(model, windows, multiple=2)
     except NotOfTheFamily as error:
-        return _refused(error, path)
+        _refuse(error, path)
+        return None
     return GpuModel(family, context)
 
 
@@ -83,12 +84,13 @@ def fuse(
         if path == "auto" and not kernels.are_tuned:
             raise KernelsUnavailable("fused kernels were not measured on processors with these instructions")
     except (NotOfTheFamily, KernelsUnavailable) as error:
-        return _refused(error, path)
+        _refuse(error, path)
+        return None
     _log.info("forward_is_fused", model=type(model).__name__, dtype=str(family.dtype))
     return FusedForward(FusedModel(model, family, kernels), kernels, pool)
 
 
-def _refused(error: Exception, path: ForwardPath) -> None:
+def _refuse(error: Exception, path: ForwardPath) -> None:
     if path == "fused":
         raise ConfigError(f"--forward fused: {error}") from error
     _log.info("forward_is_portable", reason=str(error))

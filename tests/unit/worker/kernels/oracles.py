@@ -78,8 +78,8 @@ def rope_write(
     values = parts[:, query_heads + kv_heads :]
     cos, sin = (torch.cat([table[positions]] * 2, dim=-1)[:, None] for table in (cosines, sines))
     found = []
-    for number, each in enumerate((queries, keys)):
-        normed = each if norms is None else _rms_norm(each, norms[number], norms[2])
+    for each, weight in zip((queries, keys), (None, None) if norms is None else norms[:2], strict=True):
+        normed = each if norms is None or weight is None else _rms_norm(each, weight, norms[2])
         low, high = normed.chunk(2, dim=-1)
         found.append(normed * cos + torch.cat([-high, low], dim=-1) * sin)
     queries.copy_(found[0])
