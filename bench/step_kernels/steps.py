@@ -13,7 +13,7 @@ from bench.step_kernels.counting import Counted, DeviceCounter, HostRead, on_dev
 from services.worker import kernels
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.decode_shapes import DecodeShape
-from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse, merge
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
@@ -102,7 +102,7 @@ def _meta(segments: list[tuple[int, int]]) -> ForwardMeta:
     each = PAGES // len(segments)
     return ForwardMeta.build(
         [
-            Segment(count, context, np.arange(number * each, number * each + pages_for(context + count, PAGE_SIZE)))
+            Segment(count, context, np.arange(number * each, (number + 1) * each, dtype=np.int32))
             for number, (count, context) in enumerate(segments)
         ],
         PAGE_SIZE,

@@ -87,6 +87,8 @@ def rope_write_kernel(
     if HAS_NORM:
         low, high = normed_halves(low, high, k_weight, dims, in_half, eps, HALF)
     key_low, key_high = rotated(low, -high, cos, sin, dtype), rotated(high, low, cos, sin, dtype)
+    tl.store(k_at, key_low, mask=is_key)
+    tl.store(k_at + HALF, key_high, mask=is_key)
     if WRITES:
         slot = tl.load(slots + row)
         is_written = is_key & (slot >= 0)
@@ -96,9 +98,6 @@ def rope_write_kernel(
         tl.store(k_pool + into + HALF, key_high, mask=is_written)
         tl.store(v_pool + into, tl.load(v_at, mask=is_written), mask=is_written)
         tl.store(v_pool + into + HALF, tl.load(v_at + HALF, mask=is_written), mask=is_written)
-    else:
-        tl.store(k_at, key_low, mask=is_key)
-        tl.store(k_at + HALF, key_high, mask=is_key)
 
 
 def rope_write(
@@ -111,12 +110,12 @@ def rope_write(
     heads: tuple[int, int],
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> None:
-    """Rotate queries in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim] in place by the angles of ``positions``
-    (int64 [T]), whose rows of ``cosines`` and ``sines`` [positions, head_dim / 2] hold.
+    """Rotate queries and keys in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim] in place by the angles of
+    ``positions`` (int64 [T]), whose rows of ``cosines`` and ``sines`` [positions, head_dim / 2] hold.
 
-    ``heads`` are (query_heads, kv_heads). ``pool`` is (K, V, slots): rotated keys and values go to ``slots`` (int64
-    [T], negative for padding, which is written nowhere) of K and V [pages, page_size, kv_heads, head_dim]; without it
-    keys are rotated in place. ``norms`` are weights [head_dim] for queries and keys, and epsilon; they are applied
+    ``heads`` are (query_heads, kv_heads). ``pool``, if there is one, is (K, V, slots): rotated keys and values also go
+    to ``slots`` (int64 [T], negative for padding, which is written nowhere) of K and V [pages, page_size, kv_heads,
+    head_dim]. ``norms`` are weights [head_dim] for queries and keys, and epsilon; they are applied
     first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does not belong together.
     """
     query_heads, kv_heads = heads

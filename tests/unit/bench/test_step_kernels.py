@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_reads_of_the_device_are_found() -> None:
     """Whatever they are made by: none of these can be in a captured step."""
     with counting():
         numbers = torch.zeros(4, device="cuda")
-        reads = [
+        reads: list[Callable[[], object]] = [
             numbers.tolist, numbers[0].item, numbers.cpu, numbers.nonzero, lambda: numbers[numbers > 0],
             lambda: bool(numbers.any()), lambda: torch.equal(numbers, numbers), lambda: numbers.to("cpu"),
             lambda: torch.zeros(4).copy_(numbers),
@@ -64,7 +65,7 @@ def test_kernels_and_uploads_are_told_apart() -> None:
     """Views launch nothing, arithmetic one kernel each, a composite one for each part; host memory is uploaded."""
     with counting() as counter:
         numbers = torch.zeros(4, 4, device="cuda")
-        numbers.view(16).unflatten(0, (4, 4))[None].transpose(1, 2)[:, 1:].expand(3, 3, 4)
+        numbers.view(2, 2, 4).transpose(1, 2)[None, :, 1:].expand(3, 2, 3, 2)
         assert dict(counter.counted.kernels) == {"aten::zeros": 1}
         torch.nn.functional.linear(numbers + 1, numbers)
         numbers[:2].copy_(torch.ones(2, 4))

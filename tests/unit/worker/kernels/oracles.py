@@ -83,9 +83,8 @@ def rope_write(
         low, high = normed.chunk(2, dim=-1)
         found.append(normed * cos + torch.cat([-high, low], dim=-1) * sin)
     queries.copy_(found[0])
-    if pool is None:
-        keys.copy_(found[1])
-    else:
+    keys.copy_(found[1])
+    if pool is not None:
         kv_write(found[1], values, *pool)
 
 

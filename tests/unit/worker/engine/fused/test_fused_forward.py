@@ -19,6 +19,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused import rotations
 from services.worker.engine.fused.family import NotOfTheFamily, describe
+from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.model_runner import ModelRunner
@@ -227,7 +228,7 @@ def test_decode_in_one_call_and_layer_by_layer_give_the_same_bits(
             seen.append(layer)
 
     expected = decode()
-    assert runner._fused is not None
+    assert isinstance(runner._fused, FusedForward)
     assert runner._fused._decode_steps[0] is not None
 
     assert torch.equal(decode(gate=Open()), expected)
