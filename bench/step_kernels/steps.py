@@ -84,11 +84,9 @@ def count_steps(counter: DeviceCounter, runner: ModelRunner) -> dict[str, StepCo
     chunk, decodes = [(CHUNK, CONTEXT)], [(1, CONTEXT + row) for row in range(rows)]
 
     def step(segments: list[tuple[int, int]]) -> Callable[[], object]:
-        meta = _meta(segments)
-        ids = torch.zeros(meta.rows, dtype=torch.int64)
         positions = torch.cat([torch.arange(context, context + count) for count, context in segments])
         last_rows = torch.tensor([count for count, _ in segments]).cumsum(0) - 1
-        return lambda: runner.forward(ids, positions, meta, last_rows)
+        return lambda: runner.forward(torch.zeros_like(positions), positions, _meta(segments), last_rows)
 
     return {
         "prefill": _count(counter, step(chunk)),

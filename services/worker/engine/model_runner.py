@@ -31,6 +31,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
@@ -178,12 +179,10 @@ class ModelRunner:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
+        ids, positions, last_rows = on_device((ids, positions, last_rows), self._device)
         with attending(step):
             output = self._model(
-                input_ids=ids.to(self._device)[None],
-                position_ids=positions.to(self._device)[None],
-                use_cache=False,
-                logits_to_keep=last_rows.to(self._device),
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=last_rows
             )
         logits: torch.Tensor = output.logits[0].float()
         return logits

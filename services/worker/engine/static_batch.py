@@ -15,6 +15,7 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, PagedTensors, paged_tensors
 from services.worker.engine.paged_step import PooledStep
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 
 PADDING = -1
@@ -70,8 +71,9 @@ class StaticBatch:
         """
         rows = meta.rows
         tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self.slots.device)
-        self.ids[:rows].copy_(ids, non_blocking=True)
-        self.positions[:rows].copy_(positions, non_blocking=True)
+        ids, positions = on_device((ids, positions), self.slots.device)
+        self.ids[:rows].copy_(ids)
+        self.positions[:rows].copy_(positions)
         self.slots[:rows].copy_(meta.slots)
         self.context[:rows].copy_(tensors.context)
         self.page_table[:rows, : tensors.page_table.shape[1]].copy_(tensors.page_table)

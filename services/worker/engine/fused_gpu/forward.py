@@ -17,6 +17,7 @@ from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.fused.hooks import Hooks
 from services.worker.engine.fused_gpu.weights import GpuModel
 from services.worker.engine.paged_step import AttentionBackend, PagedStep, PooledStep
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
@@ -78,7 +79,7 @@ class GpuForward:
         self._check(ids, self._model.vocabulary, "token")
         self._check(positions, self._model.angles.positions, "position")
         self._check(last_rows, rows, "row of the step")
-        ids, positions, last_rows = (each.to(self._pool.device) for each in (ids, positions, last_rows))
+        ids, positions, last_rows = on_device((ids, positions, last_rows), self._pool.device)
         if not isinstance(step, PooledStep):
             return self._by_layer(ids, positions, step.attend, last_rows, None)
         if step.slots.shape[0] != rows:
