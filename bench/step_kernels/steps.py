@@ -92,8 +92,21 @@ def count_steps(counter: DeviceCounter, runner: ModelRunner) -> dict[str, StepCo
         "prefill": _count(counter, step(chunk)),
         "decode": _count(counter, step(decodes)),
         "mixed": _count(counter, step(decodes + chunk)),
-        "captured": _count(counter, _captured(runner, rows)),
+        "captured": count_captured(counter, runner, rows, 512),
     }
+
+
+@torch.inference_mode()
+def count_captured(counter: DeviceCounter, runner: ModelRunner, rows: int, length: int) -> StepCounts:
+    """The decode step of a CUDA graph for ``rows`` requests of up to ``length`` tokens."""
+    shape = DecodeShape(rows, length)
+    batch = StaticBatch(rows, PAGES, runner.vocab_size, torch.device("cuda"))
+    step = StaticStep(batch, shape, runner.pool, kernels)
+
+    def run() -> None:
+        batch.logits.copy_(runner.run(batch.ids, batch.positions, step, batch.last_rows))
+
+    return _count(counter, run)
 
 
 def _meta(segments: list[tuple[int, int]]) -> ForwardMeta:
@@ -106,18 +119,6 @@ def _meta(segments: list[tuple[int, int]]) -> ForwardMeta:
         PAGE_SIZE,
         "cuda",
     )
-
-
-def _captured(runner: ModelRunner, rows: int) -> Callable[[], object]:
-    shape = DecodeShape(rows, 512)
-    batch = StaticBatch(rows, PAGES, runner.vocab_size, torch.device("cuda"))
-    step = StaticStep(batch, shape, runner.pool, kernels)
-
-    def run() -> None:
-        logits = runner.run(batch.ids, batch.positions, step, batch.last_rows)
-        batch.logits.copy_(logits)
-
-    return run
 
 
 def _count(counter: DeviceCounter, step: Callable[[], object]) -> StepCounts:

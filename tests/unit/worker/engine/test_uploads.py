@@ -77,7 +77,7 @@ def test_greedy_rows_are_read_once() -> None:
     with counting() as counter:
         logits = torch.zeros(4, 300, device="cuda")
         with pytest.raises(HostRead):
-            sample(logits, [SampleRow(SamplingParams(temperature=0.0), 0)] * 4)
+            sample(logits, [SampleRow(SamplingParams(max_tokens=1, temperature=0.0), 0)] * 4)
 
     assert counter.counted.kernels["aten::stack"] + counter.counted.kernels["aten::cat"] == 1
 
