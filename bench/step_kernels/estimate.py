@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -25,6 +24,8 @@ PEAK_BYTES_PER_S = 4.8e12
 """H200: HBM3e, as its data sheet has it."""
 PEAK_FLOPS = 989e12
 """H200: dense bfloat16, as its data sheet has it."""
+
+PATHS: tuple[ForwardPath, ...] = ("portable", "fused")
 
 CONTEXT = 1024
 """Tokens behind each decoding request."""
@@ -71,22 +72,22 @@ def kernels_of(forward: ForwardPath, rows: int, config: LlamaConfig) -> int:
     return step.kernels
 
 
-def step_bytes(config: Any, rows: int, context: int) -> int:
+def step_bytes(config: LlamaConfig, rows: int, context: int) -> int:
     """What a decode step reads and writes in device memory at least: weights, KV, and logits in fp32 four times."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     layer = hidden * width * (2 * heads + 2 * kv_heads) + 3 * hidden * inner + 2 * hidden
     weights = config.num_hidden_layers * layer + hidden * config.vocab_size + hidden
     kv = rows * context * config.num_hidden_layers * 2 * kv_heads * width
-    return 2 * (weights + kv) + 4 * 4 * rows * config.vocab_size
+    return int(2 * (weights + kv) + 4 * 4 * rows * config.vocab_size)
 
 
-def step_flops(config: Any, rows: int, context: int) -> int:
+def step_flops(config: LlamaConfig, rows: int, context: int) -> int:
     """Multiplications and additions of its products."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     layer = hidden * width * (2 * heads + 2 * kv_heads) + 3 * hidden * inner + 2 * context * heads * width
-    return 2 * rows * (config.num_hidden_layers * layer + hidden * config.vocab_size)
+    return int(2 * rows * (config.num_hidden_layers * layer + hidden * config.vocab_size))
 
 
 def estimate(kernels: int, nbytes: int, rows: int, assumed: Assumption) -> dict[str, float]:
@@ -111,8 +112,8 @@ def main() -> None:
     for rows in (1, 64):
         nbytes, flops = step_bytes(config, rows, CONTEXT), step_flops(config, rows, CONTEXT)
         bound_s = max(nbytes / PEAK_BYTES_PER_S, flops / PEAK_FLOPS)
-        for forward in ("portable", "fused"):
-            kernels = kernels_of(forward, rows, config)  # type: ignore[arg-type]
+        for forward in PATHS:
+            kernels = kernels_of(forward, rows, config)
             times = {name: estimate(kernels, nbytes, rows, each) for name, each in ASSUMPTIONS.items()}
             cases.append({
                 "rows": rows, "forward": forward, "kernels": kernels, "bytes": nbytes, "flops": flops,

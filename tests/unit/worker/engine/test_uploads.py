@@ -13,7 +13,12 @@ from services.worker.engine.static_batch import StaticBatch
 from services.worker.engine.uploads import on_device, upload
 from shared.messages.requests import SamplingParams
 
-ARRAYS = [np.arange(3), np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros(0, np.int64), np.ones(5, np.int32)]
+ARRAYS: list[np.ndarray] = [
+    np.arange(3),
+    np.arange(6, dtype=np.int32).reshape(2, 3),
+    np.zeros(0, np.int64),
+    np.ones(5, np.int32),
+]
 
 
 def test_all_arrays_go_in_one_copy_and_lie_aligned() -> None:
