@@ -24,7 +24,7 @@ def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> l
     for each in arrays:
         starts.append(end)
         end += -(-each.nbytes // _ALIGNMENT) * _ALIGNMENT
-    staged = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    staged = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_initialized())
     host = staged.numpy()
     for start, each in zip(starts, arrays, strict=True):
         host[start : start + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
