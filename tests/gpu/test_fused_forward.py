@@ -1,4 +1,4 @@
-"""The fused forward on a GPU: its kernels are their oracles', its logits the portable path's, and weights are kept once."""
+"""The fused forward on a GPU: kernels give their oracles' numbers, logits are the portable path's, weights lie once."""
 
 from __future__ import annotations
 
