@@ -7,10 +7,14 @@ read by the device when it gets there; torch gives it out again when the device 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
 
 _ALIGNMENT = 16
 """Bytes: kernels are compiled for addresses that are aligned like this, and anew for others."""
@@ -24,7 +28,7 @@ def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> l
     for each in arrays:
         starts.append(end)
         end += -(-each.nbytes // _ALIGNMENT) * _ALIGNMENT
-    staged = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_initialized())
+    staged = torch.empty(end, dtype=torch.uint8, pin_memory=_cuda.is_initialized())
     host = staged.numpy()
     for start, each in zip(starts, arrays, strict=True):
         host[start : start + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
