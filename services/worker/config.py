@@ -67,7 +67,9 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
     forward: Annotated[
         Literal["auto", "fused", "portable"],
-        Doc(description="on a CPU, fused kernels for models like Llama: auto takes them where they are faster"),
+        Doc(
+            description="fused kernels for models like Llama: auto takes them on a GPU, and on CPUs they are faster on"
+        ),
     ] = "auto"
     decode_graph_rows: Annotated[
         int,
@@ -150,8 +152,8 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
         if self.node and not is_valid_name(self.node):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
-        if self.forward == "fused" and (self.tensor_parallel > 1 or self.device == "cuda"):
-            faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
+        if self.forward == "fused" and self.tensor_parallel > 1:
+            faults.append("--forward fused: in one process only, not with --tensor-parallel")
         if faults:
             raise ValueError("; ".join(faults))
 

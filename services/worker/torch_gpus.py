@@ -17,7 +17,6 @@ import torch
 from services.worker.checks import driver_shows_gpus
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
-from shared.errors import ConfigError
 from shared.guard import guarded
 
 # torch leaves these functions without types.
@@ -85,16 +84,13 @@ def _first_line(error: Exception) -> str:
 
 def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
     """Where this worker's model runs. Raises ConfigError with the reason why it can run nowhere as configured."""
-    choice = choose_device(
+    return choose_device(
         config.device,
         gpus or TorchGpus(),
         first_gpu=config.gpu,
         ranks=config.tensor_parallel,
         workers=config.node_workers,
     )
-    if choice.kind == "cuda" and config.forward == "fused":
-        raise ConfigError("--forward fused: on a CPU only, and --device auto takes a GPU here; choose --device cpu")
-    return choice
 
 
 def main() -> int:
