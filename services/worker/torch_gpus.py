@@ -17,6 +17,8 @@ import torch
 from services.worker.checks import driver_shows_gpus
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
+from services.worker.engine.gpu_needs import GpuFacts
+from shared.errors import ConfigError
 from shared.guard import guarded
 
 # torch leaves these functions without types.
@@ -71,6 +73,13 @@ class TorchGpus:
         except Exception as error:  # Of whatever kind: the driver's words are what the operator needs.
             return _first_line(error)
         return "" if total == 64.0**3 else f"it computes {total} where {64.0**3} is right"
+
+
+def gpu_facts(index: int) -> GpuFacts:
+    """Its name and memory. What others have counts the driver's own memory for this process, too."""
+    free, total = _cuda.mem_get_info(index)
+    reserved = _cuda.memory_reserved(index)
+    return GpuFacts(str(_cuda.get_device_name(index)), int(total), int(total - free - reserved), _cuda.device_count())
 
 
 def _instances() -> list[str]:
