@@ -159,7 +159,7 @@ def _chosen(machine: Machine, model: Model, config: SupervisorConfig) -> tuple[d
     worker = WorkerConfig(model="", tensor_parallel=ranks, node_workers=config.workers)
     choice = choose_device(worker.device, _Gpus(machine), ranks=ranks, workers=config.workers)
     wish = room_wish(worker)
-    check_weights(model.shape, ranks, GpuFacts(machine.gpu, machine.gpu_bytes, CONTEXT_BYTES, machine.gpus), wish)
+    check_weights(model.shape, ranks, GpuFacts(machine.gpu, machine.gpu_bytes, machine.gpus), wish)
     peak = model.shape.rank_weight_bytes(ranks) + model.shape.prefill_bytes(wish, ranks)
     room = Room(machine.gpu_bytes, CONTEXT_BYTES, peak, wish.reserve_bytes, wish.fraction)
     pages = room.pages(model.geometry(whole.page_size, ranks).page_bytes)

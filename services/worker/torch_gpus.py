@@ -76,10 +76,9 @@ class TorchGpus:
 
 
 def gpu_facts(index: int) -> GpuFacts:
-    """Its name and memory. What others have counts the driver's own memory for this process, too."""
-    free, total = _cuda.mem_get_info(index)
-    reserved = _cuda.memory_reserved(index)
-    return GpuFacts(str(_cuda.get_device_name(index)), int(total), int(total - free - reserved), _cuda.device_count())
+    """Its name and memory, beside how many there are."""
+    gpus = TorchGpus()
+    return GpuFacts(gpus.name(index), gpus.memory_bytes(index), gpus.count)
 
 
 def _instances() -> list[str]:

@@ -64,11 +64,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One of ``count`` GPUs: its memory, and what others have of it, bytes."""
+    """One of ``count`` GPUs, and its memory in bytes, whoever has it now."""
 
     name: str
     total: int
-    foreign: int
     count: int
 
 
@@ -100,16 +99,18 @@ def _shape(config: Mapping[str, Any], stored_bytes: int, dtype: str) -> ModelSha
 
 
 def check_weights(shape: ModelShape, ranks: int, gpu: GpuFacts, wish: RoomWish) -> None:
-    """Raise ConfigError if the weights alone leave no memory for KV, with the number of ranks that would hold them."""
-    allowed = int(gpu.total * wish.fraction) - gpu.foreign
+    """Raise ConfigError if the weights alone leave no memory for KV, with the number of ranks that would hold them.
+
+    What others have of the GPU does not count: that may pass, and a refusal is for good.
+    """
+    allowed = int(gpu.total * wish.fraction)
     own = shape.rank_weight_bytes(ranks)
     if own < allowed:
         return
     each = f"{size(own)} in each of {ranks} ranks" if ranks > 1 else size(own)
-    others = f", and others have {size(gpu.foreign)} of it" if gpu.foreign * 20 > gpu.total else ""
     raise ConfigError(
         f"the weights take {each}, and of {size(gpu.total)} of a GPU ({gpu.name}) --device-memory-fraction "
-        f"{wish.fraction:g} allows {size(int(gpu.total * wish.fraction))}{others}: {_advice(shape, allowed, gpu, wish)}"
+        f"{wish.fraction:g} allows {size(allowed)}: {_advice(shape, allowed, gpu, wish)}"
     )
 
 

@@ -24,7 +24,7 @@ from shared.errors import ConfigError
 GIB = 2**30
 WISH = RoomWish(0.9, 2048)
 EIGHT_B, SEVENTY_B = MODELS[1].shape, MODELS[3].shape
-CARD = GpuFacts("Card", 24 * GIB, GIB // 2, 1)
+CARD = GpuFacts("Card", 24 * GIB, 1)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -98,12 +98,11 @@ def test_ranks_share_all_but_the_embeddings() -> None:
 @pytest.mark.parametrize(
     ("shape", "ranks", "gpu", "told"),
     [
-        (SEVENTY_B, 1, GpuFacts("H200", 140 * GIB, GIB // 2, 8), r"131.4 GiB, and of 140.0 GiB of a GPU \(H200\) "
+        (SEVENTY_B, 1, GpuFacts("H200", 140 * GIB, 8), r"131.4 GiB, and of 140.0 GiB of a GPU \(H200\) "
          r"--device-memory-fraction 0.9 allows 126.0 GiB: choose --tensor-parallel 2 \(8 GPUs are here\)"),
         (SEVENTY_B, 1, CARD, r"it fits 8 such GPUs \(--tensor-parallel 8\), and 1 GPU is here; choose a smaller model"),
         (SEVENTY_B, 4, CARD, r"34.3 GiB in each of 4 ranks"),
-        (SEVENTY_B, 1, GpuFacts("Tiny", 4 * GIB, 0, 8), "choose a smaller model, or GPUs with more memory"),
-        (EIGHT_B, 1, GpuFacts("Card", 24 * GIB, 8 * GIB, 1), "and others have 8.0 GiB of it"),
+        (SEVENTY_B, 1, GpuFacts("Tiny", 4 * GIB, 8), "choose a smaller model, or GPUs with more memory"),
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_refused_with_what_would_hold_them(
@@ -147,9 +146,9 @@ def test_a_worker_refuses_before_it_reads(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     config = WorkerConfig(model=str(tmp_path), device_memory_fraction=0.5)
 
-    check_fit(config, GpuFacts("Card", 1000, 0, 1))
+    check_fit(config, GpuFacts("Card", 1000, 1))
     (tmp_path / "config.json").write_text(
         json.dumps({"hidden_size": 1, "intermediate_size": 1, "num_attention_heads": 1, "vocab_size": 1})
     )
     with pytest.raises(ConfigError, match=r"the weights take 1000 B, and of 1000 B .*fraction 0.5 allows 500 B"):
-        check_fit(config, GpuFacts("Card", 1000, 0, 1))
+        check_fit(config, GpuFacts("Card", 1000, 1))
