@@ -63,3 +63,12 @@ def test_little_shared_memory_is_said(rows: list[dict[str, Any]]) -> None:
 
     assert small
     assert all(any("--shm-size" in line for line in row["lines"]) for row in small)
+
+
+def test_the_how_to_shows_what_up_says(rows: list[dict[str, Any]]) -> None:
+    """For an 8B model on a card of 24 GB, with shared memory and without."""
+    page = (RESULTS.parents[1] / "docs" / "how-to" / "gpu.md").read_text(encoding="utf-8")
+    with_it, without = (row for row in rows if row["machine"] == "one 24 GB" and row["model"] == "Llama-3.1-8B")
+
+    assert "\n".join(["```", *with_it["lines"], "```"]) in page
+    assert next(line for line in without["lines"] if "host pools" in line).partition(";")[0] in page
