@@ -24,8 +24,8 @@ class Part:
 
 PARTS = (
     Part("correctness", "Do the tests that need a GPU pass, bfloat16 beside oracles first?", 60.0, 20.0),
-    Part("tokens", "Are the tokens the same with the cache as without, by default and exactly?", 25.0, 20.0),
-    Part("serving", "What does a whole cell serve, by host tier, mover and profile?", 240.0, 90.0),
+    Part("tokens", "Are the tokens the same with the cache as without, by default and exactly?", 34.0, 20.0),
+    Part("serving", "What does a whole cell serve, by host tier, mover and profile?", 231.0, 90.0),
     Part("movers", "Which mover brings pages to the device, by page size, verified?", 22.0, 12.0),
     Part("interference", "How much does the I/O kernel slow the model?", 12.0, 10.0),
     Part("backup", "How fast do pages go down to the host?", 10.0, 8.0),
