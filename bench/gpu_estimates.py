@@ -19,8 +19,8 @@ from typing import Any
 
 from bench import results_file
 from bench.defaults_on_gpus import MODELS
+from services.worker.kernels import page_gather
 from services.worker.kernels.block_sizes import block_sizes, splits_for
-from services.worker.kernels.page_gather import TILE_WORDS
 from services.worker.kv.movers.gpu_assisted import LOAD_PROGRAMS
 from thermocline.simulate.profiles import HardwareProfile, load_hardware
 
@@ -39,7 +39,10 @@ DEVICES = {"h200-pcie5": ("H200", 132), "a100-pcie4": ("A100", 108), "4090": ("R
 """Name and multiprocessors of each profile that is estimated."""
 
 DECODE_TARGET, LOAD_TARGET, SLOWDOWN_TARGET = 185.0, 0.9, 0.05
-TILE_BYTES = 4 * TILE_WORDS
+TILE_BYTES = 4 * page_gather.TILE_WORDS
+TILES_AHEAD = int(getattr(page_gather, "MOST_AHEAD", 1))
+"""Tiles that each program of the I/O kernel has in flight."""
+
 CONTEXT, CHUNK, PREFIX = 1024, 2048, 8192
 PAGES = (1, 16, 32)
 """Tokens of a page."""
@@ -47,8 +50,8 @@ PAGES = (1, 16, 32)
 ATTENTION = ((1, 1024), (1, 16_384), (64, 4096))
 """(requests, context) of decode steps whose attention is estimated."""
 
-KERNELS_A_LAYER = (10, 30)
-"""Of a step: about what fused kernels need, and what separate operators do."""
+HOST_US = 200.0
+"""Assumed of the processor between two steps of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,24 @@ def attention_bytes_per_s(device: Device, requests: int, context: int) -> float:
     return min(device.read_bytes_per_s, in_flight / (MEMORY_LATENCY_US / 1e6))
 
 
+def kernels_of_a_step(results: Path) -> dict[str, int]:
+    """Kernels of a decode step by the forward that launches them, the fewest first: counted, where the count is among
+    the results, else 10 and 30 a layer, which is about what fused kernels and separate operators come to.
+    """
+    file = results / "gpu_step.json"
+    if not file.exists():
+        return {f"{each} kernels a layer": each * LLAMA_8B.layers for each in (10, 30)}
+    cases = json.loads(file.read_text(encoding="utf-8"))["results"]["cases"]
+    counted = {
+        f"{case['kernels']:,} kernels ({case['forward']})": case["kernels"] for case in cases if case["rows"] == 1
+    }
+    return dict(sorted(counted.items(), key=lambda each: each[1]))
+
+
 def decode_s(device: Device, kernels: int, context: int = CONTEXT) -> float:
-    """Of one request, where reading weights, attention and the gaps between kernels add up."""
+    """Of one request, where reading weights, attention, gaps between kernels and the processor's part add up."""
     attention_s = context * token_bytes() / attention_bytes_per_s(device, 1, context)
-    return weight_bytes() / device.read_bytes_per_s + attention_s + kernels * KERNEL_US / 1e6
+    return weight_bytes() / device.read_bytes_per_s + attention_s + (kernels * KERNEL_US + HOST_US) / 1e6
 
 
 def kernel_budget(device: Device, tokens_per_s: float, context: int = CONTEXT) -> int:
@@ -129,12 +146,12 @@ def prefill_tokens_per_s(device: Device, rows: int) -> float:
 
 
 def gathered_bytes_per_s(device: Device, programs: int) -> float:
-    """By the kernel that reads host memory: each program has a tile in flight, waits for it, and takes the next.
+    """By the kernel that reads host memory: each program has ``TILES_AHEAD`` tiles in flight and waits for the first.
 
     Pages do not matter as long as a row fills the link's packets: a row of one token is 2 KiB.
     """
     cycle_s = LINK_LATENCY_US / 1e6 + TILE_BYTES / device.link_bytes_per_s
-    return min(device.link_bytes_per_s, programs * TILE_BYTES / cycle_s)
+    return min(device.link_bytes_per_s, programs * TILES_AHEAD * TILE_BYTES / cycle_s)
 
 
 def copied_bytes_per_s(device: Device, page_tokens: int) -> float:
@@ -155,8 +172,8 @@ def hiding_tokens(device: Device) -> float:
     return load_s * prefill_tokens_per_s(device, CHUNK)
 
 
-def estimates(device: Device) -> Iterator[Row]:
-    """All figures of one device."""
+def estimates(device: Device, kernels: Mapping[str, int]) -> Iterator[Row]:
+    """All figures of one device; ``kernels`` are of a decode step, the fewest first."""
 
     def row(key: str, what: str, estimate: float, unit: str, aim: str = "") -> Row:
         return Row(key, device.name, what, estimate, unit, aim)
@@ -166,11 +183,10 @@ def estimates(device: Device) -> Iterator[Row]:
     yield row(
         "decode_floor", f"decode, one request, {CONTEXT} tokens of context: if memory were all", floor, "tokens/s"
     )
-    for each in KERNELS_A_LAYER:
-        speed = 1.0 / decode_s(device, each * LLAMA_8B.layers)
-        is_goal = each == min(KERNELS_A_LAYER)
-        yield row("decode" if is_goal else f"decode_{each}", f"the same with {each} kernels a layer", speed, "tokens/s",
-                  target if is_goal else "")  # fmt: skip
+    for number, (name, count) in enumerate(kernels.items()):
+        speed = 1.0 / decode_s(device, count)
+        yield row("decode" if number == 0 else f"decode_{number}", f"the same with {name}", speed, "tokens/s",
+                  target if number == 0 else "")  # fmt: skip
     if (budget := kernel_budget(device, DECODE_TARGET)) > 0:
         yield row("decode_budget", f"most kernels of a step at {DECODE_TARGET:g} tokens/s", budget, "kernels")
     for requests, context in ATTENTION:
@@ -245,13 +261,13 @@ def _backups(speeds: Mapping[str, float]) -> float:
     return max(speed for name, speed in speeds.items() if name != "one_piece") / speeds["one_piece"]
 
 
-def table(found: Mapping[str, Any] | None) -> list[Row]:
+def table(found: Mapping[str, Any] | None, kernels: Mapping[str, int]) -> list[Row]:
     """Every row; those of the device that ``found`` was measured on have its figures."""
     known = {} if found is None else measured(found)
     gpu = "" if found is None else str(found.get("gpu") or "")
     rows = []
     for profile, (name, multiprocessors) in DEVICES.items():
-        for row in estimates(Device(name, multiprocessors, load_hardware(profile))):
+        for row in estimates(Device(name, multiprocessors, load_hardware(profile)), kernels):
             value = known.get(row.key) if name in gpu else None
             rows.append(Row(**{**asdict(row), "measured": value}))
     return rows
@@ -266,11 +282,17 @@ def evidence(file: Path) -> Mapping[str, Any] | None:
 
 
 def main() -> None:
-    rows = table(evidence(results_file.RESULTS / "gpu.json"))
+    rows = table(evidence(results_file.RESULTS / "gpu.json"), kernels_of_a_step(results_file.RESULTS))
     for row in rows:
         print(f"{row.device}: {row.what}: {row.estimate:.4g} {row.unit} {row.aim}")
-    assumed = {"kernel_us": KERNEL_US, "link_latency_us": LINK_LATENCY_US, "tile_bytes": TILE_BYTES,
-               "memory_latency_us": MEMORY_LATENCY_US}  # fmt: skip
+    assumed = {
+        "kernel_us": KERNEL_US,
+        "host_us": HOST_US,
+        "link_latency_us": LINK_LATENCY_US,
+        "memory_latency_us": MEMORY_LATENCY_US,
+        "tile_bytes": TILE_BYTES,
+        "tiles_ahead": TILES_AHEAD,
+    }
     results_file.write("gpu_estimates", {"assumed": assumed, "rows": [asdict(row) for row in rows]}, seed=0)
 
 

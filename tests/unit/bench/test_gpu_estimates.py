@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.worker.kv.movers.gpu_assisted import LOAD_PROGRAMS
 from thermocline.simulate.profiles import load_hardware
 
 H200 = Device("H200", 132, load_hardware("h200-pcie5"))
+KERNELS = {"few": 300, "many": 1400}
 SPEEDS = {"batched": {"verified_gb_s": 20.0}, "gpu_assisted_2": {"verified_gb_s": 54.0}}
 MEASURED: dict[str, Any] = {
     "gpu": "NVIDIA H200",
@@ -35,8 +37,9 @@ MEASURED: dict[str, Any] = {
 def test_the_committed_table_is_what_the_code_computes() -> None:
     """Renew it with ``python -m bench.gpu_estimates``."""
     committed = json.loads((RESULTS / "gpu_estimates.json").read_text())["results"]
+    found = gpu_estimates.evidence(RESULTS / "gpu.json")
 
-    assert committed["rows"] == [asdict(row) for row in table(gpu_estimates.evidence(RESULTS / "gpu.json"))]
+    assert committed["rows"] == [asdict(row) for row in table(found, gpu_estimates.kernels_of_a_step(RESULTS))]
 
 
 def test_a_step_reads_all_weights_but_the_embedding() -> None:
@@ -65,13 +68,29 @@ def test_products_of_a_prompt_are_counted() -> None:
     assert gpu_estimates.prefill_flop(1) == 2 * weights + 4 * 32 * 32 * 128
 
 
-def test_the_kernel_fills_the_link_with_enough_programs() -> None:
-    """One program waits for each tile; bytes in flight over the time of one (Little's law), at most the link."""
+def test_the_kernel_fills_the_link_with_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in flight over the time of a tile (Little's law), at most the link: by programs and tiles of each."""
+    monkeypatch.setattr(gpu_estimates, "TILES_AHEAD", 1)
     one = gpu_estimates.gathered_bytes_per_s(H200, 1)
 
     assert one == pytest.approx(65_536 / (1.5e-6 + 65_536 / 57.6e9))
     assert gpu_estimates.gathered_bytes_per_s(H200, 2) == pytest.approx(2 * one)
     assert gpu_estimates.gathered_bytes_per_s(H200, 32) == pytest.approx(57.6e9)
+    monkeypatch.setattr(gpu_estimates, "TILES_AHEAD", 2)
+    assert gpu_estimates.gathered_bytes_per_s(H200, 1) == pytest.approx(2 * one)
+
+
+def test_kernels_are_those_that_were_counted(tmp_path: Path) -> None:
+    """The fewest first, of one request; where nothing was counted, so many a layer."""
+    assert list(gpu_estimates.kernels_of_a_step(tmp_path).values()) == [320, 960]
+    cases = [
+        {"rows": 1, "forward": "portable", "kernels": 1366},
+        {"rows": 1, "forward": "fused", "kernels": 327},
+        {"rows": 64, "forward": "fused", "kernels": 330},
+    ]
+    (tmp_path / "gpu_step.json").write_text(json.dumps({"results": {"cases": cases}}))
+
+    assert gpu_estimates.kernels_of_a_step(tmp_path) == {"327 kernels (fused)": 327, "1,366 kernels (portable)": 1366}
 
 
 def test_copies_of_small_pages_are_bound_by_their_number() -> None:
@@ -81,7 +100,7 @@ def test_copies_of_small_pages_are_bound_by_their_number() -> None:
 
 def test_what_a_gpu_measured_is_marked_on_its_device_alone() -> None:
     """Speeds of its parts as targets have them; what was left out stays an estimate."""
-    rows = {(row.device, row.key): row.measured for row in table(MEASURED)}
+    rows = {(row.device, row.key): row.measured for row in table(MEASURED, KERNELS)}
 
     assert rows["H200", "decode"] == 200.0
     assert rows["H200", "decode_floor"] == pytest.approx(1e3 / 3.5)
@@ -94,4 +113,4 @@ def test_what_a_gpu_measured_is_marked_on_its_device_alone() -> None:
 
 def test_a_run_without_a_gpu_measures_nothing() -> None:
     """Its figures are of a processor."""
-    assert {row.measured for row in table({**MEASURED, "gpu": None})} == {None}
+    assert {row.measured for row in table({**MEASURED, "gpu": None}, KERNELS)} == {None}
