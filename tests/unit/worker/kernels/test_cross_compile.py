@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import triton
 from packaging.requirements import Requirement
 from triton.runtime.jit import JITFunction
 
+from services.worker import kernels
 from tests.unit.worker.kernels import bounds
 from tests.unit.worker.kernels.compile_cases import CASES
 from tests.unit.worker.kernels.launches import launches_of
@@ -36,10 +39,10 @@ def test_kernels_are_within_their_bounds(case: str) -> None:
 
 def test_the_table_holds_each_kernel_for_each_architecture_and_triton() -> None:
     """None is left out, and none is left over from a case that is gone."""
-    kernels = {case: {launch.kernel.__name__ for launch in launches_of(call)} for case, call in CASES.items()}
+    launched = {case: {launch.kernel.__name__ for launch in launches_of(call)} for case, call in CASES.items()}
     expected = {
         (case, kernel, f"sm_{capability}", version)
-        for case, names in kernels.items()
+        for case, names in launched.items()
         for kernel in names
         for capability in bounds.SHARED_LIMITS
         for version in bounds.SUPPORTED
@@ -107,8 +110,8 @@ def test_what_exceeds_a_bound_is_named(change: dict[str, Any], told: list[str]) 
 
 
 def _kernels_of_the_worker() -> set[str]:
-    import services.worker.kernels as package
-
-    folder = Path(package.__path__[0])
-    modules = [__import__(f"{package.__name__}.{file.stem}", fromlist=["*"]) for file in sorted(folder.glob("*.py"))]
-    return {name for module in modules for name, value in vars(module).items() if isinstance(value, JITFunction)}
+    found = set()
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        values = vars(importlib.import_module(module.name)).items()
+        found |= {name for name, value in values if isinstance(value, JITFunction)}
+    return found
