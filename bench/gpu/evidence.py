@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class EvidenceFile:
 
     def __init__(self, out: Path | None, device: torch.device, minutes: float, scratch: Path) -> None:
         self._out, self._minutes = out, minutes
-        self._device = {**machine(device), **({"driver": _driver()} if device.type == "cuda" else {})}
+        self._device = described(device)
         self.folder = scratch if out is None else parts_folder(out)
         if out is not None:
             shutil.rmtree(self.folder, ignore_errors=True)  # Of a run that was killed.
@@ -58,6 +59,16 @@ class EvidenceFile:
         """Everything is in the file; what the parts wrote goes."""
         if self._out is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def described(device: torch.device) -> dict[str, Any]:
+    """See :func:`bench.gpu.reading.machine`. A GPU is asked by a process that ends: this one keeps no memory of it."""
+    if device.type != "cuda":
+        return machine(device)
+    code = "import json, torch; from bench.gpu.reading import machine; print(json.dumps(machine(torch.device('cuda'))))"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, Any] = json.loads(asked.stdout)
+    return {**found, "driver": _driver()}
 
 
 def parts_folder(out: Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as command
-from bench.gpu import part_process
+from bench.gpu import evidence, part_process
 from bench.gpu.evidence import EvidenceFile, parts_folder, read
 from bench.gpu.part_process import Outcome, run_part
 from bench.gpu.parts import Allotment, Part
@@ -87,6 +88,21 @@ def test_at_its_end_only_the_file_is_left(out: Path, file: EvidenceFile) -> None
     file.close()
 
     assert not parts_folder(out).exists()
+
+
+def test_a_gpu_is_described_by_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the run itself holds none of its memory while parts measure it."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        said = "570.1" if command[0] == "nvidia-smi" else json.dumps({"gpu": "NVIDIA H200"})
+        return subprocess.CompletedProcess(command, 0, said)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    assert evidence.described(torch.device("cuda")) == {"gpu": "NVIDIA H200", "driver": "570.1"}
+    assert asked[0][0] == sys.executable
 
 
 def test_a_summary_of_another_file_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
