@@ -18,7 +18,6 @@ from services.worker.checks import driver_shows_gpus
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
 from services.worker.engine.gpu_needs import GpuFacts
-from shared.errors import ConfigError
 from shared.guard import guarded
 
 # torch leaves these functions without types.

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import triton
 
-from tests.unit.worker.kernels.compile_cases import CASES
+from tests.unit.worker.kernels.compile_cases import CASES, SHARED_BYTES
 from tests.unit.worker.kernels.footprints import Footprint, footprint
 from tests.unit.worker.kernels.launches import launches_of
 
@@ -61,6 +61,7 @@ def measured(case: str, call: Callable[[], object], capability: int) -> Iterator
     """Compile each kernel that ``call`` launches, once, for sm_``capability``."""
     seen: dict[str, int] = {}
     keys = set()
+    SHARED_BYTES.set(SHARED_LIMITS[capability])
     for launch in launches_of(call):
         variant = launch.variant(capability)
         if variant.key in keys:

@@ -63,6 +63,16 @@ def test_no_kernel_is_without_a_case() -> None:
     assert launched <= written
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rotate") and "fp32" not in case])
+def test_rotations_round_products_before_they_add_them(case: str) -> None:
+    """As the models do; with norms, which sum in fp32, products may be fused."""
+    launches = [launch for launch in launches_of(CASES[case]) if not launch.kwargs["HAS_NORM"]]
+
+    assert launches
+    for launch in launches:
+        assert "fma.rn.f32" not in launch.variant(90).compile().asm["ptx"]
+
+
 def test_each_bound_is_below_what_an_architecture_has() -> None:
     """A program that asks for more shared memory than there is would not be launched."""
     beyond = [
