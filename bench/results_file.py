@@ -67,7 +67,10 @@ def write(name: str, results: dict[str, Any], *, seed: int, out: Path | None = N
     }
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    # Replaced at once: whoever is killed meanwhile leaves the earlier file whole.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
     return path
 
 

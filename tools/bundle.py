@@ -21,7 +21,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tools.lock import ROOT, read_project, requirements_of
@@ -31,6 +33,9 @@ from tools.wheel_trial import ReleaseFault
 
 GLIBC = 28
 """The second number of the oldest glibc 2 that the wheels need; those of PyTorch need 2.28."""
+
+TEST_TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
+"""What the tests of ``tests/gpu`` need besides, which the GPU benchmark begins with."""
 
 _OLDEST_GLIBC = 5
 _ALIASES = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
@@ -100,6 +105,15 @@ def read_installed(text: str) -> dict[str, str]:
     if not found:
         raise BundleFault("no line is name==version: is this what pip list --format=freeze printed?")
     return found
+
+
+def requirements(project: Mapping[str, Any], *, has_tests: bool) -> list[str]:
+    """Requirement lines of the bundle; with ``has_tests`` the development ones of ``TEST_TOOLS`` too."""
+    asked = requirements_of(dict(project), dev=False)
+    if not has_tests:
+        return asked
+    extra = requirements_of(dict(project), dev=True)[len(asked) :]
+    return asked + [line for line in extra if canonicalize_name(Requirement(line).name) in TEST_TOOLS]
 
 
 def choose(home: Path, requirements: Sequence[str], target: Target) -> Choice:
@@ -174,7 +188,7 @@ def _names(choice: Choice) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(choice.left_out.items())) or "nothing"
 
 
-def bundle(out: Path, target: Target, *, has_project: bool) -> Iterator[str]:
+def bundle(out: Path, target: Target, *, has_project: bool, has_tests: bool = False) -> Iterator[str]:
     """Make the bundle in ``out``, which must be empty or missing; yields what there is to say.
 
     Raises BundleFault, ReleaseFault, Unresolvable and NoIndex, and leaves nothing half made.
@@ -185,7 +199,7 @@ def bundle(out: Path, target: Target, *, has_project: bool) -> Iterator[str]:
         home, folder = Path(name) / "home", Path(name) / "bundle"
         home.mkdir()
         folder.mkdir()
-        choice = choose(home, requirements_of(read_project(), dev=False), target)
+        choice = choose(home, requirements(read_project(), has_tests=has_tests), target)
         fetch(choice.carried, target, folder)
         if has_project:
             own_wheel(folder)
@@ -206,11 +220,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--installed", type=Path, metavar="FILE", help="pip list --format=freeze of the machine")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bundle", help="folder, empty or new")
     parser.add_argument("--without-project", action="store_true", help="no wheel of Thermocline: for a checkout")
+    parser.add_argument("--with-tests", action="store_true", help="pytest too: for the GPU benchmark in a checkout")
     options = parser.parse_args(argv)
     try:
         installed = read_installed(options.installed.read_text(encoding="utf-8")) if options.installed else {}
         target = Target(options.python, options.machine, installed)
-        for said in bundle(options.out, target, has_project=not options.without_project):
+        for said in bundle(options.out, target, has_project=not options.without_project, has_tests=options.with_tests):
             print(f"bundle: {said}")
     except (BundleFault, ReleaseFault, Unresolvable, NoIndex, OSError) as error:
         print(f"bundle: {error}", file=sys.stderr)

@@ -23,7 +23,6 @@ EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
     "services.scheduler.core.hidden.partition": "benchmarks compare closed forms of the paper with what is served",
     "shared.ids.chain_page": "the definition of a page's identity, which chain_pages is tested against",
     "shared.memory.host_pool.HostPoolView.verify_layer": "the check of one page that tests of every copy share",
-    "thermocline.supervisor.api.RunningCell.wait_restarted": "RunningCell is what programs drive a cell with",
 }
 
 Name = tuple[str, str]  # Module and name.

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.parts import Allotment, Part
+from bench.gpu.stopping import Stopped
+from thermocline.supervisor.child import die_with
 
-State = Literal["whole", "cut short", "failed", "out of time", "left out"]
+State = Literal["whole", "cut short", "failed", "out of time", "stopped", "left out"]
 
 STOP_S = 20.0
 """For a part that is told to end to take its processes and its memory with it."""
@@ -35,19 +37,16 @@ class Outcome:
     reason: str = ""
     results: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def has_ended_well(self) -> bool:
-        """It ran and stopped by itself, be it because its time was over."""
-        return self.state in ("whole", "cut short")
-
 
 def run_part(
     part: Part, allotted: Allotment, flags: Sequence[str], folder: Path, *, package: str = "bench.gpu"
 ) -> Outcome:
-    """Run it, for ``limit_s`` at the most and ``STOP_S`` more; never raises for what a part does."""
+    """Run it, for ``limit_s`` at the most and ``STOP_S`` more; never raises for what a part does, nor Stopped."""
     out, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     command = [sys.executable, "-m", f"{package}.{part.name}", "--seconds", f"{allotted.share_s:.0f}"]
     began = time.monotonic()
+    code: int | None = None
+    stopped = ""
     with log.open("wb") as printed:
         process = subprocess.Popen(
             [*command, "--out", str(out), *flags],
@@ -55,17 +54,22 @@ def run_part(
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # A run that is killed leaves no part on the GPU. This process has no other threads.
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509
         )
-        code: int | None = None
         try:
             code = process.wait(allotted.limit_s)
         except subprocess.TimeoutExpired:
             pass  # See below.
+        except Stopped as error:
+            stopped = str(error)
         finally:
             if code != 0:  # What ends well takes its processes with it.
                 _end(process)
     seconds = time.monotonic() - began
-    results = _results(out)
+    results = results_of(out)
+    if stopped:
+        return Outcome(part.name, "stopped", seconds, stopped, results)
     if code is None:
         return Outcome(part.name, "out of time", seconds, f"killed after {seconds:.0f} s\n{_tail(log)}", results)
     if code or not results:
@@ -88,10 +92,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _results(out: Path) -> dict[str, Any]:
+def results_of(file: Path) -> dict[str, Any]:
     """What a part has written so far; nothing if that is not whole."""
     try:
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["results"]
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["results"]
     except (OSError, ValueError, KeyError):
         return {}
     return found

@@ -23,17 +23,21 @@ class Part:
 
 
 PARTS = (
-    Part("serving", "What does a whole cell serve, and what is each mechanism worth?", 250.0, 90.0),
-    Part("movers", "Which mover brings pages to the device, by page size?", 50.0, 15.0),
-    Part("attention", "How near do our kernels come to PyTorch's, and to the device?", 70.0, 20.0),
-    Part("decode", "What are CUDA graphs worth in a decode step?", 60.0, 30.0),
-    Part("importance", "What does loading only the important part of a prefix cost?", 45.0, 25.0),
-    Part("restoration", "Which way brings a prefix back fastest?", 60.0, 30.0),
-    Part("interference", "How much does the I/O kernel slow the model?", 25.0, 12.0),
-    Part("ipc", "How fast are pages of a neighbour's device pool?", 20.0, 10.0),
-    Part("backup", "How fast do pages go down to the host?", 20.0, 10.0),
+    Part("correctness", "Do the tests that need a GPU pass, bfloat16 beside oracles first?", 60.0, 20.0),
+    Part("tokens", "Are the tokens the same with the cache as without, by default and exactly?", 34.0, 20.0),
+    Part("serving", "What does a whole cell serve, by host tier, mover and profile?", 231.0, 90.0),
+    Part("movers", "Which mover brings pages to the device, by page size, verified?", 22.0, 12.0),
+    Part("interference", "How much does the I/O kernel slow the model?", 12.0, 10.0),
+    Part("backup", "How fast do pages go down to the host?", 10.0, 8.0),
+    Part("decode", "How near is a decode step to what memory allows?", 24.0, 20.0),
+    Part("prefill", "How near is a prompt to what the tensor cores allow?", 14.0, 12.0),
+    Part("attention", "How near do our kernels come to PyTorch's, and to the device?", 18.0, 15.0),
+    Part("restarts", "Does each process come back, and is the same answered?", 24.0, 20.0),
+    Part("ipc", "How fast are pages of a neighbour's device pool?", 9.0, 8.0),
+    Part("restoration", "Which way brings a prefix back fastest, with and without grouped heads?", 28.0, 25.0),
+    Part("importance", "What does loading only the important part of a prefix cost?", 10.0, 8.0),
 )
-"""The most telling first."""
+"""Whether results are right before how fast they come, then the most telling first."""
 
 
 @dataclass(frozen=True, slots=True)

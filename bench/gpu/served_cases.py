@@ -1,7 +1,8 @@
-"""What is asked of a cell, and with which of its mechanisms switched off. Pure.
+"""What is asked of cells, with which mover and profile, and with which mechanisms switched off. Pure.
 
-Lengths are those of Strata's Table 1, and numbers of documents and questions what there is time for. All cases are of
-one running cell: its settings are an input like any other, so that nothing has to be loaded anew between two of them.
+Lengths are those of Strata's Table 1, and numbers of documents and questions what there is time for. What the scheduler
+decides is switched in a running cell: its settings are an input like any other. The mover and the profile are the
+worker's, which reads them when it starts: each of those is a cell of its own, a :class:`Setup`.
 """
 
 from __future__ import annotations
@@ -101,16 +102,36 @@ def loads(scale: Scale) -> dict[str, Load]:
     }
 
 
-def cases(scale: Scale) -> list[Case]:
-    """The most telling first; the first once more at the end, which shows what the machine's drift is."""
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One start of a cell. ``mover`` is the worker's; with ``has_profile`` the machine is measured first."""
+
+    name: str
+    mover: str
+    has_profile: bool
+    cases: tuple[Case, ...]
+
+
+def setups(scale: Scale, *, has_gpu: bool) -> list[Setup]:
+    """The most telling first: three workloads with batched copies, without the host tier and with it; by the
+    GPU-assisted mover; as the profile chooses. Then single mechanisms, and the first case again, which shows what the
+    machine's drift is. Without a GPU per-page copies stand in for the GPU-assisted mover.
+    """
     known = loads(scale)
-    order = [
-        *(("loogle", name) for name in ("all on", "no host tier", "first come, no deferral, no bubbles")),
-        *((name, "all on") for name in ("reviewmt", "sharegpt")),
-        *(("loogle", name) for name in ("no deferral", "first come first served", "no bubble filling")),
-        ("reviewmt", "no host tier"),
-        *(("loogle", name) for name in ("longest prefix first", "batches of 8,192 tokens")),
-        ("sharegpt", "no host tier"),
-        ("loogle", "all on"),
+
+    def of(mechanism: str, *names: str) -> tuple[Case, ...]:
+        return tuple(Case(known[name], mechanism) for name in names)
+
+    mechanisms = (
+        "first come, no deferral, no bubbles", "no deferral", "first come first served", "no bubble filling",
+        "longest prefix first", "batches of 8,192 tokens",
+    )  # fmt: skip
+    single = tuple(Case(known["loogle"], name) for name in mechanisms)
+    plain = of("all on", *known)
+    both = tuple(case for name in known for case in (*of("all on", name), *of("no host tier", name)))
+    assisted = "gpu_assisted" if has_gpu else "per_page"
+    return [
+        Setup("batched", "batched", has_profile=False, cases=both),
+        Setup(assisted.replace("_", "-"), assisted, has_profile=False, cases=plain),
+        Setup("profiled", "auto", has_profile=True, cases=(*plain, *single, plain[0])),
     ]
-    return [Case(known[load], mechanism) for load, mechanism in order]

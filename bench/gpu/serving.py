@@ -1,14 +1,16 @@
-"""Serving a Llama-3.1-8B from end to end on one GPU: a whole cell, with and without each of its mechanisms.
+"""Serving a Llama-3.1-8B from end to end on one GPU: whole cells by host tier, mover and profile.
 
 Random weights of the real geometry in bfloat16, written to a local disk once and loaded as any checkpoint is. A whole
 cell (broker, scheduler, storage, one worker, gateway) is asked by ``thermocline bench`` with prompts of the lengths of
 Strata's Table 1: LooGLE-like, ReviewMT-like and ShareGPT-like. The device pool holds half of the documents, the host
-pool all of them. Between cases the cell takes other settings and is emptied; the model stays. Then the disk: a document
-that is only there comes back by each means.
+pool all of them. One cell has batched copies, with the host tier and without; one the GPU-assisted mover; one what the
+profile of this machine chooses. Between cases a cell takes other settings and is emptied; the model stays. In the last
+one a document that is only on the disk comes back by each means.
 
-How much is asked follows from how long a document takes the first time, so that the cases fit into ``--seconds``.
+How much is asked follows from how long a document takes the first time, so that the cases fit into ``--seconds``; what
+did not fit is named in ``left_out``.
 
-``python -m bench.gpu.serving [--quick | --cpu] [--seconds 300]``
+``python -m bench.gpu.serving [--quick | --cpu] [--seconds 540]``
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from bench.emptying import empty, rest
 from bench.gpu import from_disk, reading
 from bench.gpu.checkpoint import write_checkpoint
 from bench.gpu.models import LLAMA_8B, SHALLOW_LAYERS, TINY
-from bench.gpu.served_cases import DOCUMENT_TOKENS, PLAIN, Case, Scale, calibrated, cases
+from bench.gpu.served_cases import DOCUMENT_TOKENS, PLAIN, Case, Scale, Setup, calibrated, setups
 from shared.bus.nats_bus import connect
 from thermocline.bench.__main__ import main as ask
 from thermocline.bench.report import load
@@ -47,8 +49,8 @@ READY_S = 240.0
 CASE_S = 20.0
 """What one case is to take, more or less."""
 
-DISK_SHARE = 0.25
-"""Of the time, for what comes from the disk."""
+CASES_SHARE, LIKELY_CASES = 0.5, 10
+"""Of the time, for asking; the rest is for starting cells, for the profile and for what comes from the disk."""
 
 DEVICE_DOCUMENTS, HOST_DOCUMENTS = 4.5, 12
 SHM_SHARE, HIDDEN_SHARE = 0.6, 0.2
@@ -57,7 +59,7 @@ SHM_SHARE, HIDDEN_SHARE = 0.6, 0.2
 PROFILE_LENGTHS = "1024,8192"
 PROFILE_S = 60.0
 """What measuring the machine takes, and starting the worker about as long; with less than five times that to spare it
-is left out, and with it hidden states.
+is left out, and with it the cell that has it.
 """
 
 
@@ -113,8 +115,7 @@ def measured_profile(run: reading.Reading, model: Path, out: Path) -> Path | Non
 
     None where there is no time for it, or it fails: the cell serves without, and restores from hidden states nothing.
     """
-    if run.is_quick or run.is_tiny or run.budget.left_s < 5 * PROFILE_S:
-        run.budget.left_out.append("profile")
+    if run.is_quick or run.is_tiny:
         return None
     command = [sys.executable, "-m", "thermocline", "doctor", "--profile", "--model", str(model), "--out", str(out)]
     flags = ["--device", run.device.type, "--dtype", "bfloat16", "--rounds", "3"]
@@ -123,7 +124,6 @@ def measured_profile(run: reading.Reading, model: Path, out: Path) -> Path | Non
         subprocess.run([*command, *flags], check=True, stdout=subprocess.DEVNULL, timeout=2 * PROFILE_S)
     except (subprocess.SubprocessError, OSError) as error:
         print(f"the machine was not measured: {error}", file=sys.stderr)
-        run.budget.left_out.append("profile")
         return None
     return out
 
@@ -155,7 +155,7 @@ async def prepare(cell: RunningCell, case: Case) -> None:
         await bus.close()
 
 
-def run_case(cell: RunningCell, case: Case, sizes: Sizes, folder: Path) -> dict[str, Any]:
+def run_case(cell: RunningCell, setup: Setup, case: Case, sizes: Sizes, folder: Path) -> dict[str, Any]:
     """Ask, and return the figures. Raises SystemExit when requests failed: such figures mean nothing."""
     asyncio.run(prepare(cell, case))
     out = folder / "asked.json"
@@ -166,7 +166,7 @@ def run_case(cell: RunningCell, case: Case, sizes: Sizes, folder: Path) -> dict[
     figures = load(out).figures
     assert figures.ttft_ms is not None
     return {
-        "case": case.name,
+        "case": f"{setup.name}: {case.name}",
         "requests": figures.answered,
         "seconds": figures.seconds,
         "ttft_ms": msgspec.to_builtins(figures.ttft_ms),
@@ -177,12 +177,11 @@ def run_case(cell: RunningCell, case: Case, sizes: Sizes, folder: Path) -> dict[
     }
 
 
-async def disk(cell: RunningCell, run: reading.Reading, sizes: Sizes) -> list[dict[str, Any]]:
-    """Figures of :mod:`bench.gpu.from_disk`."""
+async def disk(cell: RunningCell, run: reading.Reading, sizes: Sizes, *, is_profiled: bool) -> list[dict[str, Any]]:
+    """Figures of :mod:`bench.gpu.from_disk`. Without a profile nothing is restored from hidden states."""
 
     def each(ways: list[from_disk.Way]) -> Iterator[from_disk.Way]:
-        known = ways if not run.is_quick and "profile" not in run.budget.left_out else ways[:-1]
-        return run.each(known, lambda way: way.name)
+        return run.each(ways if is_profiled else ways[:-1], lambda way: way.name)
 
     bus = await connect((cell.nats_url,), "bench")
     try:
@@ -199,15 +198,14 @@ def scale_of(run: reading.Reading, cold_s: float, warm_s: float) -> Scale:
     """How much is asked. A run that only proves that it works asks little."""
     if run.is_tiny or run.is_quick:
         return Scale(contexts=3, queries=6, turns=8)
-    seconds = min(CASE_S, max(5.0, run.budget.left_s * (1 - DISK_SHARE) / 10))
+    seconds = min(CASE_S, max(5.0, run.budget.left_s * CASES_SHARE / LIKELY_CASES))
     return calibrated(cold_s, warm_s, seconds)
 
 
-def chosen(run: reading.Reading, scale: Scale) -> list[Case]:
-    """The cases of this run; one that only proves that it works has few."""
-    known = cases(scale)
-    few = [known[0], known[1], known[4]]
-    return run.choose(known, known[:5], few)
+def has_time(run: reading.Reading, setup: Setup, start_s: float) -> bool:
+    """Whether another cell would start and answer something before the end; the first is always begun."""
+    needed_s = 1.5 * start_s + (2 * PROFILE_S if setup.has_profile and not (run.is_quick or run.is_tiny) else 0)
+    return run.budget.left_s >= needed_s
 
 
 def headline(results: dict[str, Any]) -> reading.Headline:
@@ -222,39 +220,71 @@ def headline(results: dict[str, Any]) -> reading.Headline:
     return lines
 
 
+def serve(run: reading.Reading, setup: Setup, sizes: Sizes, scratch: Path, results: dict[str, Any]) -> None:
+    """Start a cell and ask it this setup's cases; figures go into ``results``."""
+    model, kept = scratch / "llama", scratch / "disk"
+    profile = measured_profile(run, model, scratch / "profile.json") if setup.has_profile else None
+    # No profile of this machine's user is taken for none.
+    environ = {"THERMOCLINE_MOVER": setup.mover, "XDG_CACHE_HOME": str(scratch / "cache")}
+    began = time.monotonic()
+    started = settings(run, sizes, model, kept, profile)
+    with running(started, environ=environ, ready_timeout_s=READY_S) as cell:
+        start_s = time.monotonic() - began
+        cold_s, warm_s = asyncio.run(warm(cell, int(DOCUMENT_TOKENS / sizes.length_scale)))
+        scale = scale_of(run, cold_s, warm_s)
+        results["starts"].append({
+            "setup": setup.name, "start_s": start_s, "cold_s": cold_s, "warm_s": warm_s, "contexts": scale.contexts,
+            "is_profiled": profile is not None,
+        })  # fmt: skip
+        # The scale of this machine is known now, and with it how much each case asks.
+        asked = next(each for each in setups(scale, has_gpu=run.device.type == "cuda") if each.name == setup.name)
+        everything = run.choose(asked.cases, asked.cases[:3], asked.cases[: 2 if setup.mover == "batched" else 1])
+        # What comes from the disk stands behind the three workloads.
+        first, rest_of_them = everything[:3], everything[3:]
+        ask_all(run, cell, asked, first, sizes, scratch, results)
+        if setup.mover == "auto":
+            results["from_disk"] = asyncio.run(disk(cell, run, sizes, is_profiled=profile is not None))
+            run.keep(results)
+        ask_all(run, cell, asked, rest_of_them, sizes, scratch, results)
+
+
+def ask_all(
+    run: reading.Reading,
+    cell: RunningCell,
+    setup: Setup,
+    cases: Sequence[Case],
+    sizes: Sizes,
+    scratch: Path,
+    results: dict[str, Any],
+) -> None:
+    """Figures of the cases that there is time for."""
+    for case in run.each(cases, lambda case: f"{setup.name}: {case.name}"):
+        results["cases"].append(run_case(cell, setup, case, sizes, scratch))
+        run.keep(results)
+
+
 def main() -> None:
     run = reading.begin("serving", __doc__)
     sizes = sizes_of(run)
-    results: dict[str, Any] = {"length_scale": sizes.length_scale, "cases": [], "from_disk": []}
+    results: dict[str, Any] = {"length_scale": sizes.length_scale, "starts": [], "cases": [], "from_disk": []}
     with tempfile.TemporaryDirectory(prefix="thermocline-bench-") as name:
         scratch = Path(name)
-        model, kept = scratch / "llama", scratch / "disk"
-        kept.mkdir()
+        (scratch / "disk").mkdir()
         began = time.monotonic()
         dtype = torch.float32 if run.is_tiny else torch.bfloat16
         results["weight_bytes"] = write_checkpoint(
-            model, sizes.shape, most_tokens=CONTEXT, device=run.device, dtype=dtype
+            scratch / "llama", sizes.shape, most_tokens=CONTEXT, device=run.device, dtype=dtype
         )  # fmt: skip
         results["write_model_s"] = time.monotonic() - began
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
-        profile = measured_profile(run, model, scratch / "profile.json")
-        began = time.monotonic()
-        with running(settings(run, sizes, model, kept, profile), ready_timeout_s=READY_S) as cell:
-            results["start_s"] = time.monotonic() - began
-            cold_s, warm_s = asyncio.run(warm(cell, int(DOCUMENT_TOKENS / sizes.length_scale)))
-            scale = scale_of(run, cold_s, warm_s)
-            results["scale"] = {"cold_s": cold_s, "warm_s": warm_s, "contexts": scale.contexts}
-            everything = chosen(run, scale)
-            # What comes from the disk has its share of the time, and stands behind the first cases.
-            for case in run.each(everything[:3], lambda case: case.name):
-                results["cases"].append(run_case(cell, case, sizes, scratch))
-                run.keep(results)
-            results["from_disk"] = asyncio.run(disk(cell, run, sizes))
-            run.keep(results)
-            for case in run.each(everything[3:], lambda case: case.name):
-                results["cases"].append(run_case(cell, case, sizes, scratch))
-                run.keep(results)
+        start_s = 0.0
+        for setup in setups(Scale(3, 6, 8), has_gpu=run.device.type == "cuda"):
+            if results["starts"] and not has_time(run, setup, start_s):
+                run.budget.left_out.append(setup.name)
+                continue
+            serve(run, setup, sizes, scratch, results)
+            start_s = max(start_s, results["starts"][-1]["start_s"])
     run.finish(results, headline(results))
 
 

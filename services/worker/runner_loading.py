@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
+from services.worker.engine.gpu_needs import GpuFacts, check_weights, shape_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
+from services.worker.torch_gpus import gpu_facts
 from shared import logs, progress
 
 _log = logs.get_logger("worker")
@@ -15,6 +17,8 @@ _log = logs.get_logger("worker")
 
 def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | GroupRunner:
     """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
+    if choice.kind == "cuda":
+        check_fit(config, gpu_facts(choice.first_gpu))
     if config.tensor_parallel > 1:
         return _load_group(config, choice)
     runner = ModelRunner.load(
@@ -69,3 +73,10 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
         raise
     _log.info("group_loaded", ranks=config.tensor_parallel, pids=group.rank_pids, weight_bytes=group.weight_bytes)
     return group
+
+
+def check_fit(config: WorkerConfig, gpu: GpuFacts) -> None:
+    """Raise ConfigError where no weight need be read to see that the model does not fit."""
+    shape = shape_of(config.model_dir, config.dtype)
+    if shape is not None:
+        check_weights(shape, config.tensor_parallel, gpu, room_wish(config))

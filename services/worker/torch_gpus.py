@@ -17,6 +17,7 @@ import torch
 from services.worker.checks import driver_shows_gpus
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
+from services.worker.engine.gpu_needs import GpuFacts
 from shared.guard import guarded
 
 # torch leaves these functions without types.
@@ -71,6 +72,12 @@ class TorchGpus:
         except Exception as error:  # Of whatever kind: the driver's words are what the operator needs.
             return _first_line(error)
         return "" if total == 64.0**3 else f"it computes {total} where {64.0**3} is right"
+
+
+def gpu_facts(index: int) -> GpuFacts:
+    """Its name and memory, beside how many there are."""
+    gpus = TorchGpus()
+    return GpuFacts(gpus.name(index), gpus.memory_bytes(index), gpus.count)
 
 
 def _instances() -> list[str]:

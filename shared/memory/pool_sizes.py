@@ -3,12 +3,13 @@
 Device pools on CPUs, the host pool and the hidden pool lie in ``/dev/shm``, which is memory too. What is left of both,
 less what the processes and the weights will take, is divided: a quarter to the device pools of all workers, at most
 half to the host pool, an eighth to the hidden pool. Device pools on GPUs take nothing of it
-(``services.worker.engine.gpu_room``).
+(``services.worker.engine.gpu_room``), so beside them the host pool may have half of memory as long as ``/dev/shm``,
+which by default is half of memory itself, has room.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.errors import ConfigError
 from shared.memory.machine_memory import MachineMemory
@@ -23,10 +24,13 @@ LEAST_WANTED_BYTES, MOST_WANTED_BYTES, CONTEXTS = 64 * MIB, GIB, 8
 context takes more.
 """
 
-HOST_FACTOR, LEAST_HOST_BYTES, MOST_HOST_BYTES_BESIDE_GPUS = 4, GIB, 64 * GIB
-"""The host pool is so many times the device pools, or the least where that is more. Beside a GPU, whose pool is not
-known when the host pool is sized, it is its share of memory up to the bound.
+HOST_FACTOR, LEAST_HOST_BYTES, HOST_BYTES_BESIDE_A_GPU = 4, GIB, 128 * GIB
+"""The host pool is so many times the device pools, or the least where that is more. Beside GPUs, whose pools are not
+known when the host pool is sized, it is its share of memory up to so much for each GPU that the workers take.
 """
+
+LEFT_OF_SHM = 8
+"""Beside GPUs one part in so many of ``/dev/shm`` is left to others, such as NCCL; the pools may have the rest."""
 
 HIDDEN_BYTES = 256 * MIB
 
@@ -93,11 +97,15 @@ def wanted_on_cpu(token_bytes: int, context_tokens: int) -> int:
 
 def room(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
     """Bytes that pools may take together once all processes run with their weights."""
+    return min(_unused_memory(machine, model, node), machine.shm_bytes)
+
+
+def _unused_memory(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
+    """Memory besides processes and weights; not below 0."""
     processes = SERVICES_BYTES + node.workers * node.ranks * RANK_BYTES + node.has_lower_tiers * LOWER_TIERS_BYTES
     # On a GPU they are in memory only while they are read, before there is a host pool.
     weights = 0 if node.is_on_cpu is False else node.workers * model.weight_bytes
-    free = machine.memory_bytes - processes - weights
-    return max(0, min(free, machine.shm_bytes))
+    return max(0, machine.memory_bytes - processes - weights)
 
 
 def on_cpu(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
@@ -111,6 +119,8 @@ def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, n
 
     Raises ConfigError with the figures where what was asked for does not fit, or leaves nothing for the rest.
     """
+    if node.may_be_on_gpus and room(machine, model, node) == 0:
+        node = replace(node, is_on_cpu=False)  # Nowhere else would the weights fit.
     left = room(machine, model, node)
     device = on_cpu(machine, model, node) if asked.device is None else asked.device
     in_shm = device * node.workers * _copies(model, node)
@@ -123,10 +133,12 @@ def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, n
         hidden = max(0, min(HIDDEN_BYTES, left // HIDDEN_SHARE, left - in_shm - (asked.host or 0)))
     host = asked.host
     if host is None:
-        wanted = max(LEAST_HOST_BYTES, HOST_FACTOR * device * node.workers)
+        wanted, share = max(LEAST_HOST_BYTES, HOST_FACTOR * device * node.workers), left // HOST_SHARE
         if node.may_be_on_gpus:
-            wanted = MOST_HOST_BYTES_BESIDE_GPUS
-        host = max(0, min(wanted, left // HOST_SHARE, left - in_shm - hidden))
+            wanted = HOST_BYTES_BESIDE_A_GPU * node.workers * node.ranks
+            in_memory = _unused_memory(machine, model, node) // HOST_SHARE
+            share = min(in_memory, machine.shm_bytes - machine.shm_bytes // LEFT_OF_SHM)
+        host = max(0, min(wanted, share, left - in_shm - hidden))
     sizes = ChosenSizes(device, host, hidden)
     _check(asked, sizes, in_shm, machine, node, left)
     return sizes

@@ -126,8 +126,10 @@ def _path_without_ours() -> str:
 def _packaged() -> Path | None:
     """The program of the package that is installed with this Python."""
     try:
-        files = metadata.files(_WHEEL) or []
+        wheel = metadata.distribution(_WHEEL)
     except metadata.PackageNotFoundError:
         return None
-    paths = (Path(str(file.locate())).resolve() for file in files if file.name == PROGRAM)
-    return next((path for path in paths if os.access(path, os.X_OK)), None)
+    listed = [Path(str(file.locate())) for file in wheel.files or [] if file.name == PROGRAM]
+    # What pip installs into a folder (--target) lists its programs where they are not.
+    beside = Path(str(wheel.locate_file(f"bin/{PROGRAM}")))
+    return next((path.resolve() for path in [*listed, beside] if os.access(path, os.X_OK)), None)

@@ -15,7 +15,8 @@ _EACH = {"device": " of each worker", "host": " of each node"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyFacts:
     """``serving`` is what the gateway says of devices and pools; None where it says nothing. ``degraded`` holds a line
-    for each thing that is missing, and ``page`` says where the page is and how it opens.
+    for each thing that is missing, ``page`` says where the page is and how it opens, and ``gpus`` is how many this
+    machine has.
     """
 
     base_url: str
@@ -25,6 +26,7 @@ class ReadyFacts:
     schedulers: int = 1
     serving: Serving | None = None
     degraded: Sequence[str] = ()
+    gpus: int = 0
 
 
 def ready_lines(facts: ReadyFacts) -> list[str]:
@@ -36,8 +38,9 @@ def ready_lines(facts: ReadyFacts) -> list[str]:
     lines = [f"Thermocline is {state} at {facts.base_url} (model {facts.model}, {workers})", *facts.degraded]
     serving = facts.serving
     if serving is not None:
-        lines += device_lines(serving)
+        lines += [*device_lines(serving), *idle_gpu_lines(serving, facts.gpus)]
         lines.append(f"Pools: {'; '.join(_pools(serving.pools)) or 'none'}")
+        lines += small_host_lines(serving)
         lines.append(context_line(serving))
     return [*lines, f"API: {facts.base_url}/v1", facts.page]
 
@@ -54,11 +57,37 @@ def context_line(serving: Serving) -> str:
     own, tokens = serving.model_context_tokens, serving.context_tokens
     if tokens >= own:
         return f"Context: {own:,} tokens"
-    needed = size_flag(own, serving.page_size, serving.page_bytes)
+    if any(device.kind == "cuda" for device in serving.devices):
+        pages = -(-own // serving.page_size)
+        cure = f"a pool of {size(pages * serving.page_bytes)}: a larger --tensor-parallel, or a GPU with more memory"
+    else:
+        cure = f"--device-kv-bytes {size_flag(own, serving.page_size, serving.page_bytes)}"
     return (
-        f"Context: {tokens:,} tokens, all that the device pool of a worker holds; the model takes {own:,}, with "
-        f"--device-kv-bytes {needed}"
+        f"Context: {tokens:,} tokens, all that the device pool of a worker holds; the model takes {own:,}, with {cure}"
     )
+
+
+def idle_gpu_lines(serving: Serving, gpus: int) -> list[str]:
+    """What would use the rest of this machine's ``gpus``, where workers take some of them."""
+    ranks = [device.ranks for device in serving.devices if device.kind == "cuda"]
+    if not ranks or sum(ranks) + max(ranks) > gpus:
+        return []
+    return [f"Note: {sum(ranks)} of {gpus} GPUs are used; --workers {gpus // max(ranks)} uses all"]
+
+
+def small_host_lines(serving: Serving) -> list[str]:
+    """That host pools hold less than half of what the device pools above them do: what leaves those is mostly lost."""
+    tokens = {
+        tier: [pool.tokens for pool in serving.pools if pool.tier == tier and pool.tokens is not None]
+        for tier in ("device", "host")
+    }
+    host, device = sum(tokens["host"]), sum(tokens["device"])
+    if not tokens["host"] or 2 * host >= device:
+        return []
+    return [
+        f"Note: host pools hold {host:,} tokens, few beside {device:,} on devices; --host-kv-bytes makes them larger "
+        "where /dev/shm has room (docker run --shm-size)"
+    ]
 
 
 def _device(device: ServingDevice) -> str:

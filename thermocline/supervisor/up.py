@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TextIO
 
+from services.worker.checks import driver_shows_gpus, gpus_here
 from shared.errors import ConfigError
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from shared.progress import Phase
@@ -184,6 +185,7 @@ class Up:
             serving=await readiness.serving(cell.base_url),
             degraded=await degraded_lines(cell.base_url, admin_key_of(cell, os.environ)),
             page=page_line(cell, os.environ),
+            gpus=await asyncio.to_thread(gpus_here) if driver_shows_gpus() else 0,
         )
         headers = "-H 'content-type: application/json'"
         if open_model is None:

@@ -1,8 +1,9 @@
 """How large the pieces are in which the attention kernels work. Arithmetic only.
 
 A tensor core takes nothing smaller than 16, and arrays in Triton have sizes that are powers of two. What one
-program holds of Q, K and V must leave room for the pipeline's further stages in shared memory (227 KiB on sm_90).
-The sizes follow from that arithmetic; none has been tuned by measurement.
+program holds of Q, K and V must fit into shared memory (99 KiB on sm_89, 227 KiB on sm_90) and its accumulators into
+registers: exact products in float32 take no tensor core and hold most. What the sizes give on each architecture is in
+tests/unit/worker/kernels/compile_bounds.json; none has been tuned by measurement.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
     block_d = max(MIN_BLOCK, next_power_of_two(head_dim))
     row_bytes = block_d * itemsize
     padded_group = next_power_of_two(group)
+    is_small = row_bytes <= 256 and itemsize < 4
+    extend_rows = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else MIN_BLOCK
     return BlockSizes(
         block_d=block_d,
         group=padded_group,
         decode_rows=max(MIN_BLOCK, padded_group),
-        extend_rows=max(64 if row_bytes <= 256 else 32, padded_group),
-        block_n=64 if row_bytes <= 256 else 32,
-        num_warps=4 if row_bytes <= 256 else 8,
+        extend_rows=max(extend_rows, padded_group),
+        block_n=64 if is_small else 32,
+        num_warps=4 if is_small else 8,
         num_stages=2,
     )
 

@@ -90,12 +90,12 @@ def test_the_host_pool_takes_no_more_than_a_chosen_device_pool_leaves() -> None:
 
 
 def test_pools_of_gpus_take_no_memory_here() -> None:
-    """A device pool larger than the machine's memory is right for a GPU, and the host pool is a half."""
+    """A device pool larger than the machine's memory is right for a GPU; the host pool is half of memory."""
     machine = MachineMemory(32 * GIB, 24 * GIB)
     cuda, auto = Node(is_on_cpu=False), Node(sees_gpus=True)
 
     for node in (cuda, auto):
-        assert choose_sizes(PoolSizes(device=100 * GIB), machine, SMALL, node).host == 12 * GIB
+        assert choose_sizes(PoolSizes(device=100 * GIB), machine, SMALL, node).host // GIB == 15
     with pytest.raises(ConfigError, match="--device-kv-bytes"):
         choose_sizes(PoolSizes(device=100 * GIB), machine, SMALL, Node())
 
@@ -156,5 +156,27 @@ def test_all_pools_together_never_exceed_the_machine(
     if asked.device is not None and node.sees_gpus and node.is_on_cpu is None:
         devices = 0  # It is the GPU's.
     assert devices + sizes.host + sizes.hidden <= min(memory, shm)
-    if asked == OPEN:
+    if asked == OPEN and room(machine, model, node):
         assert devices + sizes.host + sizes.hidden <= room(machine, model, node)
+
+
+def test_beside_gpus_the_host_pool_may_have_half_of_memory() -> None:
+    """As far as shared memory goes, of which an eighth is left; at most 128 GiB for each GPU that workers take."""
+
+    def host(memory: int, shm: int, *, workers: int = 1, ranks: int = 1) -> int:
+        node = Node(workers=workers, ranks=ranks, is_on_cpu=False)
+        return choose_sizes(OPEN, MachineMemory(memory * GIB, shm * GIB), SMALL, node).host // GIB
+
+    assert host(65, 64) == 32
+    assert host(65, 32) == 28
+    assert host(2000, 1000) == 128
+    assert host(2000, 1000, workers=2) == host(2000, 1000, ranks=2) == 256
+
+
+def test_weights_that_only_a_gpu_could_hold_are_left_to_its_worker() -> None:
+    """Where memory has no room for them and a GPU is seen, the worker says whether the GPU has."""
+    machine = MachineMemory(16 * GIB, 8 * GIB)
+
+    assert choose_sizes(OPEN, machine, EIGHT_BILLION, Node(sees_gpus=True)).host == 7 * GIB
+    with pytest.raises(ConfigError, match="no memory is left"):
+        choose_sizes(OPEN, machine, EIGHT_BILLION, Node())

@@ -9,9 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools import bundle
-from tools.bundle import BundleFault, Choice, Target, choose, describe, fetch, read_installed
+from tools.bundle import TEST_TOOLS, BundleFault, Choice, Target, choose, describe, fetch, read_installed, requirements
 from tools.lock import read_project, requirements_of
 from tools.release_check import sha256
 from tools.resolution import NoIndex
@@ -50,6 +51,18 @@ def test_a_file_of_another_kind_is_refused() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_tools_of_tests_come_along_where_they_are_wanted() -> None:
+    """Those that the first part of the GPU benchmark needs, as the extra dev has them, and nothing else of it."""
+    project = read_project()
+    without = requirements(project, has_tests=False)
+
+    more = requirements(project, has_tests=True)[len(without) :]
+
+    assert without == project["dependencies"]
+    assert sorted(Requirement(line).name for line in more) == list(TEST_TOOLS)
+    assert set(more) <= set(project["optional-dependencies"]["dev"])
+
+
 def test_what_a_machine_has_and_only_that_needs_is_left_out(tmp_path: Path) -> None:
     """PyTorch of an image with GPUs fits: neither it nor CUDA's libraries are carried; what is missing is."""
     try:

@@ -16,12 +16,17 @@ import torch
 from bench.gpu import __main__ as command
 from bench.gpu import part_process, reading
 from bench.gpu.budget import Budget
+from bench.gpu.evidence import EvidenceFile, is_whole
 from bench.gpu.part_process import Outcome, run_part
 from bench.gpu.parts import PARTS, Allotment, Part, allot
-from bench.gpu.served_cases import PLAIN, Scale, calibrated, cases, loads
+from bench.gpu.served_cases import PLAIN, Scale, calibrated, loads, setups
 
 ROOT = Path(__file__).parents[4]
 PLAYED = "tests.unit.bench.gpu.played_parts"
+
+
+def no_file(ended: object, waiting: object) -> None:
+    """Where nothing is kept."""
 
 
 class Clock:
@@ -52,7 +57,7 @@ def test_a_part_has_what_it_needs_at_the_least_or_nothing() -> None:
     assert allot(part, [other], 19.9) is None
 
 
-@pytest.mark.parametrize("minutes", [0.5, 1.0, 3.0, 10.0, 30.0])
+@pytest.mark.parametrize("minutes", [0.5, 1.0, 3.0, 8.0, 30.0])
 @pytest.mark.parametrize("slow", [0.2, 1.0, 5.0])
 def test_all_parts_together_keep_to_the_time(minutes: float, slow: float) -> None:
     """However long parts take: one that takes too long is killed at its limit, and that never lies past the end."""
@@ -62,20 +67,20 @@ def test_all_parts_together_keep_to_the_time(minutes: float, slow: float) -> Non
         clock.now_s += min(allotted.limit_s, slow * allotted.share_s)
         return Outcome(part.name, "whole")
 
-    outcomes = command.run_all(PARTS, minutes * 60, run, clock)
+    outcomes = command.run_all(PARTS, minutes * 60, run, clock, no_file)
 
     assert clock.now_s <= minutes * 60 + 1e-6
     assert [outcome.part for outcome in outcomes] == [part.name for part in PARTS]
-    assert minutes < 10 or slow > 1 or all(outcome.state == "whole" for outcome in outcomes)
+    assert minutes < 8 or slow > 1 or all(outcome.state == "whole" for outcome in outcomes)
 
 
-def test_ten_minutes_suffice_for_every_part() -> None:
+def test_eight_minutes_suffice_for_every_part() -> None:
     """Each has its share by weight, and none has to be given its least."""
-    left_s = 10 * 60 - command.RESERVE_S
+    left_s = command.MINUTES * 60 - command.RESERVE_S
     for number, part in enumerate(PARTS):
         allotted = allot(part, PARTS[number + 1 :], left_s)
         assert allotted is not None
-        assert allotted.share_s > part.least_s
+        assert allotted.share_s > part.least_s, part
         left_s -= allotted.share_s
 
 
@@ -109,7 +114,7 @@ def test_without_a_bound_everything_is_done() -> None:
 # -- failures -----------------------------------------------------------------------------------------------------
 
 
-def test_a_part_that_fails_is_recorded_and_the_next_has_its_turn() -> None:
+def test_a_part_that_fails_is_recorded_and_the_next_has_its_turn(tmp_path: Path) -> None:
     """The exit code tells that not all of them ran."""
     clock = Clock()
     states = iter(["whole", "failed", "out of time", *["cut short"] * 10])
@@ -118,13 +123,15 @@ def test_a_part_that_fails_is_recorded_and_the_next_has_its_turn() -> None:
         state: Any = next(states)
         return Outcome(part.name, state, reason="a line\nRuntimeError: out of luck" if state == "failed" else "")
 
-    outcomes = command.run_all(PARTS, 600.0, run, clock)
+    outcomes = command.run_all(PARTS, 600.0, run, clock, no_file)
 
     assert [outcome.state for outcome in outcomes[:4]] == ["whole", "failed", "out of time", "cut short"]
-    assert [outcome.has_ended_well for outcome in outcomes[:4]] == [True, False, False, True]
-    found = command.document(outcomes, torch.device("cpu"), minutes=10.0)
+    file = EvidenceFile(None, torch.device("cpu"), 8.0, tmp_path)
+    found = file.write(outcomes, (), running=False)
     assert found["parts"][PARTS[1].name]["reason"] == "a line\nRuntimeError: out of luck"
     assert found["note"] == reading.NO_FIGURES
+    assert not is_whole(found)
+    assert is_whole(file.write([outcomes[0], outcomes[3]], (), running=False))
 
 
 def run_played(name: str, folder: Path, limit_s: float = 120.0) -> Outcome:
@@ -180,16 +187,25 @@ def test_a_part_that_hangs_is_killed_and_leaves_what_it_had_found(
 # -- what is asked of a cell ----------------------------------------------------------------------------------------
 
 
-def test_cases_differ_from_the_plain_one_in_their_mechanism_alone() -> None:
-    """The first is asked once more at the end."""
-    known = cases(Scale(contexts=4, queries=12, turns=20))
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_cases_differ_from_the_plain_one_in_their_mechanism_alone(has_gpu: bool) -> None:
+    """Each cell begins with the same one, and the last asks it once more at its end."""
+    known = setups(Scale(contexts=4, queries=12, turns=20), has_gpu=has_gpu)
 
-    assert known[0] == known[-1]
-    assert known[0].config == PLAIN
-    assert len({case.name for case in known}) == len(known) - 1
-    for case in known:
-        changed = [name for name in PLAIN.__struct_fields__ if getattr(case.config, name) != getattr(PLAIN, name)]
-        assert bool(changed) == (case.mechanism != "all on"), case
+    assert [setup.mover for setup in known] == ["batched", "gpu_assisted" if has_gpu else "per_page", "auto"]
+    assert [setup.has_profile for setup in known] == [False, False, True]
+    assert all(setup.cases[0] == known[-1].cases[-1] for setup in known)
+    for setup in known:
+        assert {case.load.name for case in setup.cases if case.mechanism == "all on"} == {
+            "loogle",
+            "reviewmt",
+            "sharegpt",
+        }
+        for case in setup.cases:
+            changed = [name for name in PLAIN.__struct_fields__ if getattr(case.config, name) != getattr(PLAIN, name)]
+            assert bool(changed) == (case.mechanism != "all on"), case
+    without = {case.load.name for case in known[0].cases if case.mechanism == "no host tier"}
+    assert without == {"loogle", "reviewmt", "sharegpt"}
 
 
 def test_workloads_are_known_to_the_client() -> None:
@@ -214,8 +230,10 @@ def test_what_is_asked_follows_from_the_time_there_is(cold_s: float, warm_s: flo
 # -- the parts themselves -------------------------------------------------------------------------------------------
 
 
-IN_PROCESS = [part.name for part in PARTS if part.name != "serving"]
-"""``serving`` starts whole processes: tests/integration has it."""
+STARTING = ("correctness", "tokens", "serving", "restarts")
+"""These start whole processes: tests/integration has them."""
+
+IN_PROCESS = [part.name for part in PARTS if part.name not in STARTING]
 
 
 @pytest.fixture(scope="module")

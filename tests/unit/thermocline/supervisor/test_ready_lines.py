@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
-from thermocline.supervisor.ready_lines import ReadyFacts, context_line, device_lines, ready_lines
+from thermocline.supervisor.ready_lines import (
+    ReadyFacts,
+    context_line,
+    device_lines,
+    idle_gpu_lines,
+    ready_lines,
+    small_host_lines,
+)
 
 GIB = 2**30
 
@@ -110,3 +117,35 @@ def test_what_is_missing_follows_the_first_line() -> None:
     lines = ready_lines(ReadyFacts(base_url="u", model="m", workers=1, page="", degraded=["Degraded: no disk"]))
 
     assert lines[:2] == ["Thermocline is ready, degraded, at u (model m, 1 worker)", "Degraded: no disk"]
+
+
+def test_on_a_gpu_no_flag_makes_the_pool_larger_than_the_gpu() -> None:
+    """What the model takes in full is said with what would hold it."""
+    line = context_line(with_(devices=[GPU], context_tokens=512, model_context_tokens=131_072, page_bytes=2 * 2**20))
+
+    assert line == (
+        "Context: 512 tokens, all that the device pool of a worker holds; the model takes 131,072, with a pool of "
+        "16.0 GiB: a larger --tensor-parallel, or a GPU with more memory"
+    )
+
+
+def test_gpus_that_nobody_uses_are_said() -> None:
+    """Where one more worker would find its GPUs; not on a machine without, nor where all are used."""
+    pair = msgspec.structs.replace(GPU, ranks=2)
+
+    assert idle_gpu_lines(with_(devices=[GPU]), 8) == ["Note: 1 of 8 GPUs are used; --workers 8 uses all"]
+    assert idle_gpu_lines(with_(devices=[pair]), 8) == ["Note: 2 of 8 GPUs are used; --workers 4 uses all"]
+    assert idle_gpu_lines(with_(devices=[pair]), 3) == []
+    assert idle_gpu_lines(with_(devices=[GPU]), 1) == idle_gpu_lines(with_(devices=[CPU]), 8) == []
+
+
+def test_a_host_pool_that_is_small_beside_the_devices_is_said() -> None:
+    """As in a container whose /dev/shm has 64 MiB."""
+    device = ServingPool(tier="device", owner="w", tokens=44_992, bytes=None)
+    small, half = (ServingPool(tier="host", owner="s", tokens=tokens, bytes=None) for tokens in (384, 22_496))
+
+    assert small_host_lines(with_(pools=[device, small])) == [
+        "Note: host pools hold 384 tokens, few beside 44,992 on devices; --host-kv-bytes makes them larger where "
+        "/dev/shm has room (docker run --shm-size)"
+    ]
+    assert small_host_lines(with_(pools=[device, half])) == small_host_lines(with_(pools=[device])) == []

@@ -1,130 +1,127 @@
-"""The kernels compile for sm_90 on a machine without a GPU, and read 16 bytes at a time."""
+"""The kernels compile for each architecture on a machine without a GPU, and take no more of it than is committed."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import tomllib
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
+import triton
+from packaging.requirements import Requirement
+from triton.runtime.jit import JITFunction
 
-from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, block_sizes
-from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
-from services.worker.kernels.extend import extend_kernel
-from services.worker.kernels.kv_write import kv_write_kernel
-from services.worker.kernels.rms_norm import add_rms_norm_kernel, norm_warps
-from services.worker.kernels.rope_write import rope_warps, rope_write_kernel
-from services.worker.kernels.silu_mul import silu_mul_kernel
+from services.worker import kernels
+from tests.unit.worker.kernels import bounds
+from tests.unit.worker.kernels.compile_cases import CASES
+from tests.unit.worker.kernels.launches import launches_of
 
-H100 = GPUTarget("cuda", 90, 32)
-# What one program may have of shared memory on sm_90.
-SHARED_BYTES = 227 * 1024
-
-POINTERS = {
-    "out": "*{kv}", "q": "*{kv}", "k_pool": "*{kv}", "v_pool": "*{kv}", "k": "*{kv}", "v": "*{kv}",
-    "partial": "*fp32", "partial_lse": "*fp32", "cu_rows": "*i32", "context": "*i32", "page_table": "*i32",
-    "slots": "*i64", "scaling": "fp32", "softcap": "fp32",
-    "x": "*{kv}", "delta": "*{kv}", "weight": "*{kv}", "qkv": "*{kv}", "cosines": "*{kv}", "sines": "*{kv}",
-    "q_weight": "*{kv}", "k_weight": "*{kv}", "gate_up": "*{kv}", "positions": "*i64", "eps": "fp32",
-}  # fmt: skip
-# Arguments that are multiples of 16 for every pool of a real model; Triton learns that at launch.
-DIVISIBLE = {"q", "k", "v", "k_pool", "v_pool", "out", "partial", "stride_q_row", "stride_q_head", "stride_page",
-             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head", "x", "delta", "weight",
-             "qkv", "cosines", "sines", "q_weight", "k_weight", "gate_up", "width"}  # fmt: skip
+ROOT = Path(__file__).parents[4]
 
 
-def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: int = 4) -> Any:
-    signature = {
-        name: "constexpr" if name in constants else POINTERS.get(name, "i32").format(kv=dtype)
-        for name in kernel.arg_names
+@pytest.mark.skipif(
+    bounds.installed() not in bounds.SUPPORTED,
+    reason=f"bounds are of Triton {' and '.join(bounds.SUPPORTED)}, and {triton.__version__} is installed",
+)
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_within_their_bounds(case: str) -> None:
+    """Spills, stack, shared memory, blocks of K and V ahead and the width of reads, for each architecture."""
+    table = bounds.committed()
+
+    rows = [row for capability in bounds.SHARED_LIMITS for row in bounds.measured(case, CASES[case], capability)]
+
+    assert {row.arch for row in rows} == {f"sm_{capability}" for capability in bounds.SHARED_LIMITS}
+    assert {row.name: told for row in rows if (told := bounds.excess(row, table.get(row.name)))} == {}
+
+
+def test_the_table_holds_each_kernel_for_each_architecture_and_triton() -> None:
+    """None is left out, and none is left over from a case that is gone."""
+    launched = {case: {launch.kernel.__name__ for launch in launches_of(call)} for case, call in CASES.items()}
+    expected = {
+        (case, kernel, f"sm_{capability}", version)
+        for case, names in launched.items()
+        for kernel in names
+        for capability in bounds.SHARED_LIMITS
+        for version in bounds.SUPPORTED
     }
-    attributes = {
-        (index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in DIVISIBLE
-    }
-    source = ASTSource(kernel, signature, constants, attributes)
-    return compile(source, target=H100, options={"num_warps": num_warps, "num_stages": 2})
+
+    found = {(case, kernel.split(" ")[0], arch, version) for case, kernel, arch, version in bounds.committed()}
+
+    assert found == expected
+
+
+def test_no_kernel_is_without_a_case() -> None:
+    """Each function under services/ that Triton launches is compiled by some case, or is called by one that is."""
+    launched = {launch.kernel.fn.__name__ for call in CASES.values() for launch in launches_of(call)}
+
+    written = {name for name in _kernels_of_the_worker() if name.endswith("_kernel")}
+
+    assert written - launched == set()
+    assert launched <= written
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rotate") and "fp32" not in case])
+def test_rotations_round_products_before_they_add_them(case: str) -> None:
+    """As the models do; with norms, which sum in fp32, products may be fused."""
+    launches = [launch for launch in launches_of(CASES[case]) if not launch.kwargs["HAS_NORM"]]
+
+    assert launches
+    for launch in launches:
+        assert "fma.rn.f32" not in launch.variant(90).compile().asm["ptx"]
+
+
+def test_each_bound_is_below_what_an_architecture_has() -> None:
+    """A program that asks for more shared memory than there is would not be launched."""
+    beyond = [
+        row.name
+        for row in bounds.committed().values()
+        if row.shared > bounds.SHARED_LIMITS[int(row.arch[len("sm_") :])]
+    ]
+
+    assert beyond == []
+
+
+def test_versions_are_those_that_may_be_installed() -> None:
+    """A Triton that the package admits has bounds, and one that has bounds is admitted."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    admitted = next(
+        requirement.specifier
+        for requirement in map(Requirement, project["dependencies"])
+        if requirement.name == "triton"
+    )
+
+    assert tuple(f"3.{minor}" for minor in range(30) if f"3.{minor}.0" in admitted) == bounds.SUPPORTED
 
 
 @pytest.mark.parametrize(
-    ("dtype", "itemsize", "head_dim", "group", "page_size", "window", "softcap"),
+    ("change", "told"),
     [
-        ("bf16", 2, 128, 4, 16, False, False),
-        ("bf16", 2, 256, 2, 64, True, True),
-        ("fp16", 2, 80, 1, 1, True, False),
-        ("fp32", 4, 64, 8, 32, False, True),
-        ("fp32", 4, 256, 1, 16, False, False),
+        ({}, []),
+        ({"spills": 3}, ["spills 3, bound 2"]),
+        ({"stack": 16}, ["stack 16, bound 8"]),
+        ({"shared": 1025}, ["shared 1025, bound 1024"]),
+        ({"buffers": (1, 2)}, ["buffers [1, 2], bound [2, 2]"]),
+        ({"buffers": (2,)}, ["buffers [2], bound [2, 2]"]),
+        ({"read_bytes": 8}, ["reads 8 bytes at a time, bound 16"]),
+        ({"spills": 0, "stack": 0, "shared": 0, "buffers": (3, 3)}, []),
     ],
 )
-def test_attention_compiles(
-    dtype: str, itemsize: int, head_dim: int, group: int, page_size: int, window: bool, softcap: bool
-) -> None:
-    """Both attention kernels give machine code that fits into shared memory and loads K and V in 16-byte pieces."""
-    sizes = block_sizes(head_dim, group, itemsize)
-    common = {
-        "HAS_WINDOW": window, "HAS_SOFTCAP": softcap, "GROUP": group, "PAGE_SIZE": page_size, "HEAD_DIM": head_dim,
-        "BLOCK_D": sizes.block_d, "BLOCK_N": sizes.block_n,
-    }  # fmt: skip
-    split = {"SPLIT_KEYS": SPLIT_KEYS, "MAX_SPLITS": MAX_SPLITS, "IS_ONLY_SPLIT": False}
-    compiled = [
-        _compile(kernel, dtype, common | own, num_warps=sizes.num_warps)
-        for kernel, own in (
-            (decode_split_kernel, split | {"BLOCK_M": sizes.decode_rows}),
-            (extend_kernel, {"BLOCK_M": sizes.extend_rows, "PADDED_GROUP": sizes.group}),
-        )
-    ]
-
-    for kernel in compiled:
-        assert len(kernel.asm["cubin"]) > 0
-        assert kernel.metadata.shared <= SHARED_BYTES
-        assert "ld.global.v4.b32" in kernel.asm["ptx"] or "cp.async.cg.shared.global" in kernel.asm["ptx"]
-
-
-def test_joining_and_writing_compile() -> None:
-    """So do the kernels beside them."""
-    join = _compile(
-        decode_join_kernel,
-        "bf16",
-        {"HAS_WINDOW": True, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT_KEYS": SPLIT_KEYS, "MAX_SPLITS": MAX_SPLITS},
+def test_what_exceeds_a_bound_is_named(change: dict[str, Any], told: list[str]) -> None:
+    """More memory than committed, or less of what makes loads fast; less memory is no fault."""
+    bound = bounds.Row(
+        case="a", kernel="k", arch="sm_90", triton="3.7", spills=2, stack=8, shared=1024, buffers=(2, 2), read_bytes=16
     )
-    write = _compile(kv_write_kernel, "bf16", {"HEAD_DIM": 128, "BLOCK_H": 8, "BLOCK_D": 128})
 
-    assert len(join.asm["cubin"]) > 0
-    assert "ld.global.v4.b32" in write.asm["ptx"]
-    assert "st.global.v4.b32" in write.asm["ptx"]
+    assert bounds.excess(msgspec.structs.replace(bound, **change), bound) == told
+    assert bounds.excess(bound, None) == ["no bound is committed"]
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("bf16", 4096), ("fp16", 896), ("fp32", 5120), ("bf16", 16_384)])
-def test_norms_and_gates_compile(dtype: str, width: int) -> None:
-    """With and without an addition, for hidden sizes that are powers of two and others; rows go in 16-byte pieces."""
-    block = 1 << (width - 1).bit_length()
-    compiled = [
-        _compile(add_rms_norm_kernel, dtype, {"HAS_DELTA": added, "BLOCK": block}, num_warps=norm_warps(block))
-        for added in (False, True)
-    ]
-    compiled.append(_compile(silu_mul_kernel, dtype, {"BLOCK": 1024}))
-
-    for kernel in compiled:
-        assert len(kernel.asm["cubin"]) > 0
-        assert kernel.metadata.shared <= SHARED_BYTES
-        assert "ld.global.v4.b32" in kernel.asm["ptx"]
-        assert "st.global.v4.b32" in kernel.asm["ptx"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "group"), [("bf16", 128, 4), ("fp16", 64, 7), ("fp32", 96, 1), ("bf16", 256, 8)]
-)
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("writes", [False, True])
-def test_rotating_and_writing_compile(dtype: str, head_dim: int, group: int, has_norm: bool, writes: bool) -> None:
-    """For heads of all widths, groups that are no powers of two, normed or not, with a pool or without."""
-    half = head_dim // 2
-    constants = {
-        "HAS_NORM": has_norm, "WRITES": writes, "GROUP": group, "HALF": half,
-        "BLOCK_G": 1 << (group - 1).bit_length(), "BLOCK_HALF": 1 << (half - 1).bit_length(),
-    }  # fmt: skip
-    compiled = _compile(rope_write_kernel, dtype, constants, num_warps=rope_warps(group, half))
-
-    assert len(compiled.asm["cubin"]) > 0
-    assert compiled.metadata.shared <= SHARED_BYTES
-    if dtype != "fp32" and not has_norm:  # Products are rounded before they are added, as the models round them.
-        assert "fma.rn.f32" not in compiled.asm["ptx"]
+def _kernels_of_the_worker() -> set[str]:
+    found = set()
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        values = vars(importlib.import_module(module.name)).items()
+        found |= {name for name, value in values if isinstance(value, JITFunction)}
+    return found
