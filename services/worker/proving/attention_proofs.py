@@ -10,7 +10,6 @@ import torch
 
 from services.worker.engine.torch_attention import page_tables, torch_attention
 from services.worker.proving.cases import (
-    STEPS,
     Step,
     compare,
     compare_bytes,
@@ -20,19 +19,22 @@ from services.worker.proving.cases import (
     make_step,
     masks,
     seconds_of,
+    steps,
 )
 from services.worker.proving.table import ServedShape, Speed
 
 Attend = Callable[..., torch.Tensor]
 """Called with a Step, and scaling, window and softcap by name."""
 
+KERNELS = "services.worker.kernels"
+
 SPEED_ROWS, SPEED_CONTEXT = 16, 2047
 
 
-def prove_triton_attention(shape: ServedShape) -> Speed | None:
-    """The kernels of ``services.worker.kernels``."""
+def prove_triton_attention(shape: ServedShape, package: str = KERNELS) -> Speed | None:
+    """The kernels of a package, such as ``services.worker.kernels``."""
     # Imported here: a worker without Triton, or one that cannot load, is told so and goes on.
-    kernels: Any = importlib.import_module("services.worker.kernels")
+    kernels: Any = importlib.import_module(package)
 
     def attend(step: Step, **settings: Any) -> torch.Tensor:
         found: torch.Tensor = kernels.paged_attention(step.q, step.k, step.v, step.paged, **settings)
@@ -56,11 +58,11 @@ def prove_attention(shape: ServedShape, attend: Attend) -> Speed | None:
     K and V in decode.
     """
     scaling = shape.geometry.head_dim**-0.5
-    for segments in STEPS:
-        step = make_step(shape, segments)
+    for step in steps(shape):
+        segments = [(each.rows, each.context) for each in step.segments]
         for window, softcap in masks(shape):
             settings = {"scaling": scaling, "window": window, "softcap": softcap}
-            what = f"attention of {segments} with window {window or 'none'}"
+            what = f"attention of {segments} (rows, context) with window {window or 'none'}"
             compare(attend(step, **settings), expected(step, scaling=scaling, window=window, softcap=softcap), what)
     return _decode_speed(shape, attend, scaling)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 900), (40, 600), (1, 2), (64, 0)),
 )
 """(rows, context) of the segments of each: decode alone, with keys that are split among programs; prompts; both."""
+
+SHARED_TOKENS = 1024
+SHARED_STEP = ((1, 1300), (1, 1024), (1, 1100), (1, 1250), (1, 1299), (1, 1025), (1, 1150), (3, 1200))
+"""Requests that have a prefix of so many tokens, and the pages that hold it, in common."""
 
 SHORT_WINDOW = 100
 """A window of the model's is cut to this, so that it hides something from these steps."""
@@ -40,18 +44,26 @@ class Step:
     paged: PagedTensors
 
 
-def make_step(shape: ServedShape, segments: Sequence[tuple[int, int]], *, seed: int = 0) -> Step:
-    """Slots that hold no token of the step are NaN: what reads one is found out."""
+def make_step(
+    shape: ServedShape, segments: Sequence[tuple[int, int]], *, seed: int = 0, shared_tokens: int = 0
+) -> Step:
+    """Slots that hold no token of the step are NaN: what reads one is found out. All segments have the pages of the
+    first ``shared_tokens`` in common, as far as those are whole.
+    """
     geometry, random = shape.geometry, np.random.default_rng(seed)
     page_size, device = geometry.page_size, torch.device(shape.device)
     counts = [pages_for(rows + context, page_size) for rows, context in segments]
     order = random.permutation(sum(counts) + 3).astype(np.int32)
     halves = np.full((2, len(order) * page_size, geometry.kv_heads, geometry.head_dim), np.nan, dtype=np.float32)
-    made, taken = [], 0
+    made: list[Segment] = []
+    taken = 0
     for (rows, context), count in zip(segments, counts, strict=True):
-        pages = order[taken : taken + count]
+        pages = order[taken : taken + count].copy()
         taken += count
+        common = shared_tokens // page_size if made else 0
+        pages[:common] = made[0].pages[:common] if made else pages[:common]
         slots = (pages[:, None].astype(np.int64) * page_size + np.arange(page_size)).reshape(-1)[: rows + context]
+        slots = slots[common * page_size :]
         halves[:, slots] = random.standard_normal((2, len(slots), *halves.shape[2:]), dtype=np.float32)
         made.append(Segment(rows, context, pages))
     dtype = TORCH_DTYPES[geometry.dtype]
@@ -64,6 +76,13 @@ def make_step(shape: ServedShape, segments: Sequence[tuple[int, int]], *, seed: 
     return Step(
         q.to(dtype).to(device).transpose(0, 1), k, v, tuple(made), paged_tensors(made, page_size, device)
     )  # fmt: skip
+
+
+def steps(shape: ServedShape) -> Iterator[Step]:
+    """All that attention is proven with."""
+    for segments in STEPS:
+        yield make_step(shape, segments)
+    yield make_step(shape, SHARED_STEP, shared_tokens=SHARED_TOKENS)
 
 
 def decode_step(shape: ServedShape, rows: int, context: int) -> Step:

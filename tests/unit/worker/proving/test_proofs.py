@@ -21,7 +21,7 @@ from services.worker.kv.row_checks import RowChecks
 from services.worker.parallel.collectives import make_store
 from services.worker.proving import attention_proofs, memory_proofs, parts
 from services.worker.proving.attention_proofs import prove_attention, prove_torch_attention
-from services.worker.proving.cases import Step
+from services.worker.proving.cases import SHARED_TOKENS, Step, steps
 from services.worker.proving.device import proofs_of
 from services.worker.proving.memory_proofs import prove_mover
 from services.worker.proving.part import Part, Way, WrongResult
@@ -93,7 +93,9 @@ def test_attention_that_is_plausible_and_wrong_is_found() -> None:
     table = _interpreted("WRONG", names=["_without_window:wrong", "_without_row:wrong"])
 
     faults = {each.part: each.fault for each in table.lost()}
-    assert faults["_without_window"].startswith("WrongResult: attention of ((1, 0), (1, 511), (1, 1300), (1, 2)) with")
+    assert faults["_without_window"].startswith(
+        "WrongResult: attention of [(1, 0), (1, 511), (1, 1300), (1, 2)] (rows, context) with"
+    )
     assert "16 of 256 values differ" in faults["_without_row"]
 
 
@@ -166,6 +168,17 @@ def test_speeds_are_bytes_of_what_was_moved_or_read() -> None:
     moved = 16 * 2**20 // SHAPE.geometry.page_bytes * SHAPE.geometry.page_bytes
     for name in ("batched", "per_page"):
         assert prove_mover(name, SHAPE) == Speed(value=moved / 1e9, unit="GB/s")
+
+
+def test_requests_that_share_a_prefix_share_its_pages() -> None:
+    """As they do after a match in the radix tree."""
+    *_, shared = steps(SHAPE)
+
+    tables = [segment.pages[: SHARED_TOKENS // SHAPE.geometry.page_size].tolist() for segment in shared.segments]
+    assert all(each == tables[0] for each in tables)
+    own = [page for segment in shared.segments for page in segment.pages[len(tables[0]) :].tolist()]
+    assert len(own) == len(set(own))
+    assert not set(own) & set(tables[0])
 
 
 class FaultyMover:
