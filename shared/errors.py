@@ -20,7 +20,8 @@
     ├── OperatorError        the operator's fault: a process refuses to start
     │   ├── ConfigError          every fault reported at once (shared/config.py: FaultySettings)
     │   │   └── KeyMissing           no encryption key for this tenant (any more)
-    │   └── UnsupportedModel     this model cannot be served exactly; says why
+    │   ├── UnsupportedModel     this model cannot be served exactly; says why
+    │   └── DeviceUnproven       a GPU computes something wrongly, and there is no other way to do it
     └── InternalError        500  our fault
         ├── CodecError           bytes that are no message
         ├── InvariantViolated    a core found itself in a state that cannot be
@@ -144,6 +145,12 @@ class KeyMissing(ConfigError):
 
 class UnsupportedModel(OperatorError):
     code = "unsupported_model"
+
+
+class DeviceUnproven(OperatorError):
+    """No way of doing some part of the work passed its proof on a device."""
+
+    code = "device_unproven"
 
 
 class InternalError(ThermoclineError):

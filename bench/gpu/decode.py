@@ -20,7 +20,8 @@ import torch
 
 from bench.gpu import reading, timing
 from bench.gpu.models import LLAMA_8B, SHALLOW_LAYERS, TINY, random_runner, weight_bytes
-from services.worker.engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs, Graph
+from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
+from services.worker.engine.cuda_graphs import DecodeGraphs
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 

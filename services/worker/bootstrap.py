@@ -34,7 +34,7 @@ from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.movers.protocol import PageMover
-from services.worker.kv.pinning import cuda_pins
+from services.worker.kv.pinning import CudaPins, cuda_pins
 from services.worker.kv.profile import this_machine
 from services.worker.kv.verification import Verification
 from services.worker.native.build import missing
@@ -42,6 +42,7 @@ from services.worker.order_intake import OrderIntake
 from services.worker.parallel.group_runner import GroupRunner, end_when_lost
 from services.worker.parallel.parts_mover import PartsMover
 from services.worker.passes import Passes
+from services.worker.proving.parts import CHECKSUMS, MOVER, REGISTRATION
 from services.worker.report_channel import ReportChannel
 from services.worker.report_delivery import ReportDelivery
 from services.worker.reports import Report, Reporter
@@ -93,6 +94,8 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
         programs=config.mover_programs,
         profile=config.profile,
         verified=config.verify_host == "always",
+        proven=runner.proofs.passed(MOVER),
+        checks_on_device=runner.proofs.way(CHECKSUMS) != "on the host",
     )
     if isinstance(runner, GroupRunner):
         # What the parts load from is divided among them in memory that no driver has pinned.
@@ -107,9 +110,14 @@ def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStor
     # Only now: importing the kernel imports Triton.
     from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 
-    return HostStores(
-        GpuAssistedMover(runner.pool), runner.pool.pages, on_thread=partial(use_device, runner.pool.device)
-    )
+    # Storing checks nothing, so kernels that may not have passed their proof are not tried here.
+    stores = GpuAssistedMover(runner.pool, checks_on_device=False)
+    return HostStores(stores, runner.pool.pages, on_thread=partial(use_device, runner.pool.device))
+
+
+def _pins(runner: ModelRunner | GroupRunner) -> CudaPins | None:
+    """What registers host memory with the driver; None on a CPU, and where that did not pass its proof."""
+    return None if runner.proofs.way(REGISTRATION) == "staged" else cuda_pins(runner.pool.device)
 
 
 def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
@@ -122,7 +130,7 @@ def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads
         timeout_s=config.load_timeout_ms / 1e3,
         clock_ns=time.time_ns,
         verification=Verification(config.verify_host, config.verify_host_share),
-        pins=cuda_pins(runner.pool.device),
+        pins=_pins(runner),
         device_type=runner.pool.device.type,
         on_thread=partial(use_device, runner.pool.device),
         stores=make_stores(mover, runner),
@@ -138,7 +146,7 @@ def make_saving(
         projection,
         ring_bytes=config.hidden_ring_bytes,
         shm_prefix=config.shm_prefix,
-        pins=cuda_pins(runner.pool.device),
+        pins=_pins(runner),
     )
 
 
@@ -397,7 +405,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 restoration=costs,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
-                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing, rows),
+                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing, rows, runner.proofs),
                 rows=rows,
             )
             # From before the join until WorkerLeft is stored.

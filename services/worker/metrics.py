@@ -44,3 +44,7 @@ TOKEN_MESSAGES = counter("worker_token_messages", "Token messages sent to gatewa
 TOKEN_MESSAGES_DROPPED = counter("worker_token_messages_dropped", "Token messages lost; gateways ask for them")
 PLAN_SECONDS = histogram("worker_plan_delay_seconds", "From the scheduler's publishing a plan to its arrival here")
 PLANS_FETCHED = counter("worker_plans_fetched", "Plans read from the stream because they had been missed")
+GPU_PART_WAYS = gauge("worker_gpu_part_ways", "1 for the way by which a part of CUDA serves, else 0", ("part", "way"))
+GPU_PART_FAILURES = counter(
+    "worker_gpu_part_failures", "Ways of parts of CUDA that did not pass their proof", ("part", "way")
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from services.worker.engine.gpu_needs import GpuFacts, check_weights, shape_of
@@ -9,6 +11,8 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
+from services.worker.proving.device import find_fault, prove_device
+from services.worker.proving.parts import GRAPHS, parts_of
 from services.worker.torch_gpus import gpu_facts
 from shared import logs, progress
 
@@ -33,13 +37,23 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         forward=config.forward,
         sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
         context_tokens=config.max_context_tokens,
+        prove=partial(prove_device, parts=parts_of(has_graphs=config.decode_graph_rows > 0)),
     )
     with progress.phase("warming up"):
         runner.warm_up()
-    if choice.kind == "cuda" and config.decode_graph_rows:
+    if choice.kind == "cuda" and config.decode_graph_rows and runner.proofs.way(GRAPHS) == "graphs":
         with progress.phase("capturing CUDA graphs"):
-            runner.capture_decode(config.decode_graph_rows)
+            capture(runner, config.decode_graph_rows)
     return runner
+
+
+def capture(runner: ModelRunner, most_rows: int) -> None:
+    """Capture decode steps. A model of which none, or not all, can be captured goes on without, and says so."""
+    graphs = runner.capture_decode(most_rows)
+    if graphs.fault:
+        runner.proofs = find_fault(
+            runner.proofs, GRAPHS, "graphs", graphs.fault, "graphs" if graphs.shapes else "eager"
+        )
 
 
 def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.worker.kv.host_pools import HostPools
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import read_profile
+from services.worker.proving.table import Lost, ProofTable
 from services.worker.step_rows import StepRows
 from shared import library_versions
 from shared.errors import ConfigError
@@ -26,10 +27,15 @@ def profile_fault(profile: str) -> str:
 
 
 def shortfalls(
-    worker_id: str, pools: HostPools, unusable_profile: str, missing: Mapping[str, str], rows: StepRows
+    worker_id: str,
+    pools: HostPools,
+    unusable_profile: str,
+    missing: Mapping[str, str],
+    rows: StepRows,
+    proofs: ProofTable,
 ) -> Iterator[Degradation]:
     """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start, ``missing`` are
-    compiled libraries and why there are none, ``rows`` bounds steps.
+    compiled libraries and why there are none, ``rows`` bounds steps, ``proofs`` are those of the worker's GPU.
     """
     for what, reason in pools.faults():
         yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
@@ -43,3 +49,15 @@ def shortfalls(
     for reason in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, why in missing.items() if why == reason)
         yield Degradation(component=worker_id, what="native code", reason=f"portable paths replace {names}: {reason}")
+    for part, reason in unproven(proofs):
+        yield Degradation(component=worker_id, what=part, reason=reason)
+
+
+def unproven(proofs: ProofTable) -> Iterator[tuple[str, str]]:
+    """Parts of CUDA that serve in another way than the best, one entry each, with what to do about it."""
+    lost: dict[str, list[Lost]] = {}
+    for each in proofs.lost():
+        lost.setdefault(each.part, []).append(each)
+    for part, ways in lost.items():
+        faults = "; ".join(f"{each.way}: {each.fault}" for each in ways)
+        yield f"GPU {part}", f"{ways[0].instead} serves, for {faults} (report: thermocline doctor --gpu --json)"

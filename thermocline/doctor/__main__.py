@@ -12,6 +12,7 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.guard import guarded
+from thermocline.doctor import gpu
 from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
 from thermocline.doctor.profile import Wish, make_profile, report
@@ -34,15 +35,20 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table, or measure with ``--profile``; exit code 1 if something keeps either from working."""
+    """Print the table, measure with ``--profile`` or prove with ``--gpu``; exit code 1 if something is in the way."""
     parser = argparse.ArgumentParser(
         prog="thermocline doctor", description="Check that this machine has what Thermocline needs."
     )
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    parser.add_argument(
+        "--gpu", action="store_true", help="prove what a worker uses of CUDA on the first GPU, with speeds"
+    )
     group = parser.add_argument_group("profile")
     group.add_argument("--profile", action="store_true", help="measure movers, memory and disk, for workers to read")
     group.add_argument("--out", default="", help="file of the profile; by default in the user's cache")
-    group.add_argument("--model", default="", help="directory of a checkpoint: of its KV, and what restoring it costs")
+    group.add_argument(
+        "--model", default="", help="directory of a checkpoint: of its KV, and what restoring it costs; also of --gpu"
+    )
     group.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where device pools and the model are")
     group.add_argument("--dtype", default="", help="type of weights and KV; by default that which up would take")
     group.add_argument("--threads", type=int, default=0, help="threads of the model; by default one for each core")
@@ -52,11 +58,23 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--prefix-lengths", default=LENGTHS, help="tokens of prefixes whose restoration is measured")
     group.add_argument("--rounds", type=int, default=5, help="runs of which the median is taken")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.gpu:
+        return _gpu(options)
     if options.profile:
         return _profile(options)
     checks = judge(gather())
     print(json.dumps([asdict(check) for check in checks], indent=2) if options.json else table(checks))
     return 1 if any(check.verdict == "bad" for check in checks) else 0
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    try:
+        table = gpu.prove(options.model, lambda line: print(line, file=sys.stderr, flush=True))
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    print(msgspec.json.format(msgspec.json.encode(table)).decode() if options.json else gpu.report(table))
+    return 0 if gpu.is_usable(table) else 1
 
 
 def _profile(options: argparse.Namespace) -> int:

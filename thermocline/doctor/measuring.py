@@ -14,9 +14,16 @@ MEASURE_SECONDS = 900
 
 
 def run_measurement(
-    module: str, flags: Sequence[str], said: Callable[[str], None], *, limit_s: float = MEASURE_SECONDS
+    module: str,
+    flags: Sequence[str],
+    said: Callable[[str], None],
+    *,
+    limit_s: float = MEASURE_SECONDS,
+    doing: str = "measuring",
+    advice: str = "try fewer tokens",
 ) -> str:
-    """The last line that ``python -m module`` prints; ``said`` gets those before it as they come.
+    """The last line that ``python -m module`` prints; ``said`` gets those before it as they come. ``doing`` and
+    ``advice`` are for errors.
 
     Raises ConfigError with the last line of its errors when it fails, or when it takes more than ``limit_s`` seconds.
     """
@@ -43,11 +50,11 @@ def run_measurement(
             if process.stdout is not None:
                 process.stdout.close()
         if is_late.is_set():
-            raise ConfigError(f"measuring took more than {limit_s:.0f} s: try fewer tokens")
+            raise ConfigError(f"{doing} took more than {limit_s:.0f} s: {advice}")
         if code != 0:
             errors.seek(0)
             lines = errors.read().strip().splitlines()
-            raise ConfigError(f"measuring failed: {lines[-1] if lines else f'exit code {code}'}")
+            raise ConfigError(f"{doing} failed: {lines[-1] if lines else f'exit code {code}'}")
     return last
 
 

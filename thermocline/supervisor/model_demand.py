@@ -35,6 +35,11 @@ def geometry_of(model: Path, dtype: str = "auto", page_size: int = 16) -> KvGeom
     return _geometry(_read(model), dtype, page_size)
 
 
+def query_heads_of(model: Path) -> int:
+    """Query heads of a checkpoint, from its config.json. Raises ConfigError if it does not tell."""
+    return _read(model).num_attention_heads
+
+
 def demand_of(model: Path, dtype: str = "auto") -> ModelDemand:
     """What a worker takes for this checkpoint in ``dtype``; what the files do not tell is 0."""
     try:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep
+from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
 from services.worker.engine.decode_shapes import DecodeShape, decode_shapes, smallest
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.static_batch import Kernels, StaticBatch, StaticStep
@@ -27,9 +28,6 @@ from shared.logs import get_logger
 
 _log = get_logger("worker.engine")
 
-# torch leaves these functions without types.
-_cuda: Any = torch.cuda
-
 MOST_BYTES = 2 * 2**30
 """Device memory that graphs may take beside the pool. Shapes that are left when it is reached have no graph."""
 
@@ -37,23 +35,6 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest mean deviation of a row of logits from an ordinary step's, relative to the row's spread. Padding may have
 matrices multiplied by another kernel, which rounds otherwise; what reads a wrong slot gives values near 1.
 """
-
-
-class Graph(Protocol):
-    """A captured step, such as ``torch.cuda.CUDAGraph``."""
-
-    def replay(self) -> None:
-        """Compute it again, on the current stream, over what its memory now holds."""
-
-
-class Capture(Protocol):
-    """Makes graphs that are never replayed at the same time."""
-
-    def graph_of(self, run: Callable[[], None]) -> Graph:
-        """Capture ``run``, which may be called any number of times before. Raises RuntimeError when that fails."""
-
-    def used_bytes(self) -> int:
-        """Device memory in use, whoever uses it."""
 
 
 class GraphedRunner(Protocol):
@@ -86,11 +67,12 @@ class DecodeGraphs:
         most_bytes: int = MOST_BYTES,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A model that cannot be captured is no error: then no step has a graph, and a line in the log says why."""
+        """A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why."""
         geometry = runner.pool.geometry
         self._runner, self._kernels = runner, kernels
         self._longest = min(runner.max_context, runner.pool.pages * geometry.page_size)
         self._graphs: dict[DecodeShape, Graph] = {}
+        self.fault = ""  # Why there are no graphs, or no more of them.
         self._modules = list(runner.model.modules())
         self._order = torch.arange(most_rows)
         pages = pages_for(self._longest, geometry.page_size)
@@ -105,6 +87,7 @@ class DecodeGraphs:
                 self._check(shape, graph)
             except (RuntimeError, InvariantViolated) as error:
                 _log.warning("decode_graph_unavailable", rows=shape.rows, length=shape.length, reason=str(error))
+                self.fault = f"none from {shape.rows} rows and {shape.length} tokens on: {error}"
                 break
             self._graphs[shape] = graph
         self._hooks = self._count_hooks()
@@ -184,32 +167,6 @@ class DecodeGraphs:
 
     def _count_hooks(self) -> int:
         return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in self._modules)
-
-
-class CudaCapture:
-    """Captures on a stream of its own, into one memory that all graphs share."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = _cuda.graph_pool_handle()
-        self._stream = _cuda.Stream(device)
-
-    def graph_of(self, run: Callable[[], None]) -> Graph:
-        """See :class:`Capture`. The first calls compile kernels and make workspaces, which no capture may."""
-        self._stream.wait_stream(_cuda.current_stream(self._device))
-        with _cuda.stream(self._stream):
-            for _ in range(2):
-                run()
-        _cuda.current_stream(self._device).wait_stream(self._stream)
-        graph: Graph = _cuda.CUDAGraph()
-        # Other threads may go on with work of their own meanwhile.
-        with _cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            run()
-        return graph
-
-    def used_bytes(self) -> int:
-        free, total = _cuda.mem_get_info(self._device)
-        return int(total - free)
 
 
 def capture_decode(runner: GraphedRunner, most_rows: int) -> DecodeGraphs:

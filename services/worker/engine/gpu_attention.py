@@ -1,4 +1,4 @@
-"""Attention over the paged pool on a GPU: one Triton kernel for the whole batch."""
+"""Attention over the paged pool on a GPU: one Triton kernel for the whole batch, or what was proven in its place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.paged_step import AttentionBackend
+from services.worker.engine.torch_attention import TorchAttention
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
@@ -40,3 +42,9 @@ class GpuAttention:
             return output
 
         return attend
+
+
+def gpu_attention(pool: DevicePool, way: str) -> AttentionBackend:
+    """The backend of this name among the ways of ``services.worker.proving.parts.ATTENTION``."""
+    backends: dict[str, Callable[[DevicePool], AttentionBackend]] = {"triton": GpuAttention, "torch": TorchAttention}
+    return backends[way](pool)

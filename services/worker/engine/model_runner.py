@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
@@ -19,7 +20,7 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
-from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.gpu_attention import gpu_attention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -32,9 +33,12 @@ from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
 from services.worker.engine.uploads import on_device
-from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
+from services.worker.proving.parts import ATTENTION, FUSED, IPC
+from services.worker.proving.shape import expected_shape
+from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
@@ -44,6 +48,12 @@ _SMALL_MODEL_PARAMETERS = 200_000_000
 WARMED_CONTEXT = 1024
 """Tokens behind which a decode step on a GPU splits its keys among programs (``kernels.block_sizes.SPLIT_KEYS``)."""
 
+Prove = Callable[[ServedShape], ProofTable]
+"""Tries what a worker uses of CUDA (``services.worker.proving.device.prove_device``)."""
+
+NOTHING_TO_PROVE = ProofTable()
+"""On a CPU, and for who measures a way of its own choice: the best ways serve."""
+
 PoolSizer = Callable[[Any, KvGeometry, int], int]
 """Pages of the device pool of a model, given its geometry and longest context; the model is not changed."""
 
@@ -52,16 +62,25 @@ class ModelRunner:
     """A loaded model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, model: Any, pool: DevicePool, *, vocab_size: int, context: int = 0, fused: StepForward | None = None
+        self,
+        model: Any,
+        pool: DevicePool,
+        *,
+        vocab_size: int,
+        context: int = 0,
+        fused: StepForward | None = None,
+        proofs: ProofTable = NOTHING_TO_PROVE,
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own.
+        the longest one served, in tokens; 0 is the model's own. ``proofs`` say which ways serve on a GPU.
         """
         self._model = model
         self._fused = fused
-        self._device = pool.device
-        self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
+        self._backend: AttentionBackend = (
+            CpuAttention(pool) if pool.device.type == "cpu" else gpu_attention(pool, proofs.way(ATTENTION, "triton"))
+        )
         self._graphs: DecodeGraphs | None = None
+        self.proofs = proofs
         self.pool = pool
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
@@ -82,12 +101,14 @@ class ModelRunner:
         forward: ForwardPath = "auto",
         sizer: PoolSizer | None = None,
         context_tokens: int = 0,
+        prove: Prove | None = None,
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
         The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
         once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
-        the context; 0 leaves the model's own. Raises UnsupportedModel with the reason, ConfigError for bad settings.
+        the context; 0 leaves the model's own. ``prove`` is called on a GPU, before weights are on it, and
+        says what serves there. Raises UnsupportedModel with the reason, ConfigError for bad settings, DeviceUnproven.
         """
         if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -95,13 +116,26 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = load_config(model_dir)
         context = max_context_tokens(config, context_tokens)
+        windows = expected_windows(config)
+        shape, proofs = None, NOTHING_TO_PROVE
+        if prove is not None and torch.device(device).type == "cuda":
+            # A checkpoint that does not say its type is proven again when it is loaded.
+            kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
+            shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
+            proofs = prove(shape)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         with refusing(config.model_type, "probed"):
-            windows = expected_windows(config)
             geometry = find_geometry(model, windows, page_size, context)
+        if shape is not None and prove is not None and shape.geometry != geometry:
+            proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
+        if proofs.way(FUSED) == "separate":
+            forward = "portable"
+        with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
         count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
-        pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
+        pool = DevicePool.create(
+            geometry, count, device=device, shm_prefix=shm_prefix, is_exported=proofs.way(IPC) != "none"
+        )
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
@@ -109,7 +143,9 @@ class ModelRunner:
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
-                runner = cls(model, pool, vocab_size=verification.vocab_size, context=context, fused=fused)
+                runner = cls(
+                    model, pool, vocab_size=verification.vocab_size, context=context, fused=fused, proofs=proofs
+                )
                 with progress.phase("verifying the model"):
                     runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
         except BaseException:
@@ -136,6 +172,10 @@ class ModelRunner:
     @property
     def geometry(self) -> KvGeometry:
         return self.pool.geometry
+
+    @property
+    def _device(self) -> torch.device:
+        return self.pool.device
 
     @property
     def attention(self) -> AttentionBackend:
@@ -200,12 +240,13 @@ class ModelRunner:
                     torch.tensor([0]),
                 )
 
-    def capture_decode(self, most_rows: int) -> None:
+    def capture_decode(self, most_rows: int) -> DecodeGraphs:
         """Have decode steps of up to ``most_rows`` requests run as CUDA graphs; for a runner on a GPU.
 
         Overwrites pages of the pool: call it before any request is admitted.
         """
         self._graphs = capture_decode(self, most_rows)
+        return self._graphs
 
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""

@@ -27,20 +27,37 @@ class DevicePool:
     is_whole = True  # All bytes of a page are in this process.
 
     def __init__(
-        self, geometry: KvGeometry, pages: int, storage: torch.Tensor, segment: SharedSegment | None = None
+        self,
+        geometry: KvGeometry,
+        pages: int,
+        storage: torch.Tensor,
+        segment: SharedSegment | None = None,
+        *,
+        is_exported: bool = True,
     ) -> None:
-        """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU."""
+        """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU. What is not
+        exported, because CUDA cannot do it here, has a handle that nobody can map.
+        """
         self.geometry = geometry
         self.pages = pages
         self.device = storage.device
         self._segment = segment
+        self._is_exported = is_exported
         shape = (geometry.layers, 2, pages, geometry.page_size, geometry.kv_heads, geometry.head_dim)
         self._storage: torch.Tensor | None = storage
         self._tensor: torch.Tensor | None = storage.view(TORCH_DTYPES[geometry.dtype]).view(shape)
         self._halves = [(layer[0], layer[1]) for layer in self._tensor]
 
     @classmethod
-    def create(cls, geometry: KvGeometry, pages: int, *, device: str | torch.device, shm_prefix: str) -> DevicePool:
+    def create(
+        cls,
+        geometry: KvGeometry,
+        pages: int,
+        *,
+        device: str | torch.device,
+        shm_prefix: str,
+        is_exported: bool = True,
+    ) -> DevicePool:
         """A zeroed pool. Raises ConfigError when it has no page or its memory cannot be had."""
         if pages < 1:
             raise ConfigError(f"the device pool needs room for one page of {geometry.page_bytes} bytes")
@@ -49,7 +66,7 @@ class DevicePool:
             segment = SharedSegment.create(shm_prefix, "device", nbytes)
             return cls(geometry, pages, torch.from_numpy(segment.array), segment)
         try:
-            return cls(geometry, pages, torch.zeros(nbytes, dtype=torch.uint8, device=device))
+            return cls(geometry, pages, torch.zeros(nbytes, dtype=torch.uint8, device=device), is_exported=is_exported)
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"a device pool of {nbytes} bytes does not fit on {device}: {error}") from error
 
@@ -95,7 +112,7 @@ class DevicePool:
         name, ipc = "", b""
         if self._segment is not None:
             name = self._segment.name
-        else:
+        elif self._is_exported:
             ipc = export(self._storage.view(geometry.layers, 2, self.pages, geometry.half_bytes), torch)
         return PoolHandle(
             kind="cuda_ipc" if self._segment is None else "shm",

@@ -15,8 +15,9 @@ from shared.errors import TransportError
 
 _LOCAL_HOST = "127.0.0.1"
 
-# torch leaves this name out of what the module declares.
+# torch leaves these names out of what the module declares.
 _TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009
+_PrefixStore: Any = getattr(dist, "PrefixStore")  # noqa: B009
 
 
 def make_store(timeout_s: float) -> Any:
@@ -32,16 +33,32 @@ def join_store(port: int, timeout_s: float) -> Any:
         raise TransportError(f"rank 0 is not reached: {error}") from error
 
 
+def separate_store(name: str, store: Any) -> Any:
+    """A part of ``store`` in which another group meets than in the rest."""
+    return _PrefixStore(name, store)
+
+
 class Collectives:
     """Sums and joins tensors of all ranks. Every rank makes the same calls in the same order."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, through_host: bool = False) -> None:
+        """``through_host``: exchanges are of copies in host memory, which is slow and needs no NCCL."""
         self.ranks = ranks
+        self._through_host = through_host
 
     @classmethod
-    def join(cls, store: Any, rank: int, ranks: int, device: torch.device, timeout_s: float) -> Collectives:
+    def join(
+        cls,
+        store: Any,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        timeout_s: float,
+        *,
+        through_host: bool = False,
+    ) -> Collectives:
         """Blocks until all ranks have joined; ``timeout_s`` bounds that and every exchange. Raises TransportError."""
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" and not through_host else "gloo"
         if backend == "gloo":
             # All ranks are on this machine, and its name may resolve to an address that it does not have.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,22 +67,28 @@ class Collectives:
             dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise TransportError(f"rank {rank} of {ranks} cannot join the others: {error}") from error
-        return cls(ranks)
+        return cls(ranks, through_host=through_host)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place where memory allows. Raises TransportError."""
         tensor = tensor.contiguous()
         with _exchanging():
+            if self._through_host:
+                on_host = tensor.cpu()
+                dist.all_reduce(on_host)
+                return tensor.copy_(on_host)
             dist.all_reduce(tensor)
         return tensor
 
     def concatenate(self, tensor: torch.Tensor) -> torch.Tensor:
         """``[..., n]`` of every rank to ``[..., ranks * n]``, in the order of the ranks. Raises TransportError."""
-        tensor = tensor.contiguous()
+        device, tensor = tensor.device, tensor.contiguous()
+        if self._through_host:
+            tensor = tensor.cpu()
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         with _exchanging():
             dist.all_gather(parts, tensor)
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=-1).to(device)
 
     def close(self) -> None:
         """Leave; idempotent."""

@@ -14,7 +14,14 @@ import torch
 from services.worker.engine.attention import AttentionStep
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.gpu_room import RoomWish
-from services.worker.engine.model_runner import ModelRunner, PoolSizer, pages_of, probe_tokens, warm_up
+from services.worker.engine.model_runner import (
+    NOTHING_TO_PROVE,
+    ModelRunner,
+    PoolSizer,
+    pages_of,
+    probe_tokens,
+    warm_up,
+)
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import make_store
@@ -34,6 +41,8 @@ from services.worker.parallel.orders import (
 )
 from services.worker.parallel.rank_model import RankModel
 from services.worker.parallel.ranks import Ranks
+from services.worker.proving.device import group_proofs
+from services.worker.proving.parts import COLLECTIVES
 from shared.errors import InvariantViolated, OperatorError
 from shared.lifecycle import EXIT_FAILED, Lifecycle
 from shared.messages.pools import KvGeometry
@@ -47,6 +56,7 @@ class GroupRunner:
         self._runner, self._ranks, self._model = runner, ranks, model
         self.pool: DevicePool = pool
         self.weight_bytes: list[int] = []  # Of the parameters of each rank.
+        self.proofs = NOTHING_TO_PROVE  # Of the GPUs of all ranks together.
         self.max_context = runner.max_context
         self.vocab_size = runner.vocab_size
         self.eos_token_ids = runner.eos_token_ids
@@ -168,9 +178,11 @@ def load_group(
         undo.callback(ranks.close)
         model = RankModel(starts[0])
         undo.callback(model.close)
-        weights = [model.weight_bytes, *(each.weight_bytes for each in ranks.collect(RankLoaded))]
+        loaded = ranks.collect(RankLoaded)
+        weights = [model.weight_bytes, *(each.weight_bytes for each in loaded)]
+        proofs = group_proofs(model.proofs, [each.proofs for each in loaded])
         try:
-            _meet(model, ranks, store)
+            _meet(model, ranks, store, through_host=proofs.way(COLLECTIVES) == "through the host")
             count = _pages(model, ranks, device_kv_bytes=device_kv_bytes, pages=pages, sizer=sizer, room=room)
             group = _prove(starts[0], model, ranks, undo, count)
         except OperatorError:
@@ -178,14 +190,14 @@ def load_group(
         except Exception as error:  # Of a collective, mostly: the rank that failed has told why.
             raise ranks.reason() or error from error
         undo.pop_all()
-    group.weight_bytes = weights
+    group.weight_bytes, group.proofs = weights, proofs
     return group
 
 
-def _meet(model: RankModel, ranks: Ranks, store: Any) -> None:
+def _meet(model: RankModel, ranks: Ranks, store: Any, *, through_host: bool) -> None:
     """All ranks join the collectives, once each has its weights."""
-    ranks.tell(JoinGroup())
-    model.join(store)
+    ranks.tell(JoinGroup(through_host=through_host))
+    model.join(store, through_host=through_host)
 
 
 def _pages(

@@ -40,12 +40,8 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     Raises ConfigError for a number of ranks by which it does not divide, UnsupportedModel when it cannot be divided at
     all or weights are missing.
     """
-    if dtype != "auto" and dtype not in TORCH_DTYPES:
-        raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
+    kind = dtype_of(config, dtype)
     check_divisible(config, share.ranks)
-    kind = TORCH_DTYPES[dtype] if dtype != "auto" else getattr(config, "dtype", None)
-    if not isinstance(kind, torch.dtype):
-        raise ConfigError("--dtype auto: the checkpoint's configuration does not say which type it is; name one")
     with _MAKING, no_init_weights():
         model = AutoModelForCausalLM.from_config(
             config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
@@ -60,6 +56,16 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     model.eval().requires_grad_(False)
     return model.to(device)
+
+
+def dtype_of(config: Any, dtype: str) -> torch.dtype:
+    """The type of weights and KV. Raises ConfigError where there is no such type, or ``auto`` does not say."""
+    if dtype != "auto" and dtype not in TORCH_DTYPES:
+        raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
+    kind = TORCH_DTYPES[dtype] if dtype != "auto" else getattr(config, "dtype", None)
+    if not isinstance(kind, torch.dtype):
+        raise ConfigError("--dtype auto: the checkpoint's configuration does not say which type it is; name one")
+    return kind
 
 
 def connect(model: Any, config: Any, share: Share, collectives: Collectives) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
+from services.worker.proving.table import ProofTable
 from shared.messages.base import Message, pack_int32
 from shared.messages.pools import PoolHandle
 
@@ -32,7 +33,12 @@ class StartRank(Message, frozen=True):
 
 
 class JoinGroup(Message, frozen=True):
-    """Every rank has its weights: join the collectives, and run the model once to see the shape of its KV."""
+    """Every rank has its weights: join the collectives, and run the model once to see the shape of its KV.
+
+    ``through_host``: without NCCL, which did not pass its proof in every rank.
+    """
+
+    through_host: bool = False
 
 
 class MeasureRoom(Message, frozen=True):
@@ -83,9 +89,10 @@ RankOrder = StartRank | JoinGroup | MeasureRoom | MakePool | RunStep | LayersLan
 
 
 class RankLoaded(Message, frozen=True):
-    """The rank has its weights, ``weight_bytes`` of them."""
+    """The rank has its weights, ``weight_bytes`` of them, and has proven what it uses of its GPU."""
 
     weight_bytes: int
+    proofs: ProofTable = ProofTable()
 
 
 class RankMeasured(Message, frozen=True):

@@ -71,9 +71,9 @@ class Rank:
         logs.configure("worker", f"{start.worker_id}/{start.rank}", level=start.log_level)
         model = RankModel(start)
         self._channel.timeout_s = start.timeout_ms / 1e3
-        self._channel.send(RankLoaded(weight_bytes=model.weight_bytes))
-        self._next(JoinGroup)
-        model.join(join_store(start.store_port, start.timeout_ms / 1e3))
+        self._channel.send(RankLoaded(weight_bytes=model.weight_bytes, proofs=model.proofs))
+        joining = self._next(JoinGroup)
+        model.join(join_store(start.store_port, start.timeout_ms / 1e3), through_host=joining.through_host)
         order = self._channel.receive()
         if isinstance(order, MeasureRoom):
             wish = RoomWish(order.fraction, order.tokens, order.rows, order.reserve_bytes)

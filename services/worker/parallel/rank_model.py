@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ import torch
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens
-from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
-from services.worker.parallel.division import Share, kv_heads_of
-from services.worker.parallel.loading import connect, load_share, weight_bytes
+from services.worker.parallel.division import Share, check_divisible, kv_heads_of
+from services.worker.parallel.loading import connect, dtype_of, load_share, weight_bytes
 from services.worker.parallel.orders import StartRank
+from services.worker.proving.device import prove_device
+from services.worker.proving.part import Part
+from services.worker.proving.parts import parts_of
+from services.worker.proving.shape import expected_shape
+from services.worker.proving.table import ProofTable, ServedShape
 from shared.errors import InvariantViolated, UnsupportedModel
 from shared.messages.pools import KvGeometry
 
@@ -29,8 +35,10 @@ _cuda: Any = torch.cuda
 class RankModel:
     """Its weights are loaded when it is made, which needs no other rank."""
 
-    def __init__(self, start: StartRank) -> None:
-        """Raises OperatorError with the reason why this rank cannot serve."""
+    def __init__(
+        self, start: StartRank, prove: Callable[[ServedShape, Sequence[Part]], ProofTable] = prove_device
+    ) -> None:
+        """``prove`` is called on a GPU. Raises OperatorError with the reason why this rank cannot serve."""
         self._start = start
         self.share = Share(start.rank, start.ranks)
         self.device = torch.device("cpu" if start.device == "cpu" else f"{start.device}:{start.first_gpu + start.rank}")
@@ -40,6 +48,10 @@ class RankModel:
             torch.set_num_threads(start.threads)
         self.config = load_config(Path(start.model_dir))
         self.context = max_context_tokens(self.config, start.max_context_tokens)
+        # Before weights are read, which takes ranks differently long: the ranks prove collectives together.
+        self.proofs = NOTHING_TO_PROVE
+        if self.device.type == "cuda":
+            self.proofs = prove(self._shape(), parts_of(ranks=start.ranks))
         with refusing(self.config.model_type, "loaded"):
             self.model = load_share(
                 Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device
@@ -56,11 +68,27 @@ class RankModel:
             raise InvariantViolated("the rank has not joined its group")
         return self._part
 
-    def join(self, store: Any) -> None:
+    def _shape(self) -> ServedShape:
+        """What :meth:`join` will find, by the configuration. Raises ConfigError where the model does not divide."""
+        start, config = self._start, self.config
+        check_divisible(config, start.ranks)
+        return expected_shape(
+            config,
+            expected_windows(config),
+            dtype=dtype_of(config, start.dtype),
+            page_size=start.page_size,
+            device=self.device,
+            share=self.share,
+            store_port=start.store_port,
+        )
+
+    def join(self, store: Any, *, through_host: bool = False) -> None:
         """Meet the other ranks and run two tokens through the model. Raises TransportError, UnsupportedModel."""
         start = self._start
         timeout_s = start.timeout_ms / 1e3
-        self._collectives = Collectives.join(store, start.rank, start.ranks, self.device, timeout_s)
+        self._collectives = Collectives.join(
+            store, start.rank, start.ranks, self.device, timeout_s, through_host=through_host
+        )
         with refusing(self.config.model_type, "probed"):
             connect(self.model, self.config, self.share, self._collectives)
             part = find_geometry(self.model, expected_windows(self.config), start.page_size, self.context)
@@ -88,7 +116,7 @@ class RankModel:
 
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
         """What computes steps of this rank over ``pool``."""
-        return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context)
+        return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context, proofs=self.proofs)
 
     def close(self) -> None:
         """Leave the group; idempotent."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.model_runner import NOTHING_TO_PROVE
 from services.worker.kv.device_pool import DevicePool
 from shared.messages.pools import KvGeometry
 from tests.run_name import shm_prefix
@@ -58,6 +59,7 @@ class FakeRunner:
     max_context = MAX_CONTEXT
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
+    proofs = NOTHING_TO_PROVE
 
     def __init__(self, pages: int = 64) -> None:
         self.pool = DevicePool.create(GEOMETRY, pages, device="cpu", shm_prefix=SHM_PREFIX)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.worker.kv.host_pools import HostPools
+from services.worker.proving.table import ProofTable
 from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.step_rows import StepRows
 from shared import library_versions
@@ -23,11 +24,11 @@ def test_a_pool_that_is_not_there_is_told_until_it_goes() -> None:
     gone.unlink()
     gone.close()
     pools.attach("s", gone.handle)
-    found = list(shortfalls("worker-0", pools, "", {}, StepRows()))
+    found = list(shortfalls("worker-0", pools, "", {}, StepRows(), ProofTable()))
     there = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
     try:
         pools.attach("s", there.handle)
-        later = list(shortfalls("worker-0", pools, "", {}, StepRows()))
+        later = list(shortfalls("worker-0", pools, "", {}, StepRows(), ProofTable()))
     finally:
         pools.close()
         there.unlink()
@@ -44,7 +45,7 @@ def test_a_library_that_was_never_tried_is_told(monkeypatch: pytest.MonkeyPatch)
     """A newer PyTorch is served with, and the cell says so."""
     monkeypatch.setattr(library_versions, "untried", lambda: iter(["torch 9.9 was never tried"]))
 
-    assert list(shortfalls("worker-0", HostPools(GEOMETRY), "", {}, StepRows())) == [
+    assert list(shortfalls("worker-0", HostPools(GEOMETRY), "", {}, StepRows(), ProofTable())) == [
         Degradation(component="worker-0", what="libraries", reason="torch 9.9 was never tried")
     ]
 
@@ -56,7 +57,7 @@ def test_a_named_profile_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     reason = profile_fault(str(faulty))
 
     assert str(faulty) in reason
-    assert list(shortfalls("w", HostPools(GEOMETRY), reason, {}, StepRows())) == [
+    assert list(shortfalls("w", HostPools(GEOMETRY), reason, {}, StepRows(), ProofTable())) == [
         Degradation(component="w", what="profile", reason=reason, setting="--profile")
     ]
     assert profile_fault("") == ""
@@ -66,7 +67,7 @@ def test_kernels_that_could_not_be_compiled_are_told() -> None:
     """One entry for each reason, with all that it keeps from being native."""
     missing = {"decode": "no compiler", "fused": "other fault", "page_rows": "no compiler"}
 
-    found = list(shortfalls("w", HostPools(GEOMETRY), "", missing, StepRows()))
+    found = list(shortfalls("w", HostPools(GEOMETRY), "", missing, StepRows(), ProofTable()))
 
     assert [(each.what, each.reason) for each in found] == [
         ("native code", "portable paths replace decode, page_rows: no compiler"),

@@ -19,8 +19,10 @@ peak whatever the size of a page (Strata section 4.2), and what is not pinned go
 """
 
 
-def make_mover(pool: DevicePool, name: MoverName, *, programs: int) -> PageMover:
-    """The mover of this name for this pool; ``programs`` is for ``gpu_assisted``. Raises ConfigError if it has none."""
+def make_mover(pool: DevicePool, name: MoverName, *, programs: int, checks_on_device: bool = True) -> PageMover:
+    """The mover of this name for this pool; ``programs`` and ``checks_on_device`` are for ``gpu_assisted``. Raises
+    ConfigError if it has none.
+    """
     if name == "per_page":
         return PerPageMover(pool)
     if pool.device.type == "cpu":
@@ -34,4 +36,4 @@ def make_mover(pool: DevicePool, name: MoverName, *, programs: int) -> PageMover
     # Only now: importing the kernel imports Triton.
     from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 
-    return GpuAssistedMover(pool, programs=programs, unpinned=BatchedCudaMover(pool))
+    return GpuAssistedMover(pool, programs=programs, unpinned=BatchedCudaMover(pool), checks_on_device=checks_on_device)

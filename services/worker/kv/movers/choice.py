@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,29 @@ from services.worker.kv.movers import DEFAULT_MOVER, make_mover
 from services.worker.kv.movers.protocol import MoverName, PageMover
 from services.worker.kv.profile import Machine, MoverFigure, default_path, read_profile, this_machine
 from shared import logs
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DeviceUnproven
 
 _log = logs.get_logger("worker")
 
 DEFAULT_PROGRAMS = 2
 """For ``gpu_assisted`` where nothing has been measured (Strata section 4.2 found two enough on its machines)."""
+
+
+SIMPLER: tuple[MoverName, ...] = ("gpu_assisted", "batched", "per_page")
+"""What takes the place of a mover that is not proven: one behind it."""
+
+
+def proven_mover(name: MoverName, proven: Sequence[str] | None) -> MoverName:
+    """``name``, or the first behind it in ``SIMPLER`` that is among the ``proven``; None says that nothing had to be.
+
+    ``gpu_assisted`` leaves memory that is not pinned to ``batched``, so it needs that, too. Raises DeviceUnproven.
+    """
+    if proven is None:
+        return name
+    for each in SIMPLER[SIMPLER.index(name) :]:
+        if each in proven and (each != "gpu_assisted" or "batched" in proven):
+            return each
+    raise DeviceUnproven(f"neither the mover {name} nor a simpler one passed its proof; passed: {', '.join(proven)}")
 
 
 def choose_mover(
@@ -27,24 +45,28 @@ def choose_mover(
     programs: int,
     profile: str,
     verified: bool,
+    proven: Sequence[str] | None = None,
     default: MoverName | None = None,
+    checks_on_device: bool = True,
 ) -> PageMover:
     """The mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``. Where
     nothing was measured it is ``default``, or else that of the pool's device.
 
-    A profile that cannot be used is a line in the log and no more. Raises ConfigError if this pool cannot have the
-    mover that was asked for by name.
+    With ``checks_on_device`` checksums are verified there, by a mover that can.
+    ``proven`` are movers that passed their proof on this device (:func:`proven_mover`). A profile that cannot be used
+    is a line in the log and no more. Raises ConfigError if this pool cannot have the mover that was asked for by name.
     """
     default = default or DEFAULT_MOVER[pool.device.type]
     measured = _measured(pool, Path(profile) if profile else None, verified=verified)
     chosen: Any = name
     if name == "auto":
         chosen = measured.mover if measured is not None else default
+    chosen = proven_mover(chosen, proven)
     if not programs:
         is_same = measured is not None and measured.mover == chosen and measured.programs
         programs = measured.programs if measured is not None and is_same else DEFAULT_PROGRAMS
     _log.info("mover_chosen", mover=chosen, programs=programs, measured=measured is not None)
-    return make_mover(pool, chosen, programs=programs)
+    return make_mover(pool, chosen, programs=programs, checks_on_device=checks_on_device)
 
 
 def machine_here() -> Machine:

@@ -66,7 +66,14 @@ class GpuAssistedMover:
 
     name: MoverName = "gpu_assisted"
 
-    def __init__(self, pool: DevicePool, *, programs: int = LOAD_PROGRAMS, unpinned: PageMover | None = None) -> None:
+    def __init__(
+        self,
+        pool: DevicePool,
+        *,
+        programs: int = LOAD_PROGRAMS,
+        unpinned: PageMover | None = None,
+        checks_on_device: bool = True,
+    ) -> None:
         assert 1 <= programs <= MAX_PROGRAMS
         self._memory = pool.memory()
         self._device = pool.device
@@ -78,7 +85,7 @@ class GpuAssistedMover:
         # Page numbers of the next piece arrive while this one is copied and the last one is checked.
         self._uploads, self._copies = side_stream(pool.device), side_stream(pool.device)
         self._checks: DeviceChecks | None = None
-        if can_check(half):
+        if checks_on_device and can_check(half):
             self._checks = DeviceChecks(self._memory, _flat(self._memory), self.piece_pages)
         if pool.device.type == "cuda":
             self._warm_up(PageLayout.page_first(pool.geometry, 1))

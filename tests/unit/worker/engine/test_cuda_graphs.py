@@ -191,6 +191,10 @@ def test_a_model_that_cannot_be_captured_is_served_without(load_runner: LoadRunn
     none, _ = graphs_of(runner, fails_at=0)
     some, _ = graphs_of(runner, fails_at=2)
 
+    assert (none.fault, some.fault) == (
+        "none from 6 rows and 512 tokens on: operation not permitted when stream is capturing",
+        "none from 2 rows and 512 tokens on: operation not permitted when stream is capturing",
+    )
     assert none.shapes == []
     assert none.replay(decoding.ids, decoding.positions, decoding.meta(), decoding.last_rows) is None
     assert some.shapes == [DecodeShape(6, 512), DecodeShape(4, 512)]
@@ -203,6 +207,7 @@ def test_a_graph_that_computes_something_else_serves_nobody(load_runner: LoadRun
 
     assert graphs.shapes == [DecodeShape(6, 512)]
     assert len(played.graphs) == 2
+    assert "the captured step gives other logits" in graphs.fault
 
 
 def test_the_memory_of_graphs_is_bounded(load_runner: LoadRunner) -> None:

@@ -25,3 +25,36 @@ def test_a_lost_rank_is_no_refusal_of_the_model(exchange: str, monkeypatch: pyte
 
     with pytest.raises(TransportError, match="Connection closed by peer"), refusing("llama", "probed"):
         call(torch.zeros(2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_exchanges_through_the_host_are_of_copies(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gloo is given lies in host memory, and what comes of it is on the device again."""
+    given: list[torch.Tensor] = []
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        given.append(tensor)
+        tensor.mul_(2)
+
+    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor) -> None:
+        given.append(tensor)
+        for at, part in enumerate(parts):
+            part.copy_(tensor + at - rank)
+
+    copies: list[torch.Tensor] = []
+    real = torch.Tensor.cpu
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(real(tensor).clone())
+        return copies[-1]
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("torch.distributed.all_gather", all_gather)
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    collectives = Collectives(2, through_host=True)
+
+    total = collectives.sum(torch.tensor([3.0, 4.0]))
+    whole = collectives.concatenate(torch.tensor([[float(rank)]]))
+
+    assert (total.tolist(), whole.tolist()) == ([6.0, 8.0], [[0.0, 1.0]])
+    assert [each is copy for each, copy in zip(given, copies, strict=True)] == [True, True]

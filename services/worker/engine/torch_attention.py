@@ -1,0 +1,130 @@
+"""Attention over the paged pool in plain torch operations, on any device: what serves where no kernel does.
+
+A request's pages are gathered and scores are made whole, in float32, some query rows at a time. It needs no compiler,
+and memory traffic of several times the KV read: right first, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+
+if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do not wait for.
+    from services.worker.engine.attention import AttentionCall
+    from services.worker.kv.device_pool import DevicePool
+
+MOST_SCORES = 2**25
+"""Scores made at once, in all heads: 128 MiB of float32, of which softmax takes some more."""
+
+
+class TorchAttention:
+    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+
+    def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        tables = page_tables(meta.segments, meta.page_size, self._pool.device)
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            return torch_attention(
+                call.query[0].transpose(0, 1),
+                self._pool.k(call.layer),
+                self._pool.v(call.layer),
+                meta.segments,
+                tables,
+                scaling=call.scaling,
+                window=call.window,
+                softcap=call.softcap,
+            )
+
+        return attend
+
+
+def page_tables(segments: tuple[Segment, ...], page_size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The pages that each segment reads, int64 on ``device``; one copy for all of them."""
+    counts = [pages_for(segment.length, page_size) for segment in segments]
+    pages = np.concatenate([segment.pages[:count] for segment, count in zip(segments, counts, strict=True)])
+    return torch.split(torch.from_numpy(pages.astype(np.int64)).to(device), counts)
+
+
+def torch_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    segments: tuple[Segment, ...],
+    tables: tuple[torch.Tensor, ...],
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """As ``services.worker.kernels.paged_attention``: ``[T, heads, head_dim]`` of q's dtype, contiguous.
+
+    ``tables`` is what :func:`page_tables` gives for ``segments``. Nothing here waits for the device.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    first = 0
+    for segment, pages in zip(segments, tables, strict=True):
+        rows = slice(first, first + segment.rows)
+        _attend_segment(
+            q[rows], k_pool, v_pool, pages, segment.context, out[rows], scaling=scaling, window=window, softcap=softcap
+        )
+        first = rows.stop
+    return out
+
+
+def _attend_segment(
+    query: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    pages: torch.Tensor,
+    context: int,
+    into: torch.Tensor,
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """Rows of one request, at positions from ``context`` on, over its ``pages``."""
+    page_size, kv_heads = k_pool.shape[1:3]
+    rows, heads, head_dim = query.shape
+    skipped = 0 if window is None else max(0, context - window + 1) // page_size
+    base, length = skipped * page_size, context + rows
+    # [kv_heads, keys, head_dim]; slots behind the last token hold nothing and are cut off.
+    key, value = (
+        pool.index_select(0, pages[skipped:]).flatten(0, 1)[: length - base].transpose(0, 1).float()
+        for pool in (k_pool, v_pool)
+    )
+    for start, end in _blocks(rows, heads * (length - base)):
+        low = 0 if window is None else max(base, context + start - window + 1) - base
+        high = context + end - base
+        # The query heads of a KV head are adjacent: [kv_heads, group * rows, head_dim].
+        block = query[start:end].float().view(end - start, kv_heads, -1, head_dim)
+        packed = block.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+        scores = (packed @ key[:, low:high].transpose(1, 2)) * scaling
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        hidden = _hidden(range(context + start, context + end), range(base + low, base + high), window, query.device)
+        weights = scores.view(kv_heads, -1, end - start, high - low).masked_fill(hidden, float("-inf")).softmax(-1)
+        result = weights.view(scores.shape) @ value[:, low:high]
+        into[start:end] = result.view(kv_heads, -1, end - start, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _hidden(positions: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which keys a row may not see, bool [rows, keys]."""
+    row = torch.arange(positions.start, positions.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)[None, :]
+    return key > row if window is None else (key > row) | (key <= row - window)
+
+
+def _blocks(rows: int, scores_of_row: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose scores are made at once."""
+    step = max(1, MOST_SCORES // scores_of_row)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)

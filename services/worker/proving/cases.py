@@ -1,0 +1,166 @@
+"""Steps of attention to prove it with, and what they must give: KV in shuffled pages of a pool, nonsense elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.engine.forward_meta import PagedTensors, Segment, paged_tensors, pages_for
+from services.worker.kv.device_pool import TORCH_DTYPES
+from services.worker.proving.part import WrongResult
+from services.worker.proving.table import ServedShape
+
+STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((1, 0), (1, 511), (1, 1300), (1, 2)),
+    ((130, 0), (17, 40)),
+    ((1, 900), (40, 600), (1, 2), (64, 0)),
+)
+"""(rows, context) of the segments of each: decode alone, with keys that are split among programs; prompts; both."""
+
+SHARED_TOKENS = 1024
+SHARED_STEP = ((1, 1300), (1, 1024), (1, 1100), (1, 1250), (1, 1299), (1, 1025), (1, 1150), (3, 1200))
+"""Requests that have a prefix of so many tokens, and the pages that hold it, in common."""
+
+SHORT_WINDOW = 100
+"""A window of the model's is cut to this, so that it hides something from these steps."""
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Of one value, absolute and relative: rounding of the result, not of a different sum."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """q [T, heads, head_dim]; k and v [pages, page_size, kv_heads, head_dim], which lie as one layer of a pool does."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    segments: tuple[Segment, ...]
+    paged: PagedTensors
+
+
+def make_step(
+    shape: ServedShape, segments: Sequence[tuple[int, int]], *, seed: int = 0, shared_tokens: int = 0
+) -> Step:
+    """Slots that hold no token of the step are NaN: what reads one is found out. All segments have the pages of the
+    first ``shared_tokens`` in common, as far as those are whole.
+    """
+    geometry, random = shape.geometry, np.random.default_rng(seed)
+    page_size, device = geometry.page_size, torch.device(shape.device)
+    counts = [pages_for(rows + context, page_size) for rows, context in segments]
+    order = random.permutation(sum(counts) + 3).astype(np.int32)
+    halves = np.full((2, len(order) * page_size, geometry.kv_heads, geometry.head_dim), np.nan, dtype=np.float32)
+    made: list[Segment] = []
+    taken = 0
+    for (rows, context), count in zip(segments, counts, strict=True):
+        pages = order[taken : taken + count].copy()
+        taken += count
+        common = shared_tokens // page_size if made else 0
+        pages[:common] = made[0].pages[:common] if made else pages[:common]
+        slots = (pages[:, None].astype(np.int64) * page_size + np.arange(page_size)).reshape(-1)[: rows + context]
+        slots = slots[common * page_size :]
+        halves[:, slots] = random.standard_normal((2, len(slots), *halves.shape[2:]), dtype=np.float32)
+        made.append(Segment(rows, context, pages))
+    dtype = TORCH_DTYPES[geometry.dtype]
+    # The second of two layers, as far into the pool as layers are.
+    pool = torch.from_numpy(np.stack([np.full_like(halves, np.nan), halves])).to(dtype).to(device)
+    k, v = pool[1].view(2, len(order), page_size, geometry.kv_heads, geometry.head_dim)
+    total = sum(rows for rows, _ in segments)
+    # Models hand over Q as [heads, T, head_dim], transposed.
+    q = torch.from_numpy(random.standard_normal((shape.query_heads, total, geometry.head_dim), dtype=np.float32))
+    return Step(
+        q.to(dtype).to(device).transpose(0, 1), k, v, tuple(made), paged_tensors(made, page_size, device)
+    )  # fmt: skip
+
+
+def steps(shape: ServedShape) -> Iterator[Step]:
+    """All that attention is proven with."""
+    for segments in STEPS:
+        yield make_step(shape, segments)
+    yield make_step(shape, SHARED_STEP, shared_tokens=SHARED_TOKENS)
+
+
+def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
+    """A decode step of ``rows`` requests over zeros, to time it: made on the device, and too large for its cache."""
+    geometry, device = shape.geometry, torch.device(shape.device)
+    count, dtype = pages_for(context + 1, geometry.page_size), TORCH_DTYPES[geometry.dtype]
+    pages = np.arange(rows * count, dtype=np.int32).reshape(rows, count)
+    segments = tuple(Segment(1, context, each) for each in pages)
+    sizes = (2, rows * count, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+    k, v = torch.zeros(sizes, dtype=dtype, device=device)
+    q = torch.zeros((rows, shape.query_heads, geometry.head_dim), dtype=dtype, device=device)
+    return Step(q, k, v, segments, paged_tensors(segments, geometry.page_size, device))
+
+
+def masks(shape: ServedShape) -> list[tuple[int | None, float | None]]:
+    """Window and softcap of each kind of layer."""
+    return [(min(window, SHORT_WINDOW) or None, shape.softcap or None) for window in shape.windows]
+
+
+def expected(step: Step, *, scaling: float, window: int | None, softcap: float | None) -> torch.Tensor:
+    """The oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
+    k, v = (half.cpu().flatten(0, 1) for half in (step.k, step.v))
+    page_size, kv_heads = step.k.shape[1], step.k.shape[2]
+    q = step.q.cpu().double().reshape(len(step.q), kv_heads, -1, step.q.shape[2])
+    parts, first = [], 0
+    for segment in step.segments:
+        pages = torch.from_numpy(segment.pages.astype(np.int64))
+        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[: segment.length]
+        scores = torch.einsum("tkgd,nkd->tkgn", q[first : first + segment.rows], k[slots].double()) * scaling
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        behind = torch.arange(segment.context, segment.length)[:, None] - torch.arange(segment.length)[None, :]
+        seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+        parts.append(torch.einsum("tkgn,nkd->tkgd", weights, v[slots].double()).flatten(1, 2))
+        first += segment.rows
+    return torch.cat(parts)
+
+
+def compare(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:
+    """Raise WrongResult where ``found`` is further from ``oracle`` than rounding takes it."""
+    tolerance = TOLERANCE[found.dtype]
+    values = found.detach().cpu().double()
+    if values.shape != oracle.shape:
+        raise WrongResult(f"{what}: shape {tuple(values.shape)} in the place of {tuple(oracle.shape)}")
+    deviation = (values - oracle).abs()
+    # What is no number is not below anything either.
+    right = deviation <= tolerance + tolerance * oracle.abs()
+    if not bool(right.all()):
+        wrong = int((~right).sum())
+        largest = float(deviation.nan_to_num(nan=float("inf")).max())
+        raise WrongResult(f"{what}: {wrong} of {right.numel()} values differ, by up to {largest:.3g}")
+
+
+def compare_bytes(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:
+    """Raise WrongResult unless both have the same bits."""
+    different = int((found.cpu().view(torch.uint8) != oracle.cpu().view(torch.uint8)).sum())
+    if different:
+        raise WrongResult(f"{what}: {different} of {oracle.nbytes} bytes differ")
+
+
+def is_timed(device: str) -> bool:
+    """Whether a proof also says how fast it was: figures of a CPU that plays a GPU mean nothing."""
+    return torch.device(device).type == "cuda"
+
+
+def seconds_of(work: Callable[[], object], device: str, *, rounds: int = 5) -> float | None:
+    """The fastest of some runs, to the end of what the device does; None where nothing is timed."""
+    if not is_timed(device):
+        return None
+    # torch leaves these functions without types.
+    cuda: Any = torch.cuda
+    work()
+    best = float("inf")
+    for _ in range(rounds):
+        cuda.synchronize()
+        began_s = time.perf_counter()
+        work()
+        cuda.synchronize()
+        best = min(best, time.perf_counter() - began_s)
+    return best

@@ -1,0 +1,75 @@
+"""Every part of what a worker uses of CUDA. A new one, or a new way, is an entry here and a proof in its module.
+
+Order matters where a way ``needs`` another part. The last way of a part is what always works, only slower; a part
+without such a way ends the worker when its last one fails.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from services.worker.proving.attention_proofs import (
+    prove_torch_attention,
+    prove_triton,
+    prove_triton_attention,
+    prove_triton_kv_write,
+)
+from services.worker.proving.checksum_proofs import prove_device_checksums
+from services.worker.proving.collective_proofs import prove_collectives
+from services.worker.proving.fused_proofs import prove_fused
+from services.worker.proving.graph_proofs import prove_graphs
+from services.worker.proving.ipc_proofs import prove_ipc
+from services.worker.proving.memory_proofs import prove_mover, prove_registration
+from services.worker.proving.part import Part, Way
+
+TRITON, ATTENTION, KV_WRITE, FUSED, GRAPHS = "triton", "attention", "kv write", "fused operators", "decode graphs"
+REGISTRATION, CHECKSUMS, MOVER = "host registration", "checksums of loads", "mover"
+IPC, COLLECTIVES = "cuda ipc", "collectives"
+
+_WITH_TRITON = ((TRITON, "compiled"),)
+
+PARTS: tuple[Part, ...] = (
+    # First, because the processes of all ranks must come to it at about the same time.
+    Part(COLLECTIVES, (Way("nccl", prove_collectives), Way("through the host"))),
+    Part(TRITON, (Way("compiled", prove_triton), Way("none"))),
+    Part(ATTENTION, (Way("triton", prove_triton_attention, _WITH_TRITON), Way("torch", prove_torch_attention))),
+    Part(KV_WRITE, (Way("triton", prove_triton_kv_write, _WITH_TRITON), Way("torch"))),
+    Part(FUSED, (Way("fused", prove_fused, _WITH_TRITON), Way("separate"))),
+    Part(
+        GRAPHS,
+        (Way("graphs", prove_graphs, ((ATTENTION, "triton"), (KV_WRITE, "triton"))), Way("eager")),
+    ),
+    Part(REGISTRATION, (Way("registered", prove_registration), Way("staged"))),
+    Part(CHECKSUMS, (Way("on the device", prove_device_checksums, _WITH_TRITON), Way("on the host"))),
+    Part(
+        MOVER,
+        (
+            Way(
+                "gpu_assisted",
+                partial(prove_mover, "gpu_assisted"),
+                (*_WITH_TRITON, (REGISTRATION, "registered")),
+            ),
+            Way("batched", partial(prove_mover, "batched")),
+            Way("per_page", partial(prove_mover, "per_page")),
+        ),
+        proves_all=True,
+    ),
+    Part(IPC, (Way("both ways", prove_ipc), Way("none"))),
+)
+"""In the order in which they are proven."""
+
+
+def parts_of(*, ranks: int = 1, has_graphs: bool = True) -> tuple[Part, ...]:
+    """Parts that a worker of so many ranks uses; without CUDA graphs where none are asked for, or by a group."""
+    left_out = set()
+    if ranks == 1:
+        left_out.add(COLLECTIVES)
+    if ranks > 1 or not has_graphs:
+        left_out |= {KV_WRITE, GRAPHS}
+    if ranks > 1:
+        left_out.add(FUSED)
+    # Rank 0 of a group reaches the memory of the others in no other way.
+    needed = {IPC} if ranks > 1 else set()
+    return tuple(
+        Part(part.name, part.ways[:1]) if part.name in needed else part for part in PARTS if part.name not in left_out
+    )

@@ -1,0 +1,140 @@
+"""What was proven: plain data, which travels from the process that proves, between ranks, and to ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from shared.messages.base import Message
+from shared.messages.pools import KvGeometry
+
+
+class ServedShape(Message, frozen=True):
+    """What a worker will compute, as far as its kernels differ by it.
+
+    ``device`` is torch's name of it. ``windows`` are the sliding windows of layers, each once, 0 for full attention;
+    ``softcap`` is that of scores, 0 without.
+    """
+
+    device: str
+    geometry: KvGeometry
+    query_heads: int
+    windows: tuple[int, ...] = (0,)
+    softcap: float = 0.0
+    rank: int = 0  # Of a group, and how many it has, and where they find one another (``parallel.collectives``).
+    ranks: int = 1
+    store_port: int = 0
+
+
+class Speed(Message, frozen=True):
+    """How fast a way was in its proof: small work, so a hint and no benchmark."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} {self.unit}"
+
+
+class Attempt(Message, frozen=True):
+    """A way that was tried, or why it was not. ``fault`` is "" for one that passed."""
+
+    way: str
+    fault: str = ""
+    seconds: float = 0.0
+    speed: Speed | None = None
+
+
+class Proof(Message, frozen=True):
+    """A part. ``way`` is the one that serves, "" where none passed; ``attempts`` are in the order of preference."""
+
+    part: str
+    way: str
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """Ways that may serve, best first."""
+        return tuple(each.way for each in self.attempts if not each.fault)
+
+    @property
+    def failed(self) -> tuple[Attempt, ...]:
+        """Ways that may not."""
+        return tuple(each for each in self.attempts if each.fault)
+
+
+class Lost(Message, frozen=True):
+    """A way that would serve if it had passed."""
+
+    part: str
+    way: str
+    instead: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.instead or 'nothing'} in the place of {self.way}: {self.fault}"
+
+
+class ProofTable(Message, frozen=True):
+    """All parts of one device, in the order in which they were proven. Without entries, nothing was to be proven."""
+
+    device: str = ""  # As its maker has it.
+    proofs: tuple[Proof, ...] = ()
+    seconds: float = 0.0
+
+    def way(self, part: str, default: str = "") -> str:
+        """The way by which ``part`` serves; ``default`` where it was not to be proven."""
+        return next((each.way for each in self.proofs if each.part == part), default)
+
+    def passed(self, part: str) -> tuple[str, ...] | None:
+        """Ways of ``part`` that may serve, best first; None where it was not to be proven."""
+        return next((each.passed for each in self.proofs if each.part == part), None)
+
+    def with_fault(self, part: str, way: str, fault: str, instead: str) -> ProofTable:
+        """What is so since a ``way`` of ``part`` that had passed failed with the model itself; it may still serve in
+        part, where ``instead`` is the same.
+        """
+        return msgspec.structs.replace(self, proofs=tuple(
+            _with_fault(proof, way, fault, instead) if proof.part == part else proof for proof in self.proofs
+        ))  # fmt: skip
+
+    def lost(self) -> Iterator[Lost]:
+        """What serves in another way than the best, and why."""
+        for proof in self.proofs:
+            for attempt in proof.attempts:
+                if attempt.fault:
+                    yield Lost(part=proof.part, way=attempt.way, instead=proof.way, fault=attempt.fault)
+                if attempt.way == proof.way:
+                    break
+
+
+def _with_fault(proof: Proof, way: str, fault: str, instead: str) -> Proof:
+    attempts = [msgspec.structs.replace(each, fault=fault) if each.way == way else each for each in proof.attempts]
+    if instead not in [each.way for each in attempts]:
+        attempts.append(Attempt(way=instead))
+    return Proof(part=proof.part, way=instead, attempts=tuple(attempts))
+
+
+def joined(tables: Sequence[ProofTable]) -> ProofTable:
+    """What serves in a group, by the tables of its ranks, which tried the same parts: a way has passed where no rank
+    found a fault in it. Its faults name the rank.
+    """
+    first = tables[0]
+    proofs = tuple(_joined([table.proofs[at] for table in tables]) for at in range(len(first.proofs)))
+    return ProofTable(device=first.device, proofs=proofs, seconds=max(table.seconds for table in tables))
+
+
+def _joined(proofs: Sequence[Proof]) -> Proof:
+    """One part. The longest list of attempts has those of all others in front."""
+    longest = max(proofs, key=lambda proof: len(proof.attempts)).attempts
+    attempts = []
+    for at, attempt in enumerate(longest):
+        faults = [
+            f"rank {rank}: {proof.attempts[at].fault}"
+            for rank, proof in enumerate(proofs)
+            if at < len(proof.attempts) and proof.attempts[at].fault
+        ]
+        attempts.append(msgspec.structs.replace(attempt, fault="; ".join(faults)))
+    way = next((each.way for each in attempts if not each.fault), "")
+    return Proof(part=proofs[0].part, way=way, attempts=tuple(attempts))

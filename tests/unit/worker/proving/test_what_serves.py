@@ -1,0 +1,452 @@
+"""The ways that were chosen are those by which a worker computes, captures, moves and pins; what was lost is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+import torch
+from prometheus_client import generate_latest
+
+from services.worker import bootstrap, runner_loading
+from services.worker.bootstrap import make_loads
+from services.worker.config import WorkerConfig
+from services.worker.device_choice import DeviceChoice
+from services.worker.engine import model_loading, model_runner
+from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.torch_attention import TorchAttention
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.host_pools import HostPools
+from services.worker.kv.movers.per_page import PerPageMover
+from services.worker.parallel import rank_model
+from services.worker.parallel.orders import StartRank
+from services.worker.parallel.rank_model import RankModel
+from services.worker.proving import parts
+from services.worker.proving.device import group_proofs, prove_device
+from services.worker.proving.shape import expected_shape
+from services.worker.proving.table import Attempt, Proof, ProofTable, ServedShape
+from services.worker.shortfalls import shortfalls
+from services.worker.step_rows import StepRows
+from shared.degradations import line
+from shared.errors import DeviceUnproven
+from shared.memory.device_pool_view import check_device_handle
+from shared.metrics import REGISTRY
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
+from tests.unit.worker.fake_model import FakeRunner
+from tests.unit.worker.proving import faulty_parts
+from tests.unit.worker.proving.test_process import SHAPE
+from tests.unit.worker.runners import LoadRunner
+
+
+def table(**ways: tuple[str, ...]) -> ProofTable:
+    """By part: the ways before the last one have failed."""
+    return ProofTable(
+        device="NVIDIA Nonesuch",
+        proofs=tuple(
+            Proof(
+                part=part.replace("_", " "),
+                way=tried[-1],
+                attempts=tuple(Attempt(way=way, fault="" if way == tried[-1] else f"{way} is wrong") for way in tried),
+            )
+            for part, tried in ways.items()
+        ),
+    )
+
+
+class OnGpu(DevicePool):
+    """A pool that says that it is on a GPU, until a runner over it is made."""
+
+    @classmethod
+    def over(cls, pool: DevicePool) -> OnGpu:
+        made = cls(pool.geometry, pool.pages, pool.tensor.view(torch.uint8).reshape(-1))
+        made.device = torch.device("cuda:0")
+        return made
+
+
+@pytest.mark.parametrize(("ways", "backend"), [(("triton",), GpuAttention), (("triton", "torch"), TorchAttention)])
+def test_a_runner_attends_as_was_proven(load_runner: LoadRunner, ways: tuple[str, ...], backend: type) -> None:
+    """On a GPU, where the proofs decide."""
+    pool = OnGpu.over(load_runner("llama").pool)
+    model = load_runner("llama").model
+
+    assert isinstance(ModelRunner(model, pool, vocab_size=8, proofs=table(attention=ways)).attention, backend)
+    assert isinstance(ModelRunner(model, pool, vocab_size=8).attention, GpuAttention)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_a_model_answers_by_attention_in_torch(load_runner: LoadRunner, family: str) -> None:
+    """With windows, soft caps and grouped queries, in chunks and decode together: the tokens of the runner for CPUs."""
+    first, second = (load_runner(family, tokens=1024, forward="portable") for _ in range(2))
+    pool = OnGpu.over(second.pool)
+    runner = ModelRunner(second.model, pool, vocab_size=second.vocab_size, proofs=table(attention=("torch",)))
+    pool.device = torch.device("cpu")
+    answers = []
+
+    for each in (first, runner):
+        requests = [
+            Request(random_prompt(length, seed=length), pages)
+            for length, pages in zip((40, 7, 65), page_tables(each, [60, 27, 85], seed=3), strict=True)
+        ]
+        decode_greedily(each, requests, [16, 7, 30], 12)
+        answers.append([request.output for request in requests])
+
+    assert answers[1] == answers[0]
+
+
+@dataclass
+class CapturedRunner:
+    """What ``load_runner`` asks of a model on a GPU."""
+
+    proofs: ProofTable
+    fault: str = ""
+    shapes: list[int] = field(default_factory=list)
+    captured: list[int] = field(default_factory=list)
+
+    def warm_up(self) -> None:
+        return None
+
+    def capture_decode(self, most_rows: int) -> CapturedRunner:
+        self.captured.append(most_rows)
+        return self
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Load a worker's runner on a GPU that is not there."""
+
+    def run(runner: CapturedRunner, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        given: dict[str, Any] = {}
+        monkeypatch.setattr(WorkerConfig, "model_dir", Path("unused"))
+        monkeypatch.setattr(ModelRunner, "load", lambda *_, **keywords: given.update(keywords) or runner)
+        loaded = runner_loading.load_runner(WorkerConfig(model="unused", **settings), DeviceChoice("cuda"))
+        return loaded, given
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ways", "rows", "captured"),
+    [(("graphs",), 8, [8]), (("graphs", "eager"), 8, []), (("graphs",), 0, [])],
+)
+def test_graphs_are_captured_where_they_passed(
+    load: Callable[..., Any], ways: tuple[str, ...], rows: int, captured: list[int]
+) -> None:
+    """And where they are asked for; what a worker does not use, it does not prove."""
+    runner = CapturedRunner(table(decode_graphs=ways))
+
+    _, given = load(runner, decode_graph_rows=rows)
+
+    assert runner.captured == captured
+    proven = [part.name for part in given["prove"].keywords["parts"]]
+    assert (parts.GRAPHS in proven) == (rows > 0)
+    assert given["prove"].func is prove_device
+
+
+@pytest.mark.parametrize(("shapes", "serves"), [([], "eager"), ([1, 2], "graphs")])
+def test_a_model_that_cannot_be_captured_is_told_like_a_card_that_cannot(
+    load: Callable[..., Any], shapes: list[int], serves: str
+) -> None:
+    """The small graph of the proof passed, and the model's own did not."""
+    runner = CapturedRunner(table(decode_graphs=("graphs",)), fault="none from 8 rows on: not permitted", shapes=shapes)
+
+    loaded, _ = load(runner)
+
+    assert loaded.proofs.way(parts.GRAPHS) == serves
+    assert [str(each) for each in loaded.proofs.lost()] == [
+        f"{serves} in the place of graphs: none from 8 rows on: not permitted"
+    ]
+
+
+MOVERS = ("gpu_assisted", "batched", "per_page")
+
+
+def movers(*passed: str) -> ProofTable:
+    attempts = tuple(Attempt(way=way, fault="" if way in passed else "wrong bytes") for way in MOVERS)
+    return ProofTable(proofs=(Proof(part=parts.MOVER, way=passed[0] if passed else "", attempts=attempts),))
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRunner]:
+    """With no profile of this machine's user in sight."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = FakeRunner()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "passed", "taken"),
+    [
+        ("gpu_assisted", ("batched", "per_page"), "batched"),
+        ("gpu_assisted", ("gpu_assisted", "per_page"), "per_page"),  # It needs batched for what is not pinned.
+        ("batched", ("gpu_assisted", "per_page"), "per_page"),
+        ("batched", ("batched", "per_page"), "batched"),
+        ("auto", ("per_page",), "per_page"),
+        ("per_page", MOVERS, "per_page"),
+    ],
+)
+def test_loads_are_moved_by_what_was_asked_for_or_the_next_that_passed(
+    runner: FakeRunner, asked: str, passed: tuple[str, ...], taken: str
+) -> None:
+    """GPU-assisted, batched, page by page, whoever chose the mover."""
+    runner.proofs = movers(*passed)
+
+    with structlog.testing.capture_logs() as logs:
+        make_loads(WorkerConfig(model="unused", mover=asked), runner).close()  # type: ignore[arg-type]
+
+    assert [each["mover"] for each in logs if each["event"] == "mover_chosen"] == [taken]
+
+
+@pytest.mark.parametrize(("ways", "on_device"), [(("on the device",), True), (("on the device", "on the host"), False)])
+def test_checksums_are_verified_where_that_passed(
+    runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], *, on_device: bool
+) -> None:
+    """By a mover that could do it on the device."""
+    given: list[bool] = []
+
+    def make(pool: DevicePool, name: str, *, programs: int, checks_on_device: bool) -> PerPageMover:
+        given.append(checks_on_device)
+        return PerPageMover(pool)
+
+    monkeypatch.setattr("services.worker.kv.movers.choice.make_mover", make)
+    runner.proofs = table(checksums_of_loads=ways)
+
+    make_loads(WorkerConfig(model="unused"), runner).close()  # type: ignore[arg-type]
+
+    assert given == [on_device]
+
+
+def test_stores_try_no_kernels_that_only_loads_need(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not pass is not launched in the worker's own process, not even to be tried."""
+    tried: list[object] = []
+    monkeypatch.setattr("services.worker.kv.movers.gpu_assisted.DeviceChecks", lambda *_: tried.append(_))
+
+    class Chosen(PerPageMover):
+        name = "gpu_assisted"
+
+    stores = bootstrap.make_stores(Chosen(runner.pool), runner)  # type: ignore[arg-type]
+
+    assert stores is not None
+    stores.close()
+    assert tried == []
+
+
+def test_no_mover_that_failed_loads_anything(runner: FakeRunner) -> None:
+    """A worker without one does not start."""
+    runner.proofs = movers("gpu_assisted", "batched")
+
+    with pytest.raises(DeviceUnproven, match="neither the mover per_page nor a simpler one"):
+        make_loads(WorkerConfig(model="unused", mover="per_page"), runner)  # type: ignore[arg-type]
+
+
+def test_host_pools_are_registered_where_that_passed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else everything is staged."""
+    pins = object()
+    monkeypatch.setattr(bootstrap, "cuda_pins", lambda _: pins)
+    found = []
+
+    for ways in (("registered",), ("registered", "staged")):
+        runner.proofs = table(host_registration=ways)
+        found.append(bootstrap._pins(runner))  # type: ignore[arg-type]
+
+    assert found == [pins, None]
+
+
+def test_a_pool_that_cuda_cannot_export_has_a_handle_that_nobody_can_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker joins all the same; what would map its pool says why it does not."""
+
+    def export(*_: object) -> bytes:
+        raise AssertionError("nothing is exported")
+
+    monkeypatch.setattr("services.worker.kv.device_pool.export", export)
+    pool = DevicePool(
+        SHAPE.geometry, 2, torch.zeros(2 * SHAPE.geometry.page_bytes, dtype=torch.uint8), is_exported=False
+    )
+
+    handle = pool.handle()
+
+    check_device_handle(handle)
+    assert (handle.kind, handle.ipc, handle.pages) == ("cuda_ipc", b"", 2)
+
+
+class Loaded(Exception):
+    """A runner has got as far as its pool."""
+
+
+@pytest.fixture
+def load_on_gpu(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[str]]:
+    """Load a model for a GPU up to its pool; what was done, in order."""
+    done: list[str] = []
+
+    def load_model(*arguments: Any, device: str, **settings: Any) -> Any:
+        done.append("loaded")
+        return model_loading.load_model(*arguments, device="cpu", **settings)
+
+    def create(*_: Any, is_exported: bool, **__: Any) -> None:
+        done.append("exported" if is_exported else "not exported")
+        raise Loaded
+
+    def load(prove: Any) -> list[str]:
+        monkeypatch.setattr(model_runner, "load_model", load_model)
+        monkeypatch.setattr(DevicePool, "create", create)
+
+        def told(shape: ServedShape) -> ProofTable:
+            done.append(f"proven with {shape.query_heads} heads of {shape.geometry.head_dim}")
+            made: ProofTable = prove(shape)
+            return made
+
+        with pytest.raises(Loaded):
+            ModelRunner.load(
+                checkpoint("gemma2"), dtype="auto", device="cuda:0", page_size=16, device_kv_bytes=None, pages=4,
+                threads=1, shm_prefix="unused", prove=told,
+            )  # fmt: skip
+        return done
+
+    return load
+
+
+@pytest.mark.parametrize(("ways", "exported"), [(("both ways",), "exported"), (("both ways", "none"), "not exported")])
+def test_a_gpu_is_proven_before_weights_are_on_it(
+    load_on_gpu: Callable[[Any], list[str]], ways: tuple[str, ...], exported: str
+) -> None:
+    """What proves needs memory, too. The pool is exported where that passed."""
+    shapes: list[ServedShape] = []
+
+    def prove(shape: ServedShape) -> ProofTable:
+        shapes.append(shape)
+        return table(cuda_ipc=ways)
+
+    done = load_on_gpu(prove)
+
+    heads, head_dim = shapes[0].query_heads, shapes[0].geometry.head_dim
+    assert done == [f"proven with {heads} heads of {head_dim}", "loaded", exported]
+    assert len(shapes[0].windows) == 2
+    assert 0 in shapes[0].windows
+    assert shapes[0].softcap > 0
+
+
+def test_a_model_with_other_heads_than_its_configuration_says_is_proven_again(
+    load_on_gpu: Callable[[Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those that it has."""
+    real = expected_shape
+
+    def other(*arguments: Any, **settings: Any) -> ServedShape:
+        shape = real(*arguments, **settings)
+        return msgspec.structs.replace(shape, geometry=msgspec.structs.replace(shape.geometry, head_dim=1))
+
+    monkeypatch.setattr(model_runner, "expected_shape", other)
+    done = load_on_gpu(lambda shape: table(cuda_ipc=("both ways",)))
+
+    assert [each.startswith("proven") for each in done] == [True, False, True, False]
+    assert done[0].endswith("heads of 1")
+    assert not done[2].endswith("heads of 1")
+
+
+def test_each_rank_proves_its_share_before_it_reads_weights(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the heads that it will have, and where it meets the others."""
+    given: list[tuple[ServedShape, list[str]]] = []
+
+    def prove(shape: ServedShape, wanted: Any) -> ProofTable:
+        given.append((shape, [part.name for part in wanted]))
+        raise DeviceUnproven("that is enough")
+
+    monkeypatch.setattr(rank_model._cuda, "set_device", lambda _: None)
+    start = StartRank(
+        rank=1, ranks=2, model_dir=str(checkpoint("llama")), dtype="float16", device="cuda", threads=1, page_size=16,
+        shm_prefix="unused", store_port=1234, timeout_ms=1000, first_gpu=2,
+    )  # fmt: skip
+    with pytest.raises(DeviceUnproven):
+        RankModel(start, prove)
+
+    ((shape, names),) = given
+    config = msgspec.json.decode((checkpoint("llama") / "config.json").read_bytes())
+    assert (shape.device, shape.rank, shape.ranks, shape.store_port) == ("cuda:3", 1, 2, 1234)
+    assert shape.query_heads == config["num_attention_heads"] // 2
+    assert shape.geometry.kv_heads == config["num_key_value_heads"] // 2
+    assert (shape.geometry.dtype, shape.geometry.layers) == ("float16", config["num_hidden_layers"])
+    assert names == [part.name for part in parts.parts_of(ranks=2)]
+
+
+def test_what_ranks_have_lost_is_counted_where_metrics_are_read() -> None:
+    """Rank 0 tells for all of them."""
+    own, other = table(ranks_part=("best",)), table(ranks_part=("best", "next"))
+
+    found = group_proofs(own, [other, other])
+
+    text = generate_latest(REGISTRY).decode()
+    assert found.way("ranks part") == "next"
+    assert [each.fault for each in found.lost()] == ["rank 1: best is wrong; rank 2: best is wrong"]
+    assert 'thermocline_worker_gpu_part_failures_total{part="ranks part",way="best"} 2.0' in text
+    assert 'thermocline_worker_gpu_part_ways{part="ranks part",way="best"} 0.0' in text
+    assert 'thermocline_worker_gpu_part_ways{part="ranks part",way="next"} 1.0' in text
+
+
+@pytest.fixture(scope="module")
+def proven() -> tuple[ProofTable, list[Any]]:
+    """A device with every fault, and what its log says."""
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr("services.worker.proving.choosing.WAY_SECONDS", 3.0)
+        made = prove_device(SHAPE, faulty_parts.PARTS, f"{faulty_parts.__name__}:PARTS")
+    return made, logs
+
+
+def test_the_log_has_a_line_for_each_part(proven: tuple[ProofTable, list[Any]]) -> None:
+    """With what serves and, of what does not, the reason."""
+    lines = {each["part"]: each for each in proven[1] if each["event"] == "gpu_part_proven"}
+
+    assert list(lines) == [part.name for part in faulty_parts.PARTS]
+    assert {each["way"] for each in lines.values()} == {"next"}
+    assert lines["crash"]["failed"] == {"best": "the process that tried it ended by signal SIGSEGV"}
+    assert lines["crash"]["log_level"] == "warning"
+
+
+def test_metrics_say_which_way_serves_and_count_those_that_failed(proven: tuple[ProofTable, list[Any]]) -> None:
+    """By part and way."""
+    text = generate_latest(REGISTRY).decode()
+
+    for fault in faulty_parts.FAULTS:
+        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="best"}} 0.0' in text
+        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="next"}} 1.0' in text
+        assert f'thermocline_worker_gpu_part_failures_total{{part="{fault}",way="best"}} 1.0' in text
+
+
+def test_the_ready_line_and_the_cell_say_what_was_lost_and_what_to_report(proven: tuple[ProofTable, list[Any]]) -> None:
+    """One degradation for each part, as a heartbeat carries it to ``/health``, ``/v1/cell`` and the ready line."""
+    told = list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), proven[0]))
+
+    assert [each.what for each in told] == [f"GPU {fault}" for fault in faulty_parts.FAULTS]
+    assert line(told[0]) == (
+        "worker-0, GPU wrong: next serves, for best: WrongResult: ones: 4 of 4 values differ, by up to 1 "
+        "(report: thermocline doctor --gpu --json)"
+    )
+    assert (
+        list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), table(attention=("triton",)))) == []
+    )
+
+
+def test_a_worker_does_not_start_where_nothing_is_left_to_serve_with() -> None:
+    """With every reason in the error that ends it."""
+    with pytest.raises(DeviceUnproven, match=r"attention: triton: WrongResult.*torch: TransportError"):
+        prove_device(SHAPE, faulty_parts.HOPELESS, f"{faulty_parts.__name__}:HOPELESS")
+
+
+@pytest.mark.parametrize(("ways", "path"), [(("fused",), "auto"), (("fused", "separate"), "portable")])
+def test_a_model_is_fused_where_that_passed(
+    load_on_gpu: Callable[[Any], list[str]], monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], path: str
+) -> None:
+    """Else its own modules compute."""
+    given: list[str] = []
+    monkeypatch.setattr(model_runner, "merge", lambda model, windows, context, forward: given.append(forward))
+
+    load_on_gpu(lambda shape: table(fused_operators=ways))
+
+    assert given == [path]
