@@ -123,6 +123,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, dict[str, 
     def run(runner: CapturedRunner, **settings: Any) -> tuple[Any, dict[str, Any]]:
         given: dict[str, Any] = {}
         monkeypatch.setattr(WorkerConfig, "model_dir", Path("unused"))
+        monkeypatch.setattr(runner_loading, "gpu_facts", lambda _: None)
+        monkeypatch.setattr(runner_loading, "check_fit", lambda *_: None)
         monkeypatch.setattr(ModelRunner, "load", lambda *_, **keywords: given.update(keywords) or runner)
         loaded = runner_loading.load_runner(WorkerConfig(model="unused", **settings), DeviceChoice("cuda"))
         return loaded, given
