@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, block_sizes
 from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.kernels.exact.attention import exact_attention_kernel, exact_join_kernel
+from services.worker.kernels.exact.matmul import matmul_kernel, tile_for
+from services.worker.kernels.exact.rows import layer_norm_kernel, log_softmax_kernel, mean_kernel
 from services.worker.kernels.extend import extend_kernel
 from services.worker.kernels.kv_write import kv_write_kernel
 
@@ -20,14 +24,17 @@ SHARED_BYTES = 227 * 1024
 POINTERS = {
     "out": "*{kv}", "q": "*{kv}", "k_pool": "*{kv}", "v_pool": "*{kv}", "k": "*{kv}", "v": "*{kv}",
     "partial": "*fp32", "partial_lse": "*fp32", "cu_rows": "*i32", "context": "*i32", "page_table": "*i32",
-    "slots": "*i64", "scaling": "fp32", "softcap": "fp32",
+    "slots": "*i64", "scaling": "fp32", "softcap": "fp32", "a": "*{kv}", "b": "*{kv}", "bias": "*{kv}", "x": "*{kv}",
+    "weight": "*{kv}", "means": "*fp32", "deviations": "*fp32", "eps": "fp32", "alpha": "fp32", "beta": "fp32",
 }  # fmt: skip
 # Arguments that are multiples of 16 for every pool of a real model; Triton learns that at launch.
 DIVISIBLE = {"q", "k", "v", "k_pool", "v_pool", "out", "partial", "stride_q_row", "stride_q_head", "stride_page",
-             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head"}  # fmt: skip
+             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head",
+             "a", "b", "bias", "depth", "stride_a_row", "stride_b_column", "stride_a_batch",
+             "stride_b_batch", "stride_out_batch", "stride_out_row", "x", "weight", "width"}  # fmt: skip
 
 
-def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: int = 4) -> Any:
+def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: int = 4, num_stages: int = 2) -> Any:
     signature = {
         name: "constexpr" if name in constants else POINTERS.get(name, "i32").format(kv=dtype)
         for name in kernel.arg_names
@@ -36,7 +43,7 @@ def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: i
         (index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in DIVISIBLE
     }
     source = ASTSource(kernel, signature, constants, attributes)
-    return compile(source, target=H100, options={"num_warps": num_warps, "num_stages": 2})
+    return compile(source, target=H100, options={"num_warps": num_warps, "num_stages": num_stages})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,7 @@ def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: i
 def test_attention_compiles(
     dtype: str, itemsize: int, head_dim: int, group: int, page_size: int, window: bool, softcap: bool
 ) -> None:
-    """Both attention kernels give machine code that fits into shared memory and loads K and V in 16-byte pieces."""
+    """All attention kernels give machine code that fits into shared memory and loads K and V in 16-byte pieces."""
     sizes = block_sizes(head_dim, group, itemsize)
     common = {
         "HAS_WINDOW": window, "HAS_SOFTCAP": softcap, "GROUP": group, "PAGE_SIZE": page_size, "HEAD_DIM": head_dim,
@@ -64,6 +71,10 @@ def test_attention_compiles(
         for kernel, own in (
             (decode_split_kernel, split | {"BLOCK_M": sizes.decode_rows}),
             (extend_kernel, {"BLOCK_M": sizes.extend_rows, "PADDED_GROUP": sizes.group}),
+            (
+                exact_attention_kernel,
+                {"BLOCK_M": sizes.extend_rows, "PADDED_GROUP": sizes.group, "SPLIT_KEYS": SPLIT_KEYS},
+            ),
         )
     ]
 
@@ -85,3 +96,36 @@ def test_joining_and_writing_compile() -> None:
     assert len(join.asm["cubin"]) > 0
     assert "ld.global.v4.b32" in write.asm["ptx"]
     assert "st.global.v4.b32" in write.asm["ptx"]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+@pytest.mark.parametrize("weight_rows", [4096, 32_768])
+def test_exact_products_compile(dtype: str, name: str, weight_rows: int) -> None:
+    """Within shared memory, without spilling, with the instructions of tensor cores for 16-bit types."""
+    tile = tile_for(getattr(torch, name), weight_rows)
+    constants = {
+        "HAS_BIAS": True, "IS_SCALED": False, "BAND": 8, "stride_a_depth": 1, "stride_b_depth": 1,
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
+    }  # fmt: skip
+
+    compiled = _compile(matmul_kernel, dtype, constants, num_warps=tile.num_warps, num_stages=tile.num_stages)
+
+    assert compiled.metadata.shared <= SHARED_BYTES
+    assert ".local" not in compiled.asm["ptx"]
+    assert ("wgmma" in compiled.asm["ptx"]) == (dtype != "fp32")
+    assert "cp.async" in compiled.asm["ptx"]
+
+
+def test_exact_reductions_and_joining_compile() -> None:
+    """So do the kernels beside them, whose multiply-adds in joining are spelled out."""
+    join = _compile(
+        exact_join_kernel, "bf16", {"HAS_WINDOW": True, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT_KEYS": SPLIT_KEYS}
+    )
+    compiled = [
+        _compile(mean_kernel, "bf16", {"BLOCK": 1024}),
+        _compile(layer_norm_kernel, "bf16", {"BLOCK": 1024, "HAS_WEIGHT": True, "HAS_BIAS": False}),
+        _compile(log_softmax_kernel, "fp32", {"BLOCK": 1024}),
+    ]
+
+    assert all(len(kernel.asm["cubin"]) > 0 for kernel in compiled)
+    assert "fma.rn.f32" in join.asm["ptx"]
