@@ -64,6 +64,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = 0.6
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
+    exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
     idle_timeout_ms: Annotated[int, Meta(description="longest pause between two tokens", ge=1)] = 120_000
     stream_start_ms: Annotated[

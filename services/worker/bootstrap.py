@@ -353,7 +353,9 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     reap(config.shm_prefix)
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
-    model = await life.in_thread(fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens)
+    model = await life.in_thread(
+        fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens, is_exact=config.exact
+    )
     vocabulary = await life.in_thread(Vocabulary.from_directory, config.model_dir)
     if choice.kind == "cuda":
         have_threads_use(torch.device(choice.device))

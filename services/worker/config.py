@@ -17,6 +17,8 @@ from shared.tracing import Traces
 
 Doc = msgspec.Meta
 
+NOT_ON_CPUS = "its kernels are for GPUs; on a CPU a row depends on its chunk, though not on its batch, in the last bits"
+
 
 class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     """See each field's description; sizes may be written ``64MiB``."""
@@ -65,6 +67,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = CellConfig().max_batch_tokens
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
+    exact: Annotated[
+        bool,
+        Doc(description="on cuda, a row's bits do not depend on batch, chunks or cache, at a price; refused elsewhere"),
+    ] = False
     forward: Annotated[
         Literal["auto", "fused", "portable"],
         Doc(description="on a CPU, fused kernels for models like Llama: auto takes them where they are faster"),
@@ -152,6 +158,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
         if self.forward == "fused" and (self.tensor_parallel > 1 or self.device == "cuda"):
             faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
+        if self.exact and self.device == "cpu":
+            faults.append(f"--exact: {NOT_ON_CPUS}")
+        if self.exact and self.tensor_parallel > 1:
+            faults.append("--exact: not with --tensor-parallel, whose sums over ranks are ordered by their size")
         if faults:
             raise ValueError("; ".join(faults))
 

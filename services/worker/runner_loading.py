@@ -29,6 +29,7 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         forward=config.forward,
         sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
         context_tokens=config.max_context_tokens,
+        exact=config.exact,
     )
     with progress.phase("warming up"):
         runner.warm_up()

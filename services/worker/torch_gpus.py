@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from services.worker.checks import driver_shows_gpus
-from services.worker.config import WorkerConfig
+from services.worker.config import NOT_ON_CPUS, WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
 from shared.errors import ConfigError
 from shared.guard import guarded
@@ -94,6 +94,8 @@ def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
     )
     if choice.kind == "cuda" and config.forward == "fused":
         raise ConfigError("--forward fused: on a CPU only, and --device auto takes a GPU here; choose --device cpu")
+    if choice.kind == "cpu" and config.exact:
+        raise ConfigError(f"--exact: {NOT_ON_CPUS}{f' ({choice.note})' if choice.note else ''}")
     return choice
 
 

@@ -12,15 +12,19 @@ from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
+KERNELS = "services.worker.kernels"
+EXACT_KERNELS = "services.worker.kernels.exact"
+
 
 class GpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: DevicePool, kernels: str = KERNELS) -> None:
+        """``kernels`` names a package that has ``paged_attention``."""
         # Imported here because it pulls in Triton, which machines without a GPU need not have.
-        kernels = importlib.import_module("services.worker.kernels")
+        package = importlib.import_module(kernels)
         self._pool = pool
-        self._kernel = kernels.paged_attention
+        self._kernel = package.paged_attention
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
         tensors = meta.paged

@@ -16,10 +16,11 @@ import torch
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
+from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse
 from services.worker.engine.fused.forward import FusedForward
-from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, GpuAttention
 from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -50,15 +51,27 @@ class ModelRunner:
     """A loaded model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, model: Any, pool: DevicePool, *, vocab_size: int, context: int = 0, fused: FusedForward | None = None
+        self,
+        model: Any,
+        pool: DevicePool,
+        *,
+        vocab_size: int,
+        context: int = 0,
+        fused: FusedForward | None = None,
+        operators: Any = None,
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own.
+        the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
+        (:func:`~services.worker.engine.exactness.replaced_operators`).
         """
         self._model = model
         self._fused = fused
         self._device = pool.device
-        self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
+        self._operators = operators
+        self._kernels = KERNELS if operators is None else EXACT_KERNELS
+        self._backend: AttentionBackend = (
+            CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool, self._kernels)
+        )
         self._graphs: DecodeGraphs | None = None
         self.pool = pool
         self.max_context = max_context_tokens(model.config, context)
@@ -80,12 +93,14 @@ class ModelRunner:
         forward: ForwardPath = "auto",
         sizer: PoolSizer | None = None,
         context_tokens: int = 0,
+        exact: bool = False,
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
         The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
         once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
-        the context; 0 leaves the model's own. Raises UnsupportedModel with the reason, ConfigError for bad settings.
+        the context; 0 leaves the model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`).
+        Raises UnsupportedModel with the reason, ConfigError for bad settings.
         """
         if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -94,6 +109,7 @@ class ModelRunner:
         config = load_config(model_dir)
         context = max_context_tokens(config, context_tokens)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
             windows = expected_windows(config)
             geometry = find_geometry(model, windows, page_size, context)
@@ -103,12 +119,16 @@ class ModelRunner:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
                     verification = Verification(model, probe_tokens(model, count, page_size), windows)
-                fused = fuse(model, windows, pool, forward)
+                fused = None if exact else fuse(model, windows, pool, forward)
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
-                runner = cls(model, pool, vocab_size=verification.vocab_size, context=context, fused=fused)
+                runner = cls(
+                    model, pool, vocab_size=verification.vocab_size, context=context, fused=fused, operators=operators
+                )
                 with progress.phase("verifying the model"):
                     verification.check(runner.forward, pages=count, page_size=page_size)
+                if exact:
+                    prove_exact(runner.forward, pool, runner.vocab_size, runner.max_context)
         except BaseException:
             pool.close()
             raise
@@ -117,6 +137,11 @@ class ModelRunner:
     @property
     def geometry(self) -> KvGeometry:
         return self.pool.geometry
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row has the same bits in any step."""
+        return self._operators is not None
 
     @property
     def attention(self) -> AttentionBackend:
@@ -180,11 +205,11 @@ class ModelRunner:
 
         Overwrites pages of the pool: call it before any request is admitted.
         """
-        self._graphs = capture_decode(self, most_rows)
+        self._graphs = capture_decode(self, most_rows, self._kernels)
 
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""
-        self._graphs = None
+        self._graphs = self._operators = None
         self.pool.close()
 
 
