@@ -27,6 +27,7 @@ PARTS = (
     Part("movers", "Which mover brings pages to the device, by page size?", 50.0, 15.0),
     Part("attention", "How near do our kernels come to PyTorch's, and to the device?", 70.0, 20.0),
     Part("decode", "What are CUDA graphs worth in a decode step?", 60.0, 30.0),
+    Part("exact", "What does exact mode cost, in products, prefills and decode steps?", 45.0, 25.0),
     Part("importance", "What does loading only the important part of a prefix cost?", 45.0, 25.0),
     Part("restoration", "Which way brings a prefix back fastest?", 60.0, 30.0),
     Part("interference", "How much does the I/O kernel slow the model?", 25.0, 12.0),
