@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.engine.key_splits import SPLIT_KEYS
+from services.worker.engine.shared_prefixes import DecodeRow, SharedTiles, most_tiles, shared_tiles
 from shared.errors import InvariantViolated
 
 
@@ -44,11 +46,25 @@ class LayerGate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedTensors:
+    """Keys that single rows of a step share (:mod:`~services.worker.engine.shared_prefixes`), on the device.
+
+    row_keys int32 [S]: how many of a segment's first keys a tile attends to for it; tile_rows int32 [tiles, MEMBERS];
+    tile_keys int32 [tiles], 0 for a tile that is none.
+    """
+
+    row_keys: torch.Tensor
+    tile_rows: torch.Tensor
+    tile_keys: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PagedTensors:
     """The step as the GPU kernel reads it, on the device: ``S`` segments.
 
     cu_rows int32 [S + 1]: where each segment's rows begin in the batch; context int32 [S]; page_table int32
-    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid.
+    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid. ``shared`` is of a step
+    in which it pays.
     """
 
     cu_rows: torch.Tensor
@@ -56,6 +72,7 @@ class PagedTensors:
     page_table: torch.Tensor
     max_rows: int
     max_length: int
+    shared: SharedTensors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +147,26 @@ def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.dev
         page_table=torch.from_numpy(table).to(device),
         max_rows=max(segment.rows for segment in segments),
         max_length=max(segment.length for segment in segments),
+        shared=_shared(segments, page_size, device),
+    )
+
+
+def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
+    """Which single rows of a step share keys, in no more tiles than graphs of such a step have."""
+    rows = [
+        DecodeRow(number, segment.length, segment.pages)
+        for number, segment in enumerate(segments)
+        if segment.rows == 1 and segment.length > SPLIT_KEYS
+    ]
+    return shared_tiles(rows, page_size, most_tiles(len(segments))) if len(rows) > 1 else None
+
+
+def _shared(segments: Sequence[Segment], page_size: int, device: torch.device) -> SharedTensors | None:
+    tiles = tiles_of(segments, page_size)
+    if tiles is None:
+        return None
+    return SharedTensors(
+        row_keys=torch.from_numpy(tiles.row_keys(len(segments))).to(device),
+        tile_rows=torch.from_numpy(tiles.tile_rows).to(device),
+        tile_keys=torch.from_numpy(tiles.tile_keys).to(device),
     )

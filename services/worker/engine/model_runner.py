@@ -32,6 +32,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import Verification, find_geometry
+from services.worker.engine.shared_prefixes import MEMBERS
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.settled import settle
 from shared import progress
@@ -41,7 +42,7 @@ from shared.messages.pools import KvGeometry
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
 WARMED_CONTEXT = 1024
-"""Tokens behind which a decode step on a GPU splits its keys among programs (``kernels.block_sizes.SPLIT_KEYS``)."""
+"""Tokens behind which a decode step on a GPU splits its keys among programs (``key_splits.SPLIT_KEYS``)."""
 
 PoolSizer = Callable[[Any, KvGeometry, int], int]
 """Pages of the device pool of a model, given its geometry and longest context; the model is not changed."""
@@ -236,23 +237,26 @@ class _Warmed(Protocol):
 
 
 def warm_up(runner: _Warmed) -> None:
-    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU a decode step of a
-    long context follows, whose kernels are others.
+    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU decode steps of a
+    long context follow, one alone and several that share it, whose kernels are others.
 
     Overwrites the pool's first pages: call it before any request is admitted.
     """
     page_size, pages = runner.pool.geometry.page_size, runner.pool.pages
     room = min(runner.max_context, pages * page_size) - 1
     tokens = min(256, room)
-    steps = [(tokens, 0), (1, tokens)]
+    steps = [[(tokens, 0)], [(1, tokens)]]
     if runner.pool.device.type == "cuda":
-        steps.append((1, min(WARMED_CONTEXT, room)))
+        longer = 1, min(WARMED_CONTEXT, room)
+        steps += [[longer], [longer] * MEMBERS]
     table = np.arange(pages, dtype=np.int32)
-    for rows, context in steps:
-        if rows > 0:
-            meta = ForwardMeta.build([Segment(rows, context, table)], page_size, runner.pool.device)
-            positions = torch.arange(context, context + rows)
-            runner.forward(torch.zeros(rows, dtype=torch.int64), positions, meta, torch.tensor([rows - 1]))
+    for step in steps:
+        total = sum(rows for rows, _ in step)
+        if total > 0:
+            segments = [Segment(rows, context, table) for rows, context in step]
+            meta = ForwardMeta.build(segments, page_size, runner.pool.device)
+            positions = torch.cat([torch.arange(context, context + rows) for rows, context in step])
+            runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
 def probe_tokens(model: Any, pages: int, page_size: int) -> int:

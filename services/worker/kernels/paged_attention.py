@@ -44,7 +44,7 @@ def paged_attention(
         )  # fmt: skip
     if paged.max_rows == 1 or len(paged.context) > 1:
         decode(
-            q, k_pool, v_pool, out, *tables,
+            q, k_pool, v_pool, out, *tables, paged.shared,
             max_length=paged.max_length, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
         )  # fmt: skip
     return out

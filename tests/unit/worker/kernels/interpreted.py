@@ -83,7 +83,7 @@ def _is_interpreting() -> None:
 def _paged_attention(
     kernels: str, arrays: dict[str, np.ndarray], tables: dict[str, Any], settings: dict[str, Any]
 ) -> np.ndarray:
-    from services.worker.engine.forward_meta import PagedTensors
+    from services.worker.engine.forward_meta import PagedTensors, SharedTensors
 
     attend: Callable[..., torch.Tensor] = importlib.import_module(kernels).paged_attention
 
@@ -91,6 +91,8 @@ def _paged_attention(
     fields: dict[str, Any] = {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in tables.items()
     }
+    if "row_keys" in fields:
+        fields["shared"] = SharedTensors(*(fields.pop(name) for name in ("row_keys", "tile_rows", "tile_keys")))
     q, k_pool, v_pool = tensors.values()
     return attend(q, k_pool, v_pool, PagedTensors(**fields), **settings).numpy()
 

@@ -9,8 +9,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, block_sizes
-from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS
+from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.kernels.block_sizes import block_sizes
+from services.worker.kernels.decode import decode_join_kernel, decode_shared_kernel, decode_split_kernel
 from services.worker.kernels.exact.attention import exact_attention_kernel, exact_join_kernel
 from services.worker.kernels.exact.matmul import matmul_kernel, tile_for
 from services.worker.kernels.exact.rows import layer_norm_kernel, log_softmax_kernel, mean_kernel
@@ -24,6 +26,7 @@ SHARED_BYTES = 227 * 1024
 POINTERS = {
     "out": "*{kv}", "q": "*{kv}", "k_pool": "*{kv}", "v_pool": "*{kv}", "k": "*{kv}", "v": "*{kv}",
     "partial": "*fp32", "partial_lse": "*fp32", "cu_rows": "*i32", "context": "*i32", "page_table": "*i32",
+    "row_keys": "*i32", "tile_rows": "*i32", "tile_keys": "*i32",
     "slots": "*i64", "scaling": "fp32", "softcap": "fp32", "a": "*{kv}", "b": "*{kv}", "bias": "*{kv}", "x": "*{kv}",
     "weight": "*{kv}", "means": "*fp32", "deviations": "*fp32", "eps": "fp32", "alpha": "fp32", "beta": "fp32",
 }  # fmt: skip
@@ -66,7 +69,14 @@ def test_attention_compiles(
         "BLOCK_D": sizes.block_d, "BLOCK_N": sizes.block_n,
     }  # fmt: skip
     split = {"SPLIT_KEYS": SPLIT_KEYS, "MAX_SPLITS": MAX_SPLITS, "IS_ONLY_SPLIT": False}
-    compiled = [
+    members = min(MEMBERS, sizes.extend_rows // sizes.group)
+    plain = {key: value for key, value in common.items() if key != "HAS_WINDOW"}
+    shared = {
+        "PADDED_GROUP": sizes.group, "MEMBERS": MEMBERS, "PARTS": MEMBERS // members, "SPLIT_KEYS": SPLIT_KEYS,
+        "BLOCK_M": members * sizes.group, "MAX_SPLITS": MAX_SPLITS,
+    }  # fmt: skip
+    compiled = [_compile(decode_shared_kernel, dtype, plain | shared, num_warps=sizes.num_warps)]
+    compiled += [
         _compile(kernel, dtype, common | own, num_warps=sizes.num_warps)
         for kernel, own in (
             (decode_split_kernel, split | {"BLOCK_M": sizes.decode_rows}),

@@ -20,10 +20,10 @@ from triton.runtime.jit import create_function_from_signature
 from services.worker.engine.forward_meta import ForwardMeta, Segment, paged_tensors
 from services.worker.engine.model_runner import warm_up
 from services.worker.kernels import paged_attention
-from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.kernels.decode import decode_join_kernel, decode_shared_kernel, decode_split_kernel
 from services.worker.kernels.extend import extend_kernel
 
-KERNELS = (decode_join_kernel, decode_split_kernel, extend_kernel)
+KERNELS = (decode_join_kernel, decode_shared_kernel, decode_split_kernel, extend_kernel)
 PAGE_SIZE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 8, 64
 LONGEST = 40_000
 
@@ -103,5 +103,5 @@ def test_the_number_of_variants_is_that_of_the_kernels(runner: Variants) -> None
     warm_up(runner)
 
     assert sorted(name for name, _ in runner.seen) == [
-        "decode_join_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
+        "decode_join_kernel", "decode_shared_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
     ]  # fmt: skip
