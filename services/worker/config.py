@@ -11,7 +11,6 @@ import msgspec
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
-from shared.messages.cell_events import CellConfig
 from shared.model_folder import find_model
 from shared.tracing import Traces
 
@@ -63,8 +62,12 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         ),
     ] = 0.9
     max_batch_tokens: Annotated[
-        int, Doc(description="tokens of the largest prefill, as the scheduler has it; sizes the pool on cuda", ge=1)
-    ] = CellConfig().max_batch_tokens
+        int,
+        Doc(
+            description="tokens of the largest prefill, as the scheduler has it; sizes the pool on cuda; 0: by the GPU",
+            ge=0,
+        ),
+    ] = 0
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
     exact: Annotated[

@@ -8,6 +8,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
+from services.worker.torch_gpus import device_bytes
 from shared import logs, progress
 
 _log = logs.get_logger("worker")
@@ -61,7 +62,7 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
         device_kv_bytes=config.device_kv_bytes or None,
         pages=config.device_pages or None,
         sizer=cpu_sizer(config) if choice.kind == "cpu" else None,
-        room=room_wish(config),
+        room=room_wish(config, device_bytes(choice)),
     )
     try:
         group.warm_up()

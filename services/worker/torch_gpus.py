@@ -99,6 +99,11 @@ def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
     return choice
 
 
+def device_bytes(choice: DeviceChoice) -> int:
+    """All memory of the first GPU that was chosen; 0 on a CPU."""
+    return TorchGpus().memory_bytes(choice.first_gpu) if choice.kind == "cuda" else 0
+
+
 def main() -> int:
     """Print torch's version, all GPUs, and what ``auto`` takes for one worker."""
     gpus = TorchGpus()
