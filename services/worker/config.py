@@ -70,6 +70,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = 0
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
+    attention: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        Doc(description="on cuda, whose kernels attend in steps that are not captured; auto is triton"),
+    ] = "auto"
     exact: Annotated[
         bool,
         Doc(description="on cuda, a row's bits do not depend on batch, chunks or cache, at a price; refused elsewhere"),
@@ -163,6 +167,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
         if self.exact and self.device == "cpu":
             faults.append(f"--exact: {NOT_ON_CPUS}")
+        if self.exact and self.attention == "flashinfer":
+            faults.append("--exact: its attention is ours; not with --attention flashinfer")
+        if self.attention == "flashinfer" and (self.tensor_parallel > 1 or self.device == "cpu"):
+            faults.append("--attention flashinfer: on one GPU, not with --tensor-parallel or --device cpu")
         if self.exact and self.tensor_parallel > 1:
             faults.append("--exact: not with --tensor-parallel, whose sums over ranks are ordered by their size")
         if faults:

@@ -31,6 +31,7 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
         context_tokens=config.max_context_tokens,
         exact=config.exact,
+        attention=config.attention,
     )
     with progress.phase("warming up"):
         runner.warm_up()

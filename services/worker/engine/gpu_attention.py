@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 
 from services.worker.engine.attention import AttentionCall
+from services.worker.engine.flashinfer_attention import FlashInferAttention
 from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.paged_step import AttentionBackend
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
@@ -44,3 +46,10 @@ class GpuAttention:
             return output
 
         return attend
+
+
+def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> AttentionBackend:
+    """The backend of this name: ``triton`` over a package of kernels, or ``flashinfer``; ``auto`` is triton. Raises
+    ConfigError for one that cannot serve this pool.
+    """
+    return FlashInferAttention(pool) if way == "flashinfer" else GpuAttention(pool, kernels)

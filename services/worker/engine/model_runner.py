@@ -20,7 +20,7 @@ from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse
 from services.worker.engine.fused.forward import FusedForward
-from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, GpuAttention
+from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, gpu_attention
 from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -60,10 +60,11 @@ class ModelRunner:
         context: int = 0,
         fused: FusedForward | None = None,
         operators: Any = None,
+        attention: str = "auto",
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
         the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
-        (:func:`~services.worker.engine.exactness.replaced_operators`).
+        (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU.
         """
         self._model = model
         self._fused = fused
@@ -71,7 +72,7 @@ class ModelRunner:
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
         self._backend: AttentionBackend = (
-            CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool, self._kernels)
+            CpuAttention(pool) if pool.device.type == "cpu" else gpu_attention(pool, attention, self._kernels)
         )
         self._graphs: DecodeGraphs | None = None
         self.pool = pool
@@ -95,6 +96,7 @@ class ModelRunner:
         sizer: PoolSizer | None = None,
         context_tokens: int = 0,
         exact: bool = False,
+        attention: str = "auto",
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
@@ -124,7 +126,13 @@ class ModelRunner:
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
                 runner = cls(
-                    model, pool, vocab_size=verification.vocab_size, context=context, fused=fused, operators=operators
+                    model,
+                    pool,
+                    vocab_size=verification.vocab_size,
+                    context=context,
+                    fused=fused,
+                    operators=operators,
+                    attention=attention,
                 )
                 with progress.phase("verifying the model"):
                     verification.check(runner.forward, pages=count, page_size=page_size)

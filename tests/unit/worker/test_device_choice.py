@@ -153,6 +153,8 @@ def test_exact_mode_is_for_one_gpu() -> None:
     assert choose(exact, StandIn(count=1)).kind == "cuda"
     with pytest.raises(ConfigError, match=r"--exact: its kernels are for GPUs.*the driver is too old"):
         choose(exact, StandIn(are_installed=True))
+    with pytest.raises(ConfigError, match="--attention flashinfer: on a GPU only"):
+        choose(WorkerConfig(model="m", attention="flashinfer"), StandIn())
     with pytest.raises(ValueError, match="--exact: its kernels are for GPUs"):
         WorkerConfig(model="m", exact=True, device="cpu")
     with pytest.raises(ValueError, match="--exact: not with --tensor-parallel"):
