@@ -124,7 +124,7 @@ class Trial:
         end = self._tokens
         self._expected = self._step((0, 0, end), rows=self._rows)
         self._kv = self._held()
-        self._compare("beside another prompt", (0, end), [(1, 0, end), (0, 0, end)])
+        self._compare("beside another prompt", (0, end), [(1, 0, max(1, end // 2)), (0, 0, end)])
         middle = max(1, end // 29)
         for first, last in ((0, middle), (middle, max(middle, end - 1)), (max(middle, end - 1), end)):
             if first < last:
@@ -155,7 +155,7 @@ class Trial:
         return self._forward(ids, positions, meta, torch.tensor(rows, dtype=torch.int64)).cpu()
 
     def _held(self) -> torch.Tensor:
-        """The prompt's KV, as bits: [layers, 2, tokens, ...]."""
-        pages = self._pool.tensor[:, :, torch.from_numpy(self._tables[0]).long().to(self._pool.device)]
+        """The prompt's KV, as bits, on the processor: a device whose pool is made has little room."""
+        pages = self._pool.tensor[:, :, torch.from_numpy(self._tables[0]).long().to(self._pool.device)].cpu()
         bits = torch.int16 if pages.element_size() == 2 else torch.int32
-        return pages.flatten(2, 3)[:, :, : self._tokens].contiguous().view(bits).clone()
+        return pages.flatten(2, 3)[:, :, : self._tokens].contiguous().view(bits)

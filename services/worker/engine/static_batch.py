@@ -57,6 +57,7 @@ class StaticBatch:
         self.context = torch.zeros(rows, dtype=torch.int32, device=device)
         self.page_table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
         self.cu_rows = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._shares = False
         self.row_keys = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tile_rows = torch.zeros((most_tiles(rows), MEMBERS), dtype=torch.int32, device=device)
         self.tile_keys = torch.zeros(most_tiles(rows), dtype=torch.int32, device=device)
@@ -64,7 +65,7 @@ class StaticBatch:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in vars(self).values())
+        return sum(each.nbytes for each in vars(self).values() if isinstance(each, torch.Tensor))
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, padded_rows: int) -> None:
         """Take over a step of single rows, and make the rows behind it, up to ``padded_rows``, padding.
@@ -81,11 +82,14 @@ class StaticBatch:
         self.page_table[:rows, : tensors.page_table.shape[1]].copy_(tensors.page_table)
         self.slots[rows:padded_rows].fill_(PADDING)
         self.context[rows:padded_rows].zero_()
-        self._share(tensors.shared, rows, padded_rows)
+        self._share(tensors.shared, rows)
 
-    def _share(self, shared: SharedTensors | None, rows: int, padded_rows: int) -> None:
+    def _share(self, shared: SharedTensors | None, rows: int) -> None:
         """Take over which rows share keys. Padding shares none, and tiles behind those of the step have none."""
-        self.row_keys[:padded_rows].zero_()
+        if shared is None and not self._shares:
+            return  # As in most steps: there is nothing to undo.
+        self._shares = shared is not None
+        self.row_keys.zero_()
         self.tile_keys.zero_()
         if shared is not None:
             tiles = len(shared.tile_keys)
@@ -99,6 +103,7 @@ class StaticBatch:
         self.context.zero_()
         self.row_keys.zero_()
         self.tile_keys.zero_()
+        self._shares = False
 
 
 class StaticStep:
