@@ -63,6 +63,10 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
     ] = 0.6
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
+    special_tokens_in_content: Annotated[
+        Literal["tokens", "text"],
+        Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
+    ] = "tokens"
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
     exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000

@@ -21,6 +21,7 @@ import jinja2.meta
 import jinja2.sandbox
 from transformers import PreTrainedTokenizerFast
 
+from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
@@ -57,8 +58,11 @@ def load_tokenizer(model_dir: Path) -> Any:
 class Tokenizer:
     """Encoding, decoding and chat templates of one model."""
 
-    def __init__(self, model_dir: Path, *, threads: int = 2) -> None:
-        """Raises OperatorError when the tokenizer cannot be loaded."""
+    def __init__(self, model_dir: Path, *, threads: int = 2, plain_content: bool = False) -> None:
+        """``plain_content``: special tokens in messages are text (:mod:`services.gateway.plain_specials`).
+
+        Raises OperatorError when the tokenizer cannot be loaded, or is of a kind that cannot do that.
+        """
         try:
             self._tokenizer: Any = load_tokenizer(model_dir)
         except Exception as error:
@@ -67,6 +71,11 @@ class Tokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._specials: PlainSpecials | None = None
+        if plain_content:
+            if self._backend is None:
+                raise OperatorError("--special-tokens-in-content text needs a tokenizer with a tokenizer.json")
+            self._specials = PlainSpecials(self._backend)
         self._decodes_in_rust = (
             self._backend is not None
             and getattr(type(self._tokenizer), "_decode", None) is getattr(PreTrainedTokenizerFast, "_decode", 0)
@@ -155,7 +164,9 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_arguments=template_arguments,
         )
-        return self.encode_now(text, add_special_tokens=False, most=most)
+        if self._specials is None:
+            return self.encode_now(text, add_special_tokens=False, most=most)
+        return self._specials.encode(text, lambda piece: self.encode_now(piece, add_special_tokens=False, most=most))
 
     def render(
         self,
@@ -170,8 +181,9 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
         try:
+            said = [dict(message) for message in messages]
             rendered: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                said if self._specials is None else self._specials.marked(said),
                 tools=[dict(tool) for tool in tools] if tools else None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,

@@ -22,6 +22,7 @@ from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
+from services.worker.engine.tables_ahead import TablesAhead
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
@@ -77,8 +78,7 @@ class StepComputer:
         """``sparse`` knows the sparse prefixes of the requests that are computed, ``rows`` bounds their passes."""
         self._rows = rows or StepRows()
         self._runner, self._sparse = runner, sparse
-        self._page_size = runner.geometry.page_size
-        self._device = runner.pool.device
+        self._tables = TablesAhead(runner.geometry.page_size, runner.pool.device)
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
 
     def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
@@ -174,12 +174,14 @@ class StepComputer:
             ids += item.request.tokens[item.start : item.end]
             positions += range(item.start, item.end)
             segments.append(Segment(item.rows, item.start, item.request.pages))
-        meta = ForwardMeta.build(segments, self._page_size, self._device, gate)
+        meta = self._tables.of_step(segments, gate)
         prefixes = self._sparse.needed_by(work)
         tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
         with saved.around(work, meta):
             if not prefixes:
-                return self._runner.forward(tensors[0], tensors[1], meta, tensors[2])
+                logits = self._runner.forward(tensors[0], tensors[1], meta, tensors[2])
+                self._tables.expect_after(segments)
+                return logits
             step = ImportanceStep(meta, self._runner.pool, self._runner.attention, prefixes)
             return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 

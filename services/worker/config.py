@@ -80,7 +80,9 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = False
     forward: Annotated[
         Literal["auto", "fused", "portable"],
-        Doc(description="on a CPU, fused kernels for models like Llama: auto takes them where they are faster"),
+        Doc(
+            description="fused kernels for models like Llama: auto takes them on a GPU, and on CPUs they are faster on"
+        ),
     ] = "auto"
     decode_graph_rows: Annotated[
         int,
@@ -163,14 +165,16 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
         if self.node and not is_valid_name(self.node):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
-        if self.forward == "fused" and (self.tensor_parallel > 1 or self.device == "cuda"):
-            faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
+        if self.forward == "fused" and self.tensor_parallel > 1:
+            faults.append("--forward fused: in one process only, not with --tensor-parallel")
         if self.exact and self.device == "cpu":
             faults.append(f"--exact: {NOT_ON_CPUS}")
         if self.exact and self.attention == "flashinfer":
             faults.append("--exact: its attention is ours; not with --attention flashinfer")
         if self.attention == "flashinfer" and (self.tensor_parallel > 1 or self.device == "cpu"):
             faults.append("--attention flashinfer: on one GPU, not with --tensor-parallel or --device cpu")
+        if self.exact and self.forward == "fused":
+            faults.append("--exact: not with --forward fused, whose kernels were not proven so")
         if self.exact and self.tensor_parallel > 1:
             faults.append("--exact: not with --tensor-parallel, whose sums over ranks are ordered by their size")
         if faults:

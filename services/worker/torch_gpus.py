@@ -92,8 +92,6 @@ def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
         ranks=config.tensor_parallel,
         workers=config.node_workers,
     )
-    if choice.kind == "cuda" and config.forward == "fused":
-        raise ConfigError("--forward fused: on a CPU only, and --device auto takes a GPU here; choose --device cpu")
     if choice.kind == "cpu" and config.attention == "flashinfer":
         raise ConfigError("--attention flashinfer: on a GPU only, and there is none that can be used here")
     if choice.kind == "cpu" and config.exact:

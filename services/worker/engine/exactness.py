@@ -24,11 +24,11 @@ from shared.logs import get_logger
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardMeta, torch.Tensor], torch.Tensor]
 
 MOVING = frozenset({
-    "_reshape_alias", "_to_copy", "_unsafe_view", "arange", "cat", "clone", "constant_pad_nd", "copy", "detach",
-    "embedding", "empty", "empty_like", "empty_strided", "fill", "flip", "full", "full_like", "gather", "index",
-    "index_copy", "index_select", "lift_fresh", "masked_fill", "new_empty", "new_full", "new_ones", "new_zeros",
-    "ones", "ones_like", "repeat", "roll", "scalar_tensor", "set", "tril", "triu", "where", "zero", "zeros",
-    "zeros_like",
+    "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_to_copy", "_unsafe_view", "arange", "cat", "clone",
+    "constant_pad_nd", "copy", "detach", "embedding", "empty", "empty_like", "empty_strided", "fill", "flip",
+    "full", "full_like", "gather", "index", "index_copy", "index_select", "is_pinned", "lift_fresh", "masked_fill",
+    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pin_memory", "repeat", "roll",
+    "scalar_tensor", "set", "tril", "triu", "view", "where", "zero", "zeros", "zeros_like",
 })  # fmt: skip
 """Operators, without the _ of those in place, that move numbers or make them of nothing. Views and what computes each
 number by itself torch marks.

@@ -17,6 +17,7 @@ import torch
 
 from services.worker.engine.key_splits import SPLIT_KEYS
 from services.worker.engine.shared_prefixes import DecodeRow, SharedTiles, most_tiles, shared_tiles
+from services.worker.engine.uploads import upload
 from shared.errors import InvariantViolated
 
 
@@ -104,14 +105,21 @@ class ForwardMeta:
         rows = len(slots)
         consecutive = int(slots[-1]) - int(slots[0]) == rows - 1 and bool((np.diff(slots) == 1).all())
         device = torch.device(device)
+        paged = None
+        if device.type == "cpu":
+            on_device = torch.from_numpy(slots)
+        else:
+            tables = _tables(segments, page_size)
+            on_device, *sent = upload([slots, *tables], device)
+            paged = _paged(segments, sent)
         return cls(
             segments=tuple(segments),
             rows=rows,
             page_size=page_size,
-            slots=torch.from_numpy(slots).to(device),
+            slots=on_device,
             first_slot=int(slots[0]) if consecutive else -1,
             gate=gate,
-            paged=None if device.type == "cpu" else paged_tensors(segments, page_size, device),
+            paged=paged,
         )
 
 
@@ -134,20 +142,35 @@ def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
 
 def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
     """A step of these segments as the kernels read it; steps that are built for a GPU have it already."""
+    return _paged(segments, upload(_tables(segments, page_size), device))
+
+
+def _tables(segments: Sequence[Segment], page_size: int) -> list[npt.NDArray[np.int32]]:
+    """Row offsets, contexts and the page table of ``PagedTensors``, and where rows share keys the three arrays of its
+    ``SharedTensors``.
+    """
     counts = [pages_for(segment.length, page_size) for segment in segments]
     table = np.zeros((len(segments), max(counts)), dtype=np.int32)
     for row, (segment, count) in enumerate(zip(segments, counts, strict=True)):
         table[row, :count] = segment.pages[:count]
     cu_rows = np.zeros(len(segments) + 1, dtype=np.int32)
     np.cumsum([segment.rows for segment in segments], out=cu_rows[1:])
-    context = np.array([segment.context for segment in segments], dtype=np.int32)
+    tables = [cu_rows, np.array([segment.context for segment in segments], dtype=np.int32), table]
+    tiles = tiles_of(segments, page_size)
+    if tiles is not None:
+        tables += [tiles.row_keys(len(segments)), tiles.tile_rows, tiles.tile_keys]
+    return tables
+
+
+def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> PagedTensors:
+    cu_rows, context, table, *shared = tensors
     return PagedTensors(
-        cu_rows=torch.from_numpy(cu_rows).to(device),
-        context=torch.from_numpy(context).to(device),
-        page_table=torch.from_numpy(table).to(device),
+        cu_rows=cu_rows,
+        context=context,
+        page_table=table,
         max_rows=max(segment.rows for segment in segments),
         max_length=max(segment.length for segment in segments),
-        shared=_shared(segments, page_size, device),
+        shared=SharedTensors(*shared) if shared else None,
     )
 
 
@@ -159,14 +182,3 @@ def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
         if segment.rows == 1 and segment.length > SPLIT_KEYS
     ]
     return shared_tiles(rows, page_size, most_tiles(len(segments))) if len(rows) > 1 else None
-
-
-def _shared(segments: Sequence[Segment], page_size: int, device: torch.device) -> SharedTensors | None:
-    tiles = tiles_of(segments, page_size)
-    if tiles is None:
-        return None
-    return SharedTensors(
-        row_keys=torch.from_numpy(tiles.row_keys(len(segments))).to(device),
-        tile_rows=torch.from_numpy(tiles.tile_rows).to(device),
-        tile_keys=torch.from_numpy(tiles.tile_keys).to(device),
-    )

@@ -1,7 +1,8 @@
 """The model, its pool, and one function: ``forward``.
 
-Two ways to compute a step are behind it: the Hugging Face model with its linear layers packed, which serves every
-model on any device, and the fused forward (:mod:`services.worker.engine.fused`) of one family on CPUs.
+Two ways to compute a step are behind it: the Hugging Face model, on CPUs with its linear layers packed, which serves
+every model on any device, and the fused forward of one family, on CPUs (:mod:`services.worker.engine.fused`) and on
+GPUs (:mod:`services.worker.engine.fused_gpu`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.fused.choice import ForwardPath, fuse
-from services.worker.engine.fused.forward import FusedForward
+from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, gpu_attention
-from services.worker.engine.model_faults import refusing
+from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
     expected_windows,
@@ -31,10 +31,12 @@ from services.worker.engine.model_loading import (
 )
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.engine.probe import Verification, find_geometry
+from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
 from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.settled import settle
+from services.worker.native.build import announce_missing
 from shared import progress
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
@@ -58,7 +60,7 @@ class ModelRunner:
         *,
         vocab_size: int,
         context: int = 0,
-        fused: FusedForward | None = None,
+        fused: StepForward | None = None,
         operators: Any = None,
         attention: str = "auto",
     ) -> None:
@@ -116,13 +118,16 @@ class ModelRunner:
         with refusing(config.model_type, "probed"):
             windows = expected_windows(config)
             geometry = find_geometry(model, windows, page_size, context)
+            # Kernels of the fused forward are not among those that exact mode knows.
+            forward = "portable" if exact else forward
+            merged = merge(model, windows, context, forward)
         count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
                     verification = Verification(model, probe_tokens(model, count, page_size), windows)
-                fused = None if exact else fuse(model, windows, pool, forward)
+                fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
                 runner = cls(
@@ -135,13 +140,29 @@ class ModelRunner:
                     attention=attention,
                 )
                 with progress.phase("verifying the model"):
-                    verification.check(runner.forward, pages=count, page_size=page_size)
+                    runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
                 if exact:
                     prove_exact(runner.forward, pool, runner.vocab_size, runner.max_context)
         except BaseException:
             pool.close()
             raise
         return runner
+
+    def verify(self, verification: Verification, *, may_fall_back: bool) -> None:
+        """Prove that this runner gives the logits expected; overwrites pages of the pool.
+
+        Raises UnsupportedModel when it does not. Where it ``may_fall_back``, a fused forward that fails or computes
+        something else is given up, which heartbeats tell of, and the portable path is proven instead.
+        """
+        pages, page_size = self.pool.pages, self.geometry.page_size
+        try:
+            verification.check(self.forward, pages=pages, page_size=page_size)
+        except Exception as error:
+            if not may_fall_back or is_of_the_machine(error):
+                raise
+            self._fused = None
+            verification.check(self.forward, pages=pages, page_size=page_size)
+            announce_missing("the fused forward", in_one_line(error))
 
     @property
     def geometry(self) -> KvGeometry:
@@ -194,12 +215,10 @@ class ModelRunner:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
+        ids, positions, last_rows = on_device((ids, positions, last_rows), self._device)
         with attending(step):
             output = self._model(
-                input_ids=ids.to(self._device)[None],
-                position_ids=positions.to(self._device)[None],
-                use_cache=False,
-                logits_to_keep=last_rows.to(self._device),
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=last_rows
             )
         logits: torch.Tensor = output.logits[0].float()
         return logits
@@ -208,6 +227,14 @@ class ModelRunner:
         """See :func:`warm_up`. Raises UnsupportedModel for what the model raises."""
         with refusing(self._model.config.model_type, "warmed up"):
             warm_up(self)
+            if self._device.type == "cuda":
+                # Steps that attend otherwise have keys rotated in place, by another variant of a kernel.
+                self.run(
+                    torch.zeros(1, dtype=torch.int64),
+                    torch.zeros(1, dtype=torch.int64),
+                    LayoutProbe(),
+                    torch.tensor([0]),
+                )
 
     def capture_decode(self, most_rows: int) -> None:
         """Have decode steps of up to ``most_rows`` requests run as CUDA graphs; for a runner on a GPU.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +20,27 @@ class AttentionBackend(Protocol):
         """Attention of one step; its result is ``[T, heads, head_dim]``."""
 
 
-class PagedStep:
+class PooledStep(ABC):
+    """An :class:`~services.worker.engine.attention.AttentionStep` whose K and V belong into slots of the pool.
+
+    :meth:`attend` writes them; a forward that writes them itself calls :meth:`attend_written` instead.
+    """
+
+    @property
+    @abstractmethod
+    def slots(self) -> torch.Tensor:
+        """int64 [T] on the pool's device: where K and V of each row belong; negative: nowhere."""
+
+    @abstractmethod
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """See ``AttentionStep``."""
+
+    @abstractmethod
+    def attend_written(self, call: AttentionCall) -> torch.Tensor:
+        """The same over a pool that holds the call's K and V already."""
+
+
+class PagedStep(PooledStep):
     """See the module. All rows of a layer are written before any is read, so a request may use, in the same
     step, a page that another one fills in it.
     """
@@ -29,9 +50,16 @@ class PagedStep:
         self._pool = pool
         self._attention = backend.for_step(meta)
 
+    @property
+    def slots(self) -> torch.Tensor:
+        return self._meta.slots
+
     def attend(self, call: AttentionCall) -> torch.Tensor:
         self._write(self._pool.k(call.layer), call.key)
         self._write(self._pool.v(call.layer), call.value)
+        return self.attend_written(call)
+
+    def attend_written(self, call: AttentionCall) -> torch.Tensor:
         if self._meta.gate is not None:
             self._meta.gate.wait(call.layer)
         return self._attention(call)

@@ -80,7 +80,9 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int], list[bool
     """
     if logits.device.type != "cpu":
         best, greedy = logits.max(dim=1)
-        return best, greedy.tolist(), torch.isfinite(best).tolist()
+        # In one read, because each of them waits for the device.
+        tokens_there, finite = torch.stack([greedy, torch.isfinite(best).to(greedy.dtype)]).tolist()
+        return best, tokens_there, [bool(each) for each in finite]
     # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
     array = logits.numpy()
     tokens = array.argmax(axis=1)

@@ -14,7 +14,9 @@ import torch
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, PagedTensors, SharedTensors, paged_tensors
+from services.worker.engine.paged_step import PooledStep
 from services.worker.engine.shared_prefixes import MEMBERS, most_tiles
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 
 PADDING = -1
@@ -75,8 +77,9 @@ class StaticBatch:
         """
         rows = meta.rows
         tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self.slots.device)
-        self.ids[:rows].copy_(ids, non_blocking=True)
-        self.positions[:rows].copy_(positions, non_blocking=True)
+        ids, positions = on_device((ids, positions), self.slots.device)
+        self.ids[:rows].copy_(ids)
+        self.positions[:rows].copy_(positions)
         self.slots[:rows].copy_(meta.slots)
         self.context[:rows].copy_(tensors.context)
         self.page_table[:rows, : tensors.page_table.shape[1]].copy_(tensors.page_table)
@@ -106,8 +109,8 @@ class StaticBatch:
         self._shares = False
 
 
-class StaticStep:
-    """An :class:`~services.worker.engine.attention.AttentionStep` over the first rows of a batch."""
+class StaticStep(PooledStep):
+    """Attention over the first rows of a batch."""
 
     def __init__(self, batch: StaticBatch, shape: DecodeShape, pool: DevicePool, kernels: Kernels) -> None:
         self._pool, self._kernels = pool, kernels
@@ -125,16 +128,23 @@ class StaticStep:
             ),
         )
 
+    @property
+    def slots(self) -> torch.Tensor:
+        return self._slots
+
     def attend(self, call: AttentionCall) -> torch.Tensor:
         k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
         key, value = call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)
         if key.stride() != value.stride():  # The kernel takes them alike; K, which was rotated, may lie otherwise.
             key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
         self._kernels.kv_write(key, value, k_pool, v_pool, self._slots)
+        return self.attend_written(call)
+
+    def attend_written(self, call: AttentionCall) -> torch.Tensor:
         return self._kernels.paged_attention(
             call.query[0].transpose(0, 1),
-            k_pool,
-            v_pool,
+            self._pool.k(call.layer),
+            self._pool.v(call.layer),
             self._paged,
             scaling=call.scaling,
             window=call.window,

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from services.worker.engine.uploads import upload
 from shared.messages.requests import SamplingParams
 
 WEIGHT_ONE = 2**30
@@ -43,13 +45,14 @@ def choose(
     if len(filtered) == len(params):
         weights = _keep_heaviest(weights, params)
     elif filtered:
-        which = torch.tensor(filtered, device=logits.device)
+        (which,) = upload([np.array(filtered)], logits.device)
         weights[which] = _keep_heaviest(weights[which], [params[number] for number in filtered])
     return _invert(weights, _column(uniforms, logits))
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    (column,) = upload([np.array(values, dtype=np.float64)], like.device)
+    return column[:, None]
 
 
 def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -85,8 +88,7 @@ def _keep_heaviest(weights: torch.Tensor, params: Sequence[SamplingParams]) -> t
     limits = [p.top_k if 0 < p.top_k < width else width for p in params]
     # Without top-k, guess how many tokens make up top-p; a wrong guess costs another round, never another result.
     wanted = max(limit if limit < width else _TOP_P_CANDIDATES for limit in limits)
-    top_k = torch.tensor(limits, device=weights.device)[:, None]
-    top_p = _column([p.top_p for p in params], weights)
+    top_k, top_p = _column(limits, weights), _column([p.top_p for p in params], weights)
     total = weights.sum(dim=1, keepdim=True)
     while True:
         heaviest = weights.topk(min(wanted, width), dim=1).values

@@ -136,14 +136,13 @@ def test_torch_says_why_it_has_none() -> None:
 
 
 def test_the_settings_of_a_worker_make_the_choice() -> None:
-    """Its GPU, its ranks and the workers beside it; kernels for CPUs alone do not go to a GPU."""
+    """Its GPU, its ranks and the workers beside it."""
     config = WorkerConfig(model="m", gpu=2, node_workers=2, tensor_parallel=2)
 
     assert choose(config, StandIn(count=4)).device == "cuda:2"
     with pytest.raises(ConfigError, match="--workers 2 with --tensor-parallel 2 need 4 GPUs"):
         choose(config, StandIn(count=3))
-    with pytest.raises(ConfigError, match=r"--forward fused.*choose --device cpu"):
-        choose(WorkerConfig(model="m", forward="fused"), StandIn(count=1))
+    assert choose(WorkerConfig(model="m", forward="fused"), StandIn(count=1)).kind == "cuda"
 
 
 def test_exact_mode_is_for_one_gpu() -> None:
@@ -159,6 +158,8 @@ def test_exact_mode_is_for_one_gpu() -> None:
         WorkerConfig(model="m", exact=True, device="cpu")
     with pytest.raises(ValueError, match="--exact: not with --tensor-parallel"):
         WorkerConfig(model="m", exact=True, tensor_parallel=2)
+    with pytest.raises(ValueError, match="--exact: not with --forward fused"):
+        WorkerConfig(model="m", exact=True, forward="fused")
 
 
 def test_the_data_type_on_a_cpu_may_be_another() -> None:

@@ -1,43 +1,96 @@
-"""Whether a model is computed by the fused forward, and why not if it is not."""
+"""Whether a model is computed by a fused forward, and why not if it is not."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import torch
+
+from services.worker.engine.attention import AttentionStep
+from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.fused.family import NotOfTheFamily, describe
 from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.fused.model import FusedModel
+from services.worker.engine.fused_gpu.forward import GpuForward
+from services.worker.engine.fused_gpu.weights import GpuModel
+from services.worker.engine.paged_step import AttentionBackend
 from services.worker.kv.device_pool import DevicePool
 from services.worker.native.fused import FusedKernels, KernelsUnavailable
 from shared.errors import ConfigError
 from shared.logs import get_logger
 
 ForwardPath = Literal["auto", "fused", "portable"]
-"""``fused``: by the fused forward. ``portable``: by Hugging Face's modules. ``auto``: fused where that can be done and
-the processor is of a kind on which it was measured to be faster.
+"""``fused``: by a fused forward. ``portable``: by Hugging Face's modules. ``auto``: fused where that can be done and,
+on a CPU, the processor is of a kind on which it was measured to be faster.
 """
 
+_log = get_logger("worker.engine")
 
-def fuse(model: Any, windows: Sequence[int | None], pool: DevicePool, path: ForwardPath) -> FusedForward | None:
-    """The fused forward of ``model``, whose weights it takes over; None, with a line in the log, where the portable
-    path computes it.
+
+class StepForward(Protocol):
+    """Computes steps in the place of a model's own modules; see ``ModelRunner``."""
+
+    def paged(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: ForwardMeta,
+        attention: AttentionBackend,
+        last_rows: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+    def stepped(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+def merge(model: Any, windows: Sequence[int | None], context: int, path: ForwardPath) -> GpuModel | None:
+    """``model``, which is on a GPU, with merged weights, of which its own modules get views; None where it is on a CPU
+    or goes the portable way, with a line in the log. ``context`` is the longest that is served.
+
+    Called before memory of the device is given to anything else. Raises ConfigError, with the reason, when ``path``
+    asks for what cannot be had.
+    """
+    if path == "portable" or model.device.type != "cuda":
+        return None
+    try:
+        family = describe(model, windows, multiple=2)
+    except NotOfTheFamily as error:
+        _refuse(error, path)
+        return None
+    return GpuModel(family, context)
+
+
+def fuse(
+    model: Any, windows: Sequence[int | None], pool: DevicePool, path: ForwardPath, merged: GpuModel | None = None
+) -> StepForward | None:
+    """The fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``. None,
+    with a line in the log, where the portable path computes.
 
     Raises ConfigError, with the reason, when ``path`` asks for what cannot be had.
     """
-    if path == "portable":
+    if merged is not None:
+        _log.info("forward_is_fused", model=type(model).__name__, dtype=str(merged.dtype))
+        # Imported here because it pulls in Triton, which machines without a GPU need not have.
+        kernels: Any = importlib.import_module("services.worker.kernels")
+        return GpuForward(merged, kernels, pool)
+    if path == "portable" or pool.device.type != "cpu":
         return None
     try:
-        if pool.device.type != "cpu":
-            raise KernelsUnavailable(f"fused kernels are for CPUs, not {pool.device.type}")
         family = describe(model, windows)
         kernels = FusedKernels(family.dtype)
         if path == "auto" and not kernels.are_tuned:
             raise KernelsUnavailable("fused kernels were not measured on processors with these instructions")
     except (NotOfTheFamily, KernelsUnavailable) as error:
-        if path == "fused":
-            raise ConfigError(f"--forward fused: {error}") from error
-        get_logger("worker.engine").info("forward_is_portable", reason=str(error))
+        _refuse(error, path)
         return None
-    get_logger("worker.engine").info("forward_is_fused", model=type(model).__name__, dtype=str(family.dtype))
+    _log.info("forward_is_fused", model=type(model).__name__, dtype=str(family.dtype))
     return FusedForward(FusedModel(model, family, kernels), kernels, pool)
+
+
+def _refuse(error: Exception, path: ForwardPath) -> None:
+    if path == "fused":
+        raise ConfigError(f"--forward fused: {error}") from error
+    _log.info("forward_is_portable", reason=str(error))

@@ -60,8 +60,10 @@ class Family:
         return self.head.weight is self.embedding.weight
 
 
-def describe(model: Any, windows: Sequence[int | None]) -> Family:
-    """``model``, whose layers have these windows. Raises NotOfTheFamily."""
+def describe(model: Any, windows: Sequence[int | None], *, multiple: int = LANES) -> Family:
+    """``model``, whose layers have these windows, and whose widths must be multiples of ``multiple``. Raises
+    NotOfTheFamily.
+    """
     name = type(model).__name__
     if name not in FAMILY or not type(model).__module__.startswith("transformers.models."):
         raise NotOfTheFamily(f"{name} is not a model that it knows")
@@ -87,7 +89,7 @@ def describe(model: Any, windows: Sequence[int | None]) -> Family:
         eps=float(base.norm.variance_epsilon),
         scaling=float(first.attention.scaling),
     )
-    faults = [*_shape_faults(family), *_module_faults(family)]
+    faults = [*_shape_faults(family, multiple), *_module_faults(family)]
     if config.hidden_act != "silu":
         faults.append(f"its MLP has {config.hidden_act}")
     if faults:
@@ -104,13 +106,13 @@ def linears(layer: LayerModules) -> tuple[Any, ...]:
     )
 
 
-def _shape_faults(family: Family) -> list[str]:
+def _shape_faults(family: Family, multiple: int) -> list[str]:
     widths = {
         "hidden size": family.hidden,
         "intermediate size": family.intermediate,
         "head dimension": family.head_dim,
     }
-    return [f"its {name} of {width} is no multiple of {LANES}" for name, width in widths.items() if width % LANES]
+    return [f"its {name} of {width} is no multiple of {multiple}" for name, width in widths.items() if width % multiple]
 
 
 def _module_faults(family: Family) -> list[str]:
@@ -136,7 +138,8 @@ def _module_faults(family: Family) -> list[str]:
         faults.append("its head has a bias or another width")
     if type(family.embedding) is not torch.nn.Embedding or not _is_norm(family.final_norm, family):
         faults.append("its embedding or its last norm is another")
-    like, position = torch.empty(0, dtype=family.dtype), torch.zeros(1, 1, dtype=torch.int64)
+    like = family.embedding.weight.new_empty(0)
+    position = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
     cosines, _ = family.rotary(like, position)
     if cosines.shape[-1] != family.head_dim:
         faults.append(f"it rotates {cosines.shape[-1]} of {family.head_dim} dimensions")

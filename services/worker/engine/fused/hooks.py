@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from services.worker.engine.fused.rotations import Rotations
 from shared.errors import InvariantViolated
 
 
 def are_any(modules: Sequence[Any]) -> bool:
     """Whether any of ``modules`` has one."""
     return any(module._forward_pre_hooks for module in modules)
+
+
+class Rotations(Protocol):
+    """The rotary embedding of a model."""
+
+    def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention modules are told about ``positions``, int64 [T]."""
 
 
 class Hooks:

@@ -78,6 +78,24 @@ def _is_interpreting() -> None:
     torch.set_num_threads(1)
     assert os.environ["TRITON_INTERPRET"] == "1"
     take_any_numpy()
+    _round_as_hardware_does()
+
+
+def _round_as_hardware_does() -> None:
+    """Have fp32 rounded to the nearest bfloat16, ties to even, where Triton's interpreter cuts."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounding(numbers: np.ndarray, source: Any, target: Any, mode: Any) -> np.ndarray:
+        if source == language.float32 and target == language.bfloat16:
+            made = torch.from_numpy(np.ascontiguousarray(numbers)).to(torch.bfloat16)
+            return made.view(torch.int16).numpy().view(np.uint16).reshape(numbers.shape)
+        converted: np.ndarray = convert(numbers, source, target, mode)
+        return converted
+
+    interpreter._convert_float = rounding
 
 
 def _paged_attention(

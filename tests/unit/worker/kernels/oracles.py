@@ -44,3 +44,50 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: tor
             page, offset = divmod(slot, k_pool.shape[1])
             k_pool[page, offset] = k[row]
             v_pool[page, offset] = v[row]
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+) -> None:
+    """As ``services.worker.kernels.add_rms_norm``, as Hugging Face's modules do it."""
+    if delta is not None:
+        x += delta
+    out.copy_(_rms_norm(x, weight, eps))
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As ``services.worker.kernels.silu_mul``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    *,
+    heads: tuple[int, int],
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+) -> None:
+    """As ``services.worker.kernels.rope_write``, as Hugging Face's modules do it and :func:`kv_write` writes it."""
+    query_heads, kv_heads = heads
+    parts = qkv.view(len(qkv), -1, 2 * cosines.shape[1])
+    queries, keys = parts[:, :query_heads], parts[:, query_heads : query_heads + kv_heads]
+    values = parts[:, query_heads + kv_heads :]
+    cos, sin = (torch.cat([table[positions]] * 2, dim=-1)[:, None] for table in (cosines, sines))
+    found = []
+    for each, weight in zip((queries, keys), (None, None) if norms is None else norms[:2], strict=True):
+        normed = each if norms is None or weight is None else _rms_norm(each, weight, norms[2])
+        low, high = normed.chunk(2, dim=-1)
+        found.append(normed * cos + torch.cat([-high, low], dim=-1) * sin)
+    queries.copy_(found[0])
+    keys.copy_(found[1])
+    if pool is not None:
+        kv_write(found[1], values, *pool)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    numbers = x.float()
+    return weight * (numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

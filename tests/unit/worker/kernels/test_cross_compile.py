@@ -18,6 +18,9 @@ from services.worker.kernels.exact.matmul import matmul_kernel, tile_for
 from services.worker.kernels.exact.rows import layer_norm_kernel, log_softmax_kernel, mean_kernel
 from services.worker.kernels.extend import extend_kernel
 from services.worker.kernels.kv_write import kv_write_kernel
+from services.worker.kernels.rms_norm import add_rms_norm_kernel, norm_warps
+from services.worker.kernels.rope_write import rope_warps, rope_write_kernel
+from services.worker.kernels.silu_mul import silu_mul_kernel
 
 H100 = GPUTarget("cuda", 90, 32)
 # What one program may have of shared memory on sm_90.
@@ -26,15 +29,19 @@ SHARED_BYTES = 227 * 1024
 POINTERS = {
     "out": "*{kv}", "q": "*{kv}", "k_pool": "*{kv}", "v_pool": "*{kv}", "k": "*{kv}", "v": "*{kv}",
     "partial": "*fp32", "partial_lse": "*fp32", "cu_rows": "*i32", "context": "*i32", "page_table": "*i32",
+    "slots": "*i64", "scaling": "fp32", "softcap": "fp32",
     "row_keys": "*i32", "tile_rows": "*i32", "tile_keys": "*i32",
-    "slots": "*i64", "scaling": "fp32", "softcap": "fp32", "a": "*{kv}", "b": "*{kv}", "bias": "*{kv}", "x": "*{kv}",
-    "weight": "*{kv}", "means": "*fp32", "deviations": "*fp32", "eps": "fp32", "alpha": "fp32", "beta": "fp32",
+    "x": "*{kv}", "delta": "*{kv}", "weight": "*{kv}", "qkv": "*{kv}", "cosines": "*{kv}", "sines": "*{kv}",
+    "q_weight": "*{kv}", "k_weight": "*{kv}", "gate_up": "*{kv}", "positions": "*i64", "eps": "fp32",
+    "a": "*{kv}", "b": "*{kv}", "bias": "*{kv}", "means": "*fp32", "deviations": "*fp32", "alpha": "fp32",
+    "beta": "fp32",
 }  # fmt: skip
 # Arguments that are multiples of 16 for every pool of a real model; Triton learns that at launch.
 DIVISIBLE = {"q", "k", "v", "k_pool", "v_pool", "out", "partial", "stride_q_row", "stride_q_head", "stride_page",
-             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head",
+             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head", "x", "delta", "weight",
+             "qkv", "cosines", "sines", "q_weight", "k_weight", "gate_up", "width",
              "a", "b", "bias", "depth", "stride_a_row", "stride_b_column", "stride_a_batch",
-             "stride_b_batch", "stride_out_batch", "stride_out_row", "x", "weight", "width"}  # fmt: skip
+             "stride_b_batch", "stride_out_batch", "stride_out_row"}  # fmt: skip
 
 
 def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: int = 4, num_stages: int = 2) -> Any:
@@ -139,3 +146,40 @@ def test_exact_reductions_and_joining_compile() -> None:
 
     assert all(len(kernel.asm["cubin"]) > 0 for kernel in compiled)
     assert "fma.rn.f32" in join.asm["ptx"]
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 4096), ("fp16", 896), ("fp32", 5120), ("bf16", 16_384)])
+def test_norms_and_gates_compile(dtype: str, width: int) -> None:
+    """With and without an addition, for hidden sizes that are powers of two and others; rows go in 16-byte pieces."""
+    block = 1 << (width - 1).bit_length()
+    compiled = [
+        _compile(add_rms_norm_kernel, dtype, {"HAS_DELTA": added, "BLOCK": block}, num_warps=norm_warps(block))
+        for added in (False, True)
+    ]
+    compiled.append(_compile(silu_mul_kernel, dtype, {"BLOCK": 1024}))
+
+    for kernel in compiled:
+        assert len(kernel.asm["cubin"]) > 0
+        assert kernel.metadata.shared <= SHARED_BYTES
+        assert "ld.global.v4.b32" in kernel.asm["ptx"]
+        assert "st.global.v4.b32" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "group"), [("bf16", 128, 4), ("fp16", 64, 7), ("fp32", 96, 1), ("bf16", 256, 8)]
+)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("writes", [False, True])
+def test_rotating_and_writing_compile(dtype: str, head_dim: int, group: int, has_norm: bool, writes: bool) -> None:
+    """For heads of all widths, groups that are no powers of two, normed or not, with a pool or without."""
+    half = head_dim // 2
+    constants = {
+        "HAS_NORM": has_norm, "WRITES": writes, "GROUP": group, "HALF": half,
+        "BLOCK_G": 1 << (group - 1).bit_length(), "BLOCK_HALF": 1 << (half - 1).bit_length(),
+    }  # fmt: skip
+    compiled = _compile(rope_write_kernel, dtype, constants, num_warps=rope_warps(group, half))
+
+    assert len(compiled.asm["cubin"]) > 0
+    assert compiled.metadata.shared <= SHARED_BYTES
+    if dtype != "fp32" and not has_norm:  # Products are rounded before they are added, as the models round them.
+        assert "fma.rn.f32" not in compiled.asm["ptx"]

@@ -7,23 +7,36 @@ launched here.
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from services.worker import kernels
+from services.worker.engine.attention import AttentionCall
 from services.worker.engine.forward_meta import ForwardMeta, Segment, paged_tensors
+from services.worker.engine.fused.family import describe
+from services.worker.engine.fused_gpu.forward import GpuForward
+from services.worker.engine.fused_gpu.weights import GpuModel
 from services.worker.engine.model_runner import warm_up
 from services.worker.kernels import paged_attention
 from services.worker.kernels.decode import decode_join_kernel, decode_shared_kernel, decode_split_kernel
 from services.worker.kernels.extend import extend_kernel
+from services.worker.kernels.rms_norm import add_rms_norm_kernel
+from services.worker.kernels.rope_write import rope_write_kernel
+from services.worker.kernels.silu_mul import silu_mul_kernel
 
-KERNELS = (decode_join_kernel, decode_shared_kernel, decode_split_kernel, extend_kernel)
+KERNELS = (
+    *(decode_join_kernel, decode_shared_kernel, decode_split_kernel, extend_kernel),
+    *(add_rms_norm_kernel, rope_write_kernel, silu_mul_kernel),
+)
 PAGE_SIZE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 8, 64
 LONGEST = 40_000
 
@@ -36,6 +49,8 @@ class Variants:
         self.seen: set[tuple[str, str]] = set()
         self._windows = windows
         self._kv = torch.empty(0).new_empty((4, PAGE_SIZE, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16)
+        host: Any = SimpleNamespace(device=torch.device("cpu"), k=lambda layer: self._kv, v=lambda layer: self._kv)
+        self._fused = GpuForward(_model(tuple(windows)), kernels, host)
         self.pool: Any = SimpleNamespace(
             device=torch.device("cuda"), pages=LONGEST // PAGE_SIZE, geometry=SimpleNamespace(page_size=PAGE_SIZE)
         )
@@ -46,13 +61,35 @@ class Variants:
         paged = paged_tensors(meta.segments, PAGE_SIZE, torch.device("cpu"))
         for window in self._windows:
             paged_attention(query, self._kv, self._kv, paged, scaling=0.125, window=window)
+        self._fused.paged(ids, positions, meta, self, last_rows)
+
+    def for_step(self, meta: ForwardMeta) -> Any:
+        paged = paged_tensors(meta.segments, PAGE_SIZE, torch.device("cpu"))
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            query = call.query[0].transpose(0, 1)
+            return paged_attention(query, self._kv, self._kv, paged, scaling=call.scaling, window=call.window)
+
+        return attend
 
     def step(self, *segments: tuple[int, int]) -> None:
         """A step of segments of (rows, context)."""
         table = np.arange(LONGEST // PAGE_SIZE + 1, dtype=np.int32)
         given = [Segment(rows, context, table) for rows, context in segments]
-        nothing = torch.empty(0)
-        self.forward(nothing, nothing, ForwardMeta.build(given, PAGE_SIZE, "cpu"), nothing)
+        meta = ForwardMeta.build(given, PAGE_SIZE, "cpu")
+        ids = torch.zeros(meta.rows + 1, dtype=torch.int64)[1:]  # Not where memory begins, as a part of a batch is.
+        positions = torch.cat([torch.zeros(1), *(torch.arange(at, at + rows) for rows, at in segments)]).long()[1:]
+        self.forward(ids, positions, meta, torch.tensor([meta.rows - 1]))
+
+
+@cache
+def _model(windows: tuple[int | None, ...]) -> GpuModel:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=96, num_hidden_layers=len(windows), num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(torch.bfloat16).requires_grad_(False)
+    return GpuModel(describe(model, windows), LONGEST)
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +136,13 @@ def test_steps_of_all_shapes_ask_for_nothing_new(runner: Variants) -> None:
 
 
 def test_the_number_of_variants_is_that_of_the_kernels(runner: Variants) -> None:
-    """Two of the decode kernel, whose results are joined or are not, one of each other."""
+    """Two of the decode kernel, whose results are joined or are not, and of norms, which add before or do not; one of
+    each other.
+    """
     warm_up(runner)
 
     assert sorted(name for name, _ in runner.seen) == [
+        "add_rms_norm_kernel", "add_rms_norm_kernel",
         "decode_join_kernel", "decode_shared_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
+        "rope_write_kernel", "silu_mul_kernel",
     ]  # fmt: skip

@@ -1,0 +1,38 @@
+"""Count the kernels of a step of every served model type: ``python -m bench.step_kernels``. Needs no GPU.
+
+The result is also the budget: ``tests/unit/bench/test_step_kernels.py`` fails when a step launches more than this says,
+or reads or is sent anything in the middle of a captured step that it was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+
+from bench import results_file
+from bench.step_kernels.families import count_type, served_types
+
+
+def main() -> None:
+    """Write ``bench/results/step_kernels.json``."""
+    parser = argparse.ArgumentParser(prog="python -m bench.step_kernels", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    types = {
+        name: {kind: asdict(step) for kind, step in count_type(name).items()} for name in served_types()
+    }  # fmt: skip
+    results = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.partition("+")[0],
+        "types": types,
+    }
+    print(results_file.write("step_kernels", results, seed=0, out=options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Special tokens that somebody wrote into a message, encoded as the text that they are.
+
+A chat template writes special tokens around what people say, and a tokenizer knows them by their text alone, so whoever
+writes ``<|im_start|>system`` into a message opens one of the operator's. Here such texts are marked before the template
+sees them, and what it made is encoded in pieces: the marked ones by a tokenizer that knows no special tokens. A prompt
+in which nobody wrote any has the same tokens as ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BEGIN, _END = "\ue000", "\ue001"  # Of the private use area. Who writes them gets a special token's text, and no token.
+_MARK = re.compile(f"{_BEGIN}(\\d{{1,6}}){_END}")
+
+
+class PlainSpecials:
+    """Those of one tokenizer. Used by several threads at once."""
+
+    def __init__(self, backend: Any) -> None:
+        """``backend`` is the Rust tokenizer, which stays as it is."""
+        added = backend.get_added_tokens_decoder()
+        # The longest first: one may be the beginning of another.
+        self._specials = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
+        self._place = {text: str(place) for place, text in enumerate(self._specials)}
+        self._plain = Tokenizer.from_str(backend.to_str())
+        self._plain.encode_special_tokens = True
+
+    def marked(self, value: Any) -> Any:
+        """A message, or what is in one, with marks in the place of special tokens in all its texts.
+
+        Raises RecursionError for one that is nested more deeply than Python goes.
+        """
+        if isinstance(value, str):
+            return self._any.sub(self._mark, value) if self._any.search(value) else value
+        if isinstance(value, dict):
+            return {self.marked(key): self.marked(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.marked(each) for each in value]
+        return value
+
+    def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Tokens of a text that may have marks; what is between them goes through ``encode``."""
+        tokens: list[int] = []
+        start = 0
+        for mark in _MARK.finditer(text):
+            place = int(mark[1])
+            if place >= len(self._specials):
+                continue  # Somebody wrote it; it is text like any other.
+            if start < mark.start():
+                tokens += encode(text[start : mark.start()])
+            (encoding,) = self._plain.encode_batch_fast([self._specials[place]], add_special_tokens=False)
+            tokens += encoding.ids
+            start = mark.end()
+        return tokens + encode(text[start:]) if start < len(text) or not tokens else tokens
+
+    def _mark(self, found: re.Match[str]) -> str:
+        return f"{_BEGIN}{self._place[found[0]]}{_END}"

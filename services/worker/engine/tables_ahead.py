@@ -1,0 +1,45 @@
+"""Tables of the next decode step, made and sent while the GPU computes this one.
+
+Where everybody's next token goes is known before the token is: to the place behind this one. What is made ahead is used
+only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
+
+
+class TablesAhead:
+    """Makes the tables of steps of one pool. On a CPU nothing is made ahead: there the host computes the step."""
+
+    def __init__(self, page_size: int, device: torch.device) -> None:
+        self._page_size, self._device = page_size, device
+        self._ahead: ForwardMeta | None = None
+
+    def of_step(self, segments: Sequence[Segment], gate: LayerGate | None) -> ForwardMeta:
+        """The tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed in
+        place.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and gate is None and _are_same(ahead.segments, segments):
+            return ahead
+        return ForwardMeta.build(segments, self._page_size, self._device, gate)
+
+    def expect_after(self, segments: Sequence[Segment]) -> None:
+        """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
+        if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
+            return
+        after = [Segment(1, segment.length, segment.pages) for segment in segments]
+        if all(segment.length <= len(segment.pages) * self._page_size for segment in after):
+            self._ahead = ForwardMeta.build(after, self._page_size, self._device)
+
+
+def _are_same(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
+    return len(one) == len(other) and all(
+        mine.rows == theirs.rows and mine.context == theirs.context and mine.pages is theirs.pages
+        for mine, theirs in zip(one, other, strict=True)
+    )

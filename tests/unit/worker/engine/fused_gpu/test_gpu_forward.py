@@ -1,0 +1,333 @@
+"""The GPU's fused forward computes what the portable path computes: by its kernels, interpreted, and by their oracles.
+
+What only a GPU can show is in ``tests/gpu/test_cuda_graphs.py``, whose runners are fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from services.worker.engine.cuda_graphs import DecodeGraphs
+from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.fused.choice import fuse, merge
+from services.worker.engine.fused_gpu.forward import GpuForward
+from services.worker.engine.model_loading import load_config, load_model
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.probe import Verification
+from services.worker.native import build
+from services.worker.restore.projection import KvProjection
+from shared.errors import ConfigError, InvariantViolated, UnsupportedModel
+from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
+from tests.unit.worker.engine.fused_gpu import interpreted_forward
+from tests.unit.worker.engine.fused_gpu.made import PAGE_SIZE, layers_of, runner_of
+from tests.unit.worker.engine.test_cuda_graphs import Decoding, PlayedCapture
+from tests.unit.worker.kernels import oracles
+from tests.unit.worker.kernels.interpreted import Interpreter
+
+FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
+TOLERANCE = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.06}
+"""Of logits, relative to their spread."""
+
+Checkpoint = Callable[[str], Path]
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+    deviation = ((found - expected) / expected.std(dim=-1, keepdim=True)).square().mean(dim=-1).sqrt()
+    assert deviation.max().item() < TOLERANCE[dtype]
+
+
+def logits_of(runner: ModelRunner, prompt: list[int], chunks: list[int]) -> torch.Tensor:
+    """Of every row of the prompt, computed in these chunks over shuffled pages."""
+    (table,) = page_tables(runner, [len(prompt)], seed=1)
+    rows, start = [], 0
+    for chunk in chunks:
+        meta = ForwardMeta.build([Segment(chunk, start, table)], PAGE_SIZE, "cpu")
+        ids, positions = torch.tensor(prompt[start : start + chunk]), torch.arange(start, start + chunk)
+        rows.append(runner.forward(ids, positions, meta, torch.arange(chunk)))
+        start += chunk
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_give_the_librarys_logits(
+    family: str, dtype: str, checkpoint: Checkpoint, interpreter: Interpreter
+) -> None:
+    """Chunks beside a decode row, after context, behind a window, and decoded, by Triton's interpreter."""
+    found, expected = interpreter.call(interpreted_forward.logits, checkpoint(family), dtype, 44, [29, 13, 1, 1])
+
+    assert_near(torch.from_numpy(found), torch.from_numpy(expected), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_portable_paths(family: str, dtype: str, checkpoint: Checkpoint) -> None:
+    """Up to rounding, for every row: of chunks of many sizes, after context, behind a window, decoded."""
+    prompt = random_prompt(2 * SLIDING_WINDOW + 83, seed=2)
+    chunks = [97, 13, 6, 2, *[1] * (len(prompt) - 118)]
+
+    with runner_of(checkpoint(family), oracles, dtype) as fused, runner_of(checkpoint(family), None, dtype) as portable:
+        assert_near(logits_of(fused, prompt, chunks), logits_of(portable, prompt, chunks), dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_the_portable_paths(family: str, checkpoint: Checkpoint) -> None:
+    """In mixed steps with chunks, some of which want no logits, and decode tokens of several requests, in float32."""
+    outputs = []
+    for kernels in (oracles, None):
+        with runner_of(checkpoint(family), kernels, "float32") as runner:
+            prompts = [random_prompt(length, seed=length) for length in (7, 110, 61)]
+            tables = page_tables(runner, [len(prompt) + 24 for prompt in prompts], seed=3)
+            requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
+            decode_greedily(runner, requests, chunks=[7, 40, 23], new_tokens=24)
+            outputs.append([request.output for request in requests])
+
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_model_may_have_besides_is_computed(dtype: str, tmp_path: Path) -> None:
+    """Biases everywhere, tied weights, another width of heads than hidden / heads, a group of three."""
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=72, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=24, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        max_position_embeddings=256, initializer_range=0.2,
+    )  # fmt: skip
+    directory = save_checkpoint(config, tmp_path)
+    with torch.no_grad():
+        _give_biases(directory)
+
+    prompt, chunks = random_prompt(50, seed=4), [48, 1, 1]
+    with runner_of(directory, oracles, dtype) as fused, runner_of(directory, None, dtype) as portable:
+        assert_near(logits_of(fused, prompt, chunks), logits_of(portable, prompt, chunks), dtype)
+
+
+def _give_biases(directory: Path) -> None:
+    """Random ones: a new checkpoint's are zero."""
+    model = load_model(directory, load_config(directory), dtype="float32", device="cpu")
+    torch.manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_()
+    model.save_pretrained(directory)
+
+
+def test_a_weight_is_kept_once_and_the_model_still_computes(checkpoint: Checkpoint) -> None:
+    """Its modules have views of the merged matrices, and give the bits that they gave."""
+    with runner_of(checkpoint("qwen2"), None, "bfloat16") as portable:
+        before = sum(parameter.nbytes for parameter in portable.model.parameters())
+        ids = torch.arange(9)[None]
+        portable.model.set_attn_implementation("eager")
+        expected = portable.model(input_ids=ids).logits
+    with runner_of(checkpoint("qwen2"), oracles, "bfloat16") as runner:
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in runner.model.parameters()}
+        fused = runner._fused
+        assert isinstance(fused, GpuForward)
+        layer = layers_of(runner)[1]
+        runner.model.set_attn_implementation("eager")
+
+        assert sum(storage.nbytes() for storage in storages.values()) == before
+        merged = fused._model.layers[1]
+        for weight, *modules in (
+            (merged.qkv[0], layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+            (merged.gate_up[0], layer.mlp.gate_proj, layer.mlp.up_proj),
+        ):
+            assert {module.weight.untyped_storage().data_ptr() for module in modules} == {weight.data_ptr()}
+        assert torch.equal(runner.model(input_ids=ids).logits, expected)
+
+
+def test_hooks_see_what_attention_is_given(checkpoint: Checkpoint) -> None:
+    """The same hidden states as the portable path's hooks see, and no bit of the step is changed by their presence."""
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    prompt = random_prompt(33, seed=9)
+    for is_fused, kept in seen.items():
+        with runner_of(checkpoint("llama"), oracles if is_fused else None, "float32") as runner:
+            expected = logits_of(runner, prompt, [33])
+
+            def hook(module: Any, args: Any, kwargs: dict[str, Any], kept: list[torch.Tensor] = kept) -> None:
+                kept.append(kwargs["hidden_states"][0].clone())
+                assert {"position_embeddings", "attention_mask"} <= set(kwargs)
+
+            for layer in layers_of(runner):
+                layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+            assert torch.equal(logits_of(runner, prompt, [33]), expected)
+
+    assert len(seen[True]) == 3
+    for ours, theirs in zip(seen[True], seen[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_restoration_goes_through_the_merged_weights(checkpoint: Checkpoint) -> None:
+    """K and V that modules project from hidden states are those of a step; this is proven when it is made."""
+    with runner_of(checkpoint("qwen3"), oracles, "bfloat16") as runner:
+        assert KvProjection(runner).shape.layers == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_any_attention_step_gives_the_logits_of_a_paged_one(family: str, checkpoint: Checkpoint) -> None:
+    """What attends by itself is asked for every layer, with queries, keys and values of its own to keep."""
+    with runner_of(checkpoint(family), oracles, "float32") as runner:
+        (table,) = page_tables(runner, [40], seed=8)
+        ids, positions, last_rows = torch.tensor(random_prompt(40, seed=8)), torch.arange(40), torch.tensor([3, 39])
+        meta = ForwardMeta.build([Segment(40, 0, table)], PAGE_SIZE, "cpu")
+        expected = runner.forward(ids, positions, meta, last_rows)
+        kept = runner.pool.tensor.clone()
+        calls: list[Any] = []
+
+        class Watched:
+            def __init__(self) -> None:
+                self.inner = runner.paged_step(meta)
+
+            def attend(self, call: Any) -> torch.Tensor:
+                calls.append(call)
+                return self.inner.attend(call)
+
+        runner.pool.tensor.zero_()
+        logits = runner.run(ids, positions, Watched(), last_rows)
+
+        torch.testing.assert_close(logits, expected)
+        torch.testing.assert_close(runner.pool.tensor, kept)
+        for layer, call in enumerate(calls):
+            assert call.layer == layer
+            assert torch.equal(call.key[0].transpose(0, 1), runner.pool.k(layer).flatten(0, 1)[meta.slots])
+            assert torch.equal(call.value[0].transpose(0, 1), runner.pool.v(layer).flatten(0, 1)[meta.slots])
+
+
+def test_a_gate_is_waited_for_before_its_layer_attends(checkpoint: Checkpoint) -> None:
+    """Each layer once, in order; what it raises ends the step."""
+    with runner_of(checkpoint("llama"), oracles, "float32") as runner:
+        (table,) = page_tables(runner, [20], seed=8)
+        waited: list[int] = []
+
+        class Gate:
+            def wait(self, layer: int) -> None:
+                waited.append(layer)
+                if len(waited) > 4:
+                    raise ConnectionError("the load failed")
+
+        meta = ForwardMeta.build([Segment(20, 0, table)], PAGE_SIZE, "cpu", Gate())
+        step = torch.tensor(random_prompt(20, seed=1)), torch.arange(20), meta, torch.empty(0, dtype=torch.int64)
+
+        assert runner.forward(*step).shape == (0, runner.vocab_size)
+        assert waited == [0, 1, 2]
+        with pytest.raises(ConnectionError):
+            runner.forward(*step)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_captured_steps_write_where_they_rotate(family: str, checkpoint: Checkpoint) -> None:
+    """A graph's step gives an ordinary one's logits and pool, padding is written nowhere, and no launch is for it."""
+    with runner_of(checkpoint(family), oracles, "float32", tokens=512) as runner:
+
+        class NoWrites:
+            paged_attention = staticmethod(oracles.paged_attention)
+
+            @staticmethod
+            def kv_write(*_: object) -> None:
+                raise AssertionError("keys and values are written by the kernel that rotates")
+
+        graphs = DecodeGraphs(runner, 6, capture=PlayedCapture(), kernels=NoWrites(), most_bytes=1000)
+        for rows in range(1, 7):
+            decoding = Decoding(runner, [3 + 11 * row for row in range(rows)], seed=rows)
+            expected, written = decoding.eager(), decoding.pool()
+            runner.pool.tensor[:, :, decoding.tables[0][-1], decoding.lengths[0] % PAGE_SIZE] = 0
+
+            found = graphs.replay(decoding.ids, decoding.positions, decoding.meta(), decoding.last_rows)
+
+            assert found is not None
+            torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(runner.pool.tensor, written, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"ids": torch.tensor([7, 300])}, "token 300"),
+        ({"ids": torch.tensor([7, -1])}, "token -1"),
+        ({"positions": torch.tensor([2048, 0])}, "position 2048"),
+        ({"last_rows": torch.tensor([2])}, "row of the step 2"),
+        ({"positions": torch.arange(3), "ids": torch.arange(3)}, "3 tokens has 2 slots"),
+    ],
+)
+def test_what_does_not_exist_is_not_read(change: dict[str, Any], what: str, checkpoint: Checkpoint) -> None:
+    """On a GPU it would end the process."""
+    step = {"ids": torch.tensor([7, 8]), "positions": torch.arange(2), "last_rows": torch.tensor([1])} | change
+    meta = ForwardMeta.build([Segment(2, 0, np.array([0], dtype=np.int32))], PAGE_SIZE, "cpu")
+
+    with runner_of(checkpoint("llama3"), oracles, "float32") as runner, pytest.raises(InvariantViolated, match=what):
+        runner.forward(step["ids"], step["positions"], meta, step["last_rows"])
+
+
+class Failing:
+    """Kernels, one of which fails or computes something else."""
+
+    def __init__(self, silu_mul: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.add_rms_norm, self.rope_write, self.silu_mul = oracles.add_rms_norm, oracles.rope_write, silu_mul
+
+
+def _is_portable(runner: ModelRunner) -> bool:
+    return runner._fused is None
+
+
+def _fail(gate_up: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+@pytest.mark.parametrize(
+    ("silu_mul", "why"), [(_fail, "no kernel image"), (lambda gate_up: 2 * oracles.silu_mul(gate_up), "other logits")]
+)
+def test_kernels_that_fail_or_lie_are_given_up(
+    silu_mul: Any, why: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check at load goes through the path that serves: then the portable one does, and heartbeats say why."""
+    monkeypatch.setattr(build, "missing", {})
+    with runner_of(checkpoint("llama"), Failing(silu_mul), "float32") as runner:
+        verification = Verification(runner.model, 16, [None] * 3)
+        with pytest.raises((RuntimeError, UnsupportedModel), match=why):
+            runner.verify(verification, may_fall_back=False)
+        assert not _is_portable(runner)
+
+        runner.verify(verification, may_fall_back=True)
+
+        assert _is_portable(runner)
+        assert why in build.missing["the fused forward"]
+
+
+def test_a_fault_of_the_machine_is_no_reason_to_fall_back(checkpoint: Checkpoint) -> None:
+    """It says nothing about the kernels."""
+
+    def out_of_memory(gate_up: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with runner_of(checkpoint("llama"), Failing(out_of_memory), "float32") as runner:
+        with pytest.raises(torch.OutOfMemoryError):
+            runner.verify(Verification(runner.model, 16, [None] * 3), may_fall_back=True)
+        assert not _is_portable(runner)
+
+
+def test_only_models_of_the_family_on_a_gpu_are_merged(checkpoint: Checkpoint) -> None:
+    """Another model goes the portable way, unless the fused one is insisted on."""
+    other = load_model(checkpoint("gemma2"), load_config(checkpoint("gemma2")), dtype="float32", device="cpu")
+    llama = load_model(checkpoint("llama"), load_config(checkpoint("llama")), dtype="float32", device="cpu")
+
+    class OnGpu:
+        device = torch.device("cuda")
+        config = other.config
+
+    assert merge(llama, [None] * 3, 64, "auto") is None
+    assert merge(OnGpu(), [None] * 4, 64, "portable") is None
+    assert merge(OnGpu(), [None] * 4, 64, "auto") is None
+    with pytest.raises(ConfigError, match="--forward fused: OnGpu is not a model that it knows"):
+        merge(OnGpu(), [None] * 4, 64, "fused")
+    with runner_of(checkpoint("llama"), oracles, "float32") as runner:
+        fused = runner._fused
+        assert isinstance(fused, GpuForward)
+        assert isinstance(fuse(runner.model, [None] * 3, runner.pool, "auto", fused._model), GpuForward)
