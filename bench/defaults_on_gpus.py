@@ -19,6 +19,7 @@ from bench import results_file
 from services.gateway.context_limit import ContextLimit
 from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
 from services.worker.config import WorkerConfig
+from services.worker.device_bounds import most_running
 from services.worker.device_choice import choose_device
 from services.worker.engine.gpu_needs import GpuFacts, ModelShape, check_weights
 from services.worker.engine.gpu_room import Room
@@ -158,7 +159,7 @@ def _chosen(machine: Machine, model: Model, config: SupervisorConfig) -> tuple[d
     sizes = choose_sizes(PoolSizes(), machine.memory, demand, node_of(config, sees_gpus=True))
     worker = WorkerConfig(model="", tensor_parallel=ranks, node_workers=config.workers)
     choice = choose_device(worker.device, _Gpus(machine), ranks=ranks, workers=config.workers)
-    wish = room_wish(worker)
+    wish = room_wish(worker, machine.gpu_bytes)
     check_weights(model.shape, ranks, GpuFacts(machine.gpu, machine.gpu_bytes, machine.gpus), wish)
     peak = model.shape.rank_weight_bytes(ranks) + model.shape.prefill_bytes(wish, ranks)
     room = Room(machine.gpu_bytes, CONTEXT_BYTES, peak, wish.reserve_bytes, wish.fraction)
@@ -183,7 +184,8 @@ def _chosen(machine: Machine, model: Model, config: SupervisorConfig) -> tuple[d
     figures = {
         "device_pages": pages, "device_tokens": pages * whole.page_size, "device_bytes": pages * whole.page_bytes,
         "host_tokens": host_pages * whole.page_size, "host_bytes": sizes.host, "context_tokens": limit.tokens,
-        "page_size": whole.page_size, "disk_bytes": 0,
+        "page_size": whole.page_size, "disk_bytes": 0, "max_batch_tokens": wish.tokens,
+        "max_running": most_running(pages * whole.page_size, limit.tokens),
     }  # fmt: skip
     return figures, ready_lines(facts)[1:-2]  # Without addresses.
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from bench import results_file
 from bench.defaults_on_gpus import MODELS
+from services.worker.engine.key_splits import splits_for
 from services.worker.kernels import page_gather
-from services.worker.kernels.block_sizes import block_sizes, splits_for
+from services.worker.kernels.block_sizes import block_sizes
 from services.worker.kv.movers.gpu_assisted import LOAD_PROGRAMS
 from thermocline.simulate.profiles import HardwareProfile, load_hardware
 

@@ -117,12 +117,15 @@ def weight_files(model_dir: Path) -> list[Path]:
     return found
 
 
-def fingerprint(model_dir: Path, cache_dir: Path | None = None, *, context_tokens: int = 0) -> str:
+def fingerprint(
+    model_dir: Path, cache_dir: Path | None = None, *, context_tokens: int = 0, is_exact: bool = False
+) -> str:
     """The hex digest (32 characters) over configuration, tokenizer and all weight bytes.
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
-    it is part of the digest where it changes KV. Raises OperatorError when the directory is
-    missing or incomplete, or when a file cannot be read or changes while it is read.
+    it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
+    was computed otherwise. Raises OperatorError when the directory is missing or incomplete, or when a file cannot be
+    read or changes while it is read.
     """
     directory = _directory(model_dir)
     config = load_config(directory)
@@ -139,6 +142,8 @@ def fingerprint(model_dir: Path, cache_dir: Path | None = None, *, context_token
             _feed(digest, path.name, _weight_digest(path, cache, advance))
     if has_short_rope(config, context_tokens):
         _feed(digest, "longrope", "short")
+    if is_exact:
+        _feed(digest, "kernels", "exact")
     if cache_dir is not None and cache.files != before:
         _save_cache(cache_dir, cache)
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from bench.gpu import reading, timing
 from bench.gpu.models import LLAMA_8B, SHALLOW_LAYERS, TINY, random_runner, weight_bytes
 from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
 from services.worker.engine.cuda_graphs import DecodeGraphs
-from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.forward_meta import ForwardMeta, Segment, paged_tensors
 from services.worker.engine.model_runner import ModelRunner
 
 PAGE_SIZE = 16
@@ -30,6 +31,11 @@ POINTS = [(1, 1024), (16, 1024), (64, 1024), (1, 16_384), (16, 16_384), (64, 409
 """(requests, tokens of context of each), the most telling first."""
 
 TINY_POINTS = [(2, 40)]
+
+SHARED_POINTS = [(16, 16_384), (64, 4096)]
+"""(requests, tokens of a document that is all that they have in common but one page)."""
+
+TINY_SHARED_POINTS = [(9, 600)]
 
 
 class PlayedCapture:
@@ -54,13 +60,18 @@ class _PlayedGraph:
 class Step:
     """One token of each of ``requests`` requests that have ``context`` tokens in pages anywhere in the pool."""
 
-    def __init__(self, runner: ModelRunner, graphs: DecodeGraphs, requests: int, context: int) -> None:
-        self._runner, self._graphs = runner, graphs
+    def __init__(
+        self, runner: ModelRunner, graphs: DecodeGraphs, requests: int, context: int, *, is_shared: bool = False
+    ) -> None:
+        """``is_shared``: all but the last page is the same for all requests."""
+        self._runner, self._graphs, self.attends_once = runner, graphs, True
         page_size = runner.geometry.page_size
         pages = context // page_size + 1
         order = np.random.default_rng(0).permutation(runner.pool.pages).astype(np.int32)
         # Contexts that together are larger than the pool share pages, but not the last, which is written.
         own, shared = order[:requests], np.resize(order[requests:], requests * (pages - 1)).reshape(requests, -1)
+        if is_shared:
+            shared = np.tile(shared[0], (requests, 1))
         self._segments = [Segment(1, context, np.append(shared[row], own[row])) for row in range(requests)]
         self._ids = torch.arange(requests) * 7919 % runner.vocab_size
         self._positions = torch.full((requests,), context)
@@ -78,7 +89,12 @@ class Step:
         return logits
 
     def _meta(self) -> ForwardMeta:
-        return ForwardMeta.build(self._segments, self._runner.geometry.page_size, self._runner.pool.device)
+        """With ``attends_once`` off, every request attends to what they share by itself."""
+        size, device = self._runner.geometry.page_size, self._runner.pool.device
+        meta = ForwardMeta.build(self._segments, size, device)
+        if self.attends_once:
+            return meta
+        return replace(meta, paged=replace(meta.paged or paged_tensors(self._segments, size, device), shared=None))
 
 
 def fill_pool(runner: ModelRunner) -> None:
@@ -110,29 +126,61 @@ def measure(step: Step, run: reading.Reading, floor_s: float) -> dict[str, Any]:
     }
 
 
+def measure_shared(step: Step, run: reading.Reading) -> dict[str, Any]:
+    """Milliseconds of a captured step whose requests share a document, attended to once and by each by itself. Raises
+    SystemExit if they compute different things.
+    """
+    spent, logits = {}, {}
+    for attends_once in (True, False):
+        step.attends_once = attends_once
+        logits[attends_once] = step.graphed()
+        spent[attends_once] = timing.wall_seconds(partial(_next_tokens, step.graphed), 3 * run.rounds, run.device)
+    spread = logits[False].std(dim=-1, keepdim=True).clamp_min(1e-12)
+    deviation = ((logits[True] - logits[False]) / spread).square().mean(dim=-1).sqrt().mean().item()
+    if not deviation <= 0.1:
+        raise SystemExit(f"a document that is attended to once gives other logits: relative deviation {deviation:.3g}")
+    return {
+        "once_ms": spent[True] * 1e3,
+        "each_ms": spent[False] * 1e3,
+        "speedup": spent[False] / spent[True],
+        "deviation": deviation,
+    }
+
+
 def _next_tokens(way: Callable[[], torch.Tensor]) -> list[int]:
     tokens: list[int] = way().argmax(dim=-1).tolist()
     return tokens
 
 
-def headline(points: list[dict[str, Any]]) -> reading.Headline:
+def headline(results: dict[str, Any]) -> reading.Headline:
     """Speed-up of each point."""
-    return [
+    graphs = [
         (
             f"{each['requests']} x {each['context']} tokens: graph over eager",
             each["speedup"],
             f"times, {each['graph_ms']:.3g} ms a step, {100 * each['of_floor']:.0f}% of what memory allows",
         )
-        for each in points
+        for each in results["points"]
     ]
+    shared = [
+        (
+            f"{each['requests']} x one document of {each['context']} tokens: attended to once over by each",
+            each["speedup"],
+            f"times, {each['once_ms']:.3g} ms a step",
+        )
+        for each in results["shared"]
+    ]
+    return graphs + shared
 
 
 def main() -> None:
     run = reading.begin("decode", __doc__)
     points = run.choose(POINTS, [(1, 1024), (16, 1024)], TINY_POINTS)
     shape = run.choose(LLAMA_8B, LLAMA_8B | {"num_hidden_layers": SHALLOW_LAYERS}, TINY)
-    pool_tokens = max(requests * (context + PAGE_SIZE) for requests, context in points)
-    longest = max(context for _, context in points) + PAGE_SIZE
+    shared_points = run.choose(SHARED_POINTS, SHARED_POINTS[:1], TINY_SHARED_POINTS)
+    sizes = points + shared_points
+    pool_tokens = max(requests * (context + PAGE_SIZE) for requests, context in sizes)
+    longest = max(context for _, context in sizes) + PAGE_SIZE
     runner = random_runner(
         shape, most_tokens=longest, pool_tokens=pool_tokens, page_size=PAGE_SIZE, device=run.device
     )  # fmt: skip
@@ -140,7 +188,7 @@ def main() -> None:
         fill_pool(runner)
         kernels: Any = importlib.import_module("services.worker.kernels")
         capture: Capture = CudaCapture(run.device) if run.device.type == "cuda" else PlayedCapture()
-        most_rows = max(requests for requests, _ in points)
+        most_rows = max(requests for requests, _ in sizes)
         began = time.perf_counter()
         graphs = DecodeGraphs(runner, most_rows, capture=capture, kernels=kernels)
         results: dict[str, Any] = {
@@ -149,6 +197,7 @@ def main() -> None:
             "capture_s": time.perf_counter() - began,
             "copy_gb_s": timing.copy_gb_s(run.device, run.choose(2**30, 2**30, 2**16), run.rounds),
             "points": [],
+            "shared": [],
         }
         weights, token = weight_bytes(runner), runner.geometry.token_bytes
         for requests, context in run.each(points):
@@ -157,7 +206,11 @@ def main() -> None:
             found = measure(step, run, nbytes / (results["copy_gb_s"] * 1e9))
             results["points"].append({"requests": requests, "context": context, **found})
             run.keep(results)
-        run.finish(results, headline(results["points"]))
+        for requests, context in run.each(shared_points):
+            step = Step(runner, graphs, requests, context, is_shared=True)
+            results["shared"].append({"requests": requests, "context": context, **measure_shared(step, run)})
+            run.keep(results)
+        run.finish(results, headline(results))
     finally:
         runner.close()
 

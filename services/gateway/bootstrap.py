@@ -153,6 +153,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
             config.model_dir,
             served_name=config.served_model_name,
             max_context_tokens=config.max_context_tokens,
+            is_exact=config.exact,
             cache_dir=config.cache_dir,
         )
         fidelity = await life.in_thread(fidelity_rules, config, facts.fingerprint)

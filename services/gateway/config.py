@@ -68,6 +68,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
     ] = "tokens"
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
+    exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
     idle_timeout_ms: Annotated[int, Meta(description="longest pause between two tokens", ge=1)] = 120_000
     stream_start_ms: Annotated[

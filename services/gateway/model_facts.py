@@ -40,13 +40,18 @@ class ModelFacts:
 
 
 def read_model_facts(
-    model_dir: Path, *, served_name: str = "", max_context_tokens: int = 0, cache_dir: Path | None = None
+    model_dir: Path,
+    *,
+    served_name: str = "",
+    max_context_tokens: int = 0,
+    cache_dir: Path | None = None,
+    is_exact: bool = False,
 ) -> ModelFacts:
     """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
     return ModelFacts(
         name=served_name or model_files.model_name(model_dir),
-        fingerprint=model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens),
+        fingerprint=model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact),
         vocab_size=vocab_size,
         max_context=max_context,
         defaults=sampling_defaults(model_files.load_generation_config(model_dir)),

@@ -79,8 +79,12 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     max_queued_per_tenant: Annotated[int, Meta(description="waiting requests of one tenant; 0 is no bound", ge=0)] = (
         _CELL.max_queued_per_tenant
     )
-    max_batch_tokens: Annotated[int, Meta(description="prefill tokens of one batch", ge=1)] = _CELL.max_batch_tokens
-    max_running: Annotated[int, Meta(description="requests that a worker runs at once", ge=1)] = _CELL.max_running
+    max_batch_tokens: Annotated[
+        int, Meta(description="prefill tokens of one batch; 0: by the GPU's memory, 2048 on a CPU", ge=0)
+    ] = 0
+    max_running: Annotated[
+        int, Meta(description="requests that a worker runs at once; 0: by the pool of a GPU, 64 on a CPU", ge=0)
+    ] = 0
     max_queued: Annotated[int, Meta(description="waiting requests; one more is refused", ge=1)] = _CELL.max_queued
     max_queued_tokens: Annotated[int, Meta(description="prompt tokens of waiting requests", ge=1)] = (
         _CELL.max_queued_tokens

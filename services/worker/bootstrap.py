@@ -18,6 +18,7 @@ from services.worker.compute import Runner, StepComputer
 from services.worker.config import WorkerConfig
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
+from services.worker.device_bounds import batch_tokens, most_running
 from services.worker.device_choice import DeviceChoice
 from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
@@ -61,7 +62,7 @@ from services.worker.step_rows import StepRows
 from services.worker.store_calls import StoreCalls
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
-from services.worker.torch_gpus import choose
+from services.worker.torch_gpus import choose, device_bytes
 from shared import ids, logs, metrics, progress, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
@@ -81,10 +82,19 @@ from shared.tracing import Tracer
 _log = logs.get_logger("worker")
 
 
-def device_facts(config: WorkerConfig, choice: DeviceChoice) -> DeviceFacts:
-    """What the cell is told of the device."""
+def device_facts(
+    config: WorkerConfig, choice: DeviceChoice, *, pool_tokens: int, max_context: int, memory_bytes: int
+) -> DeviceFacts:
+    """What the cell is told of the device, which has a pool of ``pool_tokens`` tokens; 0 bytes on a CPU."""
     name = choice.name or this_machine().processor
-    return DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
+    facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
+    if choice.kind == "cpu":
+        return facts
+    return msgspec.structs.replace(
+        facts,
+        max_batch_tokens=config.max_batch_tokens or batch_tokens(memory_bytes),
+        max_running=most_running(pool_tokens, max_context),
+    )
 
 
 def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> PageMover:
@@ -361,7 +371,9 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     reap(config.shm_prefix)
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
-    model = await life.in_thread(fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens)
+    model = await life.in_thread(
+        fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens, is_exact=config.exact
+    )
     vocabulary = await life.in_thread(Vocabulary.from_directory, config.model_dir)
     if choice.kind == "cuda":
         have_threads_use(torch.device(choice.device))
@@ -391,7 +403,13 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 incarnation=ids.new_id("inc"),
                 node=config.node_name,
                 model=model,
-                device=device_facts(config, choice),
+                device=device_facts(
+                    config,
+                    choice,
+                    pool_tokens=runner.pool.pages * runner.geometry.page_size,
+                    max_context=runner.max_context,
+                    memory_bytes=device_bytes(choice),
+                ),
             )
             shell = make_shell(
                 msgspec.structs.replace(config, threads=config.rank_threads),

@@ -11,11 +11,12 @@ import msgspec
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
-from shared.messages.cell_events import CellConfig
 from shared.model_folder import find_model
 from shared.tracing import Traces
 
 Doc = msgspec.Meta
+
+NOT_ON_CPUS = "its kernels are for GPUs; on a CPU a row depends on its chunk, though not on its batch, in the last bits"
 
 
 class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -61,10 +62,22 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         ),
     ] = 0.9
     max_batch_tokens: Annotated[
-        int, Doc(description="tokens of the largest prefill, as the scheduler has it; sizes the pool on cuda", ge=1)
-    ] = CellConfig().max_batch_tokens
+        int,
+        Doc(
+            description="tokens of the largest prefill, as the scheduler has it; sizes the pool on cuda; 0: by the GPU",
+            ge=0,
+        ),
+    ] = 0
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
+    attention: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        Doc(description="on cuda, whose kernels attend in steps that are not captured; auto is triton"),
+    ] = "auto"
+    exact: Annotated[
+        bool,
+        Doc(description="on cuda, a row's bits do not depend on batch, chunks or cache, at a price; refused elsewhere"),
+    ] = False
     forward: Annotated[
         Literal["auto", "fused", "portable"],
         Doc(
@@ -154,6 +167,16 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
         if self.forward == "fused" and self.tensor_parallel > 1:
             faults.append("--forward fused: in one process only, not with --tensor-parallel")
+        if self.exact and self.device == "cpu":
+            faults.append(f"--exact: {NOT_ON_CPUS}")
+        if self.exact and self.attention == "flashinfer":
+            faults.append("--exact: its attention is ours; not with --attention flashinfer")
+        if self.attention == "flashinfer" and (self.tensor_parallel > 1 or self.device == "cpu"):
+            faults.append("--attention flashinfer: on one GPU, not with --tensor-parallel or --device cpu")
+        if self.exact and self.forward == "fused":
+            faults.append("--exact: not with --forward fused, whose kernels were not proven so")
+        if self.exact and self.tensor_parallel > 1:
+            faults.append("--exact: not with --tensor-parallel, whose sums over ranks are ordered by their size")
         if faults:
             raise ValueError("; ".join(faults))
 

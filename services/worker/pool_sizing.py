@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from services.worker.config import WorkerConfig
+from services.worker.device_bounds import batch_tokens
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_runner import PoolSizer
 from shared.memory.machine_memory import MachineMemory, machine_memory
@@ -36,16 +37,17 @@ def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemor
     """For a pool on a GPU: what weights and the largest prefill leave of it."""
 
     def pages(model: Any, geometry: KvGeometry, max_context: int) -> int:
-        room = measure_room(model, geometry, max_context, room_wish(config), memory(model.device))
+        device = memory(model.device)
+        room = measure_room(model, geometry, max_context, room_wish(config, device.total_bytes()), device)
         return room.pages(geometry.page_bytes)
 
     return pages
 
 
-def room_wish(config: WorkerConfig) -> RoomWish:
-    """What is to be left, and for what, on a GPU."""
+def room_wish(config: WorkerConfig, device_bytes: int) -> RoomWish:
+    """What is to be left, and for what, on a GPU of so much memory."""
     return RoomWish(
         fraction=config.device_memory_fraction,
-        tokens=config.max_batch_tokens,
+        tokens=config.max_batch_tokens or batch_tokens(device_bytes),
         reserve_bytes=config.restore_staging_bytes,
     )

@@ -13,7 +13,7 @@ from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
 from services.worker.proving.device import find_fault, prove_device
 from services.worker.proving.parts import GRAPHS, parts_of
-from services.worker.torch_gpus import gpu_facts
+from services.worker.torch_gpus import device_bytes, gpu_facts
 from shared import logs, progress
 
 _log = logs.get_logger("worker")
@@ -37,7 +37,9 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         forward=config.forward,
         sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
         context_tokens=config.max_context_tokens,
-        prove=partial(prove_device, parts=parts_of(has_graphs=config.decode_graph_rows > 0)),
+        exact=config.exact,
+        attention=config.attention,
+        prove=partial(prove_device, parts=parts_of(has_graphs=config.decode_graph_rows > 0, is_exact=config.exact)),
     )
     with progress.phase("warming up"):
         runner.warm_up()
@@ -78,7 +80,7 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
         device_kv_bytes=config.device_kv_bytes or None,
         pages=config.device_pages or None,
         sizer=cpu_sizer(config) if choice.kind == "cpu" else None,
-        room=room_wish(config),
+        room=room_wish(config, device_bytes(choice)),
     )
     try:
         group.warm_up()
@@ -93,4 +95,4 @@ def check_fit(config: WorkerConfig, gpu: GpuFacts) -> None:
     """Raise ConfigError where no weight need be read to see that the model does not fit."""
     shape = shape_of(config.model_dir, config.dtype)
     if shape is not None:
-        check_weights(shape, config.tensor_parallel, gpu, room_wish(config))
+        check_weights(shape, config.tensor_parallel, gpu, room_wish(config, gpu.total))

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from services.worker.checks import driver_shows_gpus
-from services.worker.config import WorkerConfig
+from services.worker.config import NOT_ON_CPUS, WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
 from services.worker.engine.gpu_needs import GpuFacts
+from shared.errors import ConfigError
 from shared.guard import guarded
 
 # torch leaves these functions without types.
@@ -91,13 +92,23 @@ def _first_line(error: Exception) -> str:
 
 def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
     """Where this worker's model runs. Raises ConfigError with the reason why it can run nowhere as configured."""
-    return choose_device(
+    choice = choose_device(
         config.device,
         gpus or TorchGpus(),
         first_gpu=config.gpu,
         ranks=config.tensor_parallel,
         workers=config.node_workers,
     )
+    if choice.kind == "cpu" and config.attention == "flashinfer":
+        raise ConfigError("--attention flashinfer: on a GPU only, and there is none that can be used here")
+    if choice.kind == "cpu" and config.exact:
+        raise ConfigError(f"--exact: {NOT_ON_CPUS}{f' ({choice.note})' if choice.note else ''}")
+    return choice
+
+
+def device_bytes(choice: DeviceChoice) -> int:
+    """All memory of the first GPU that was chosen; 0 on a CPU."""
+    return TorchGpus().memory_bytes(choice.first_gpu) if choice.kind == "cuda" else 0
 
 
 def main() -> int:

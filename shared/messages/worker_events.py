@@ -29,6 +29,8 @@ class DeviceFacts(Message, frozen=True):
     name: str = ""  # As its maker or its driver has it.
     ranks: int = 1  # Processes that share the model, with a GPU each on cuda.
     note: str = ""  # Why a GPU that is there is not used.
+    max_batch_tokens: int = 0  # What it takes at once where the cell's settings leave it to devices; 0: as any.
+    max_running: int = 0
 
 
 class WorkerJoined(Message, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from services.worker.engine.key_splits import SPLIT_KEYS
 from services.worker.kernels import kv_write, paged_attention
-from services.worker.kernels.block_sizes import SPLIT_KEYS
 from tests.cases import case
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.paged_batches import Shape, make_batch

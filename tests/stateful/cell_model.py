@@ -101,7 +101,9 @@ class CellModel:
                     self.admitted.append(output.order)
                 if isinstance(output.order, plans.RunBatch):
                     tokens = sum(chunk.end - chunk.start for chunk in output.order.chunks)
-                    assert tokens <= self.state.config.max_batch_tokens
+                    device = self.state.workers[output.worker_id].device
+                    own = 0 if device is None else device.max_batch_tokens
+                    assert tokens <= (self.state.config.max_batch_tokens or own or CellConfig().max_batch_tokens)
                     assert tokens or output.order.restores
                 worker = self.known_workers[output.worker_id, output.incarnation]
                 worker.receive(output)

@@ -43,7 +43,16 @@ Exit codes: 0 stopped as asked, by Ctrl-C or SIGTERM; 1 failed; 2 refused to sta
 anything was started; 141 nothing reads the output any more."""
 
 GROUPS = {
-    "model and device": ("model", "max_context_tokens", "device", "dtype", "threads", "tensor_parallel", "profile"),
+    "model and device": (
+        "model",
+        "max_context_tokens",
+        "device",
+        "dtype",
+        "exact",
+        "threads",
+        "tensor_parallel",
+        "profile",
+    ),
     "address": ("host", "port", "tls_cert", "tls_key"),
     "processes": ("workers", "schedulers", "ready_timeout_s", "grace_s"),
     "device and host memory": (

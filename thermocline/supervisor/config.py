@@ -87,6 +87,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="nats-server program of the embedded broker; empty is the one on PATH, or else the packaged"),
     ] = ""
     dtype: Annotated[str | None, Meta(description="data type of weights and KV")] = None
+    exact: Annotated[
+        bool | None, Meta(description="on cuda, the same bits whatever else is computed, at a price; refused elsewhere")
+    ] = None
     device: Annotated[
         str | None, Meta(description="cpu, cuda, or auto (the default), which is cuda where a usable GPU is there")
     ] = None

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.engine.key_splits import SPLIT_KEYS
+from services.worker.engine.shared_prefixes import DecodeRow, SharedTiles, most_tiles, shared_tiles
 from services.worker.engine.uploads import upload
 from shared.errors import InvariantViolated
 
@@ -45,11 +47,25 @@ class LayerGate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedTensors:
+    """Keys that single rows of a step share (:mod:`~services.worker.engine.shared_prefixes`), on the device.
+
+    row_keys int32 [S]: how many of a segment's first keys a tile attends to for it; tile_rows int32 [tiles, MEMBERS];
+    tile_keys int32 [tiles], 0 for a tile that is none.
+    """
+
+    row_keys: torch.Tensor
+    tile_rows: torch.Tensor
+    tile_keys: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PagedTensors:
     """The step as the GPU kernel reads it, on the device: ``S`` segments.
 
     cu_rows int32 [S + 1]: where each segment's rows begin in the batch; context int32 [S]; page_table int32
-    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid.
+    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid. ``shared`` is of a step
+    in which it pays.
     """
 
     cu_rows: torch.Tensor
@@ -57,6 +73,7 @@ class PagedTensors:
     page_table: torch.Tensor
     max_rows: int
     max_length: int
+    shared: SharedTensors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +146,39 @@ def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.dev
 
 
 def _tables(segments: Sequence[Segment], page_size: int) -> list[npt.NDArray[np.int32]]:
-    """Row offsets, contexts and the page table of ``PagedTensors``."""
+    """Row offsets, contexts and the page table of ``PagedTensors``, and where rows share keys the three arrays of its
+    ``SharedTensors``.
+    """
     counts = [pages_for(segment.length, page_size) for segment in segments]
     table = np.zeros((len(segments), max(counts)), dtype=np.int32)
     for row, (segment, count) in enumerate(zip(segments, counts, strict=True)):
         table[row, :count] = segment.pages[:count]
     cu_rows = np.zeros(len(segments) + 1, dtype=np.int32)
     np.cumsum([segment.rows for segment in segments], out=cu_rows[1:])
-    return [cu_rows, np.array([segment.context for segment in segments], dtype=np.int32), table]
+    tables = [cu_rows, np.array([segment.context for segment in segments], dtype=np.int32), table]
+    tiles = tiles_of(segments, page_size)
+    if tiles is not None:
+        tables += [tiles.row_keys(len(segments)), tiles.tile_rows, tiles.tile_keys]
+    return tables
 
 
 def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> PagedTensors:
-    cu_rows, context, table = tensors
+    cu_rows, context, table, *shared = tensors
     return PagedTensors(
         cu_rows=cu_rows,
         context=context,
         page_table=table,
         max_rows=max(segment.rows for segment in segments),
         max_length=max(segment.length for segment in segments),
+        shared=SharedTensors(*shared) if shared else None,
     )
+
+
+def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
+    """Which single rows of a step share keys, in no more tiles than graphs of such a step have."""
+    rows = [
+        DecodeRow(number, segment.length, segment.pages)
+        for number, segment in enumerate(segments)
+        if segment.rows == 1 and segment.length > SPLIT_KEYS
+    ]
+    return shared_tiles(rows, page_size, most_tiles(len(segments))) if len(rows) > 1 else None

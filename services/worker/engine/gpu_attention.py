@@ -8,21 +8,26 @@ from collections.abc import Callable
 import torch
 
 from services.worker.engine.attention import AttentionCall
+from services.worker.engine.flashinfer_attention import FlashInferAttention
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.torch_attention import TorchAttention
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
+KERNELS = "services.worker.kernels"
+EXACT_KERNELS = "services.worker.kernels.exact"
+
 
 class GpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: DevicePool, kernels: str = KERNELS) -> None:
+        """``kernels`` names a package that has ``paged_attention``."""
         # Imported here because it pulls in Triton, which machines without a GPU need not have.
-        kernels = importlib.import_module("services.worker.kernels")
+        package = importlib.import_module(kernels)
         self._pool = pool
-        self._kernel = kernels.paged_attention
+        self._kernel = package.paged_attention
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
         tensors = meta.paged
@@ -44,7 +49,11 @@ class GpuAttention:
         return attend
 
 
-def gpu_attention(pool: DevicePool, way: str) -> AttentionBackend:
-    """The backend of this name among the ways of ``services.worker.proving.parts.ATTENTION``."""
-    backends: dict[str, Callable[[DevicePool], AttentionBackend]] = {"triton": GpuAttention, "torch": TorchAttention}
-    return backends[way](pool)
+def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> AttentionBackend:
+    """The backend of this name: ``triton`` over a package of kernels, ``torch`` or ``flashinfer``.
+
+    Raises ConfigError for one that cannot serve this pool.
+    """
+    if way == "triton":
+        return GpuAttention(pool, kernels)
+    return TorchAttention(pool) if way == "torch" else FlashInferAttention(pool)

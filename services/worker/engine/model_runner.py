@@ -18,9 +18,10 @@ import torch
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
+from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
-from services.worker.engine.gpu_attention import gpu_attention
+from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, gpu_attention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -32,6 +33,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.shared_prefixes import MEMBERS
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.settled import settle
@@ -46,7 +48,7 @@ from shared.messages.pools import KvGeometry
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
 WARMED_CONTEXT = 1024
-"""Tokens behind which a decode step on a GPU splits its keys among programs (``kernels.block_sizes.SPLIT_KEYS``)."""
+"""Tokens behind which a decode step on a GPU splits its keys among programs (``key_splits.SPLIT_KEYS``)."""
 
 Prove = Callable[[ServedShape], ProofTable]
 """Tries what a worker uses of CUDA (``services.worker.proving.device.prove_device``)."""
@@ -69,15 +71,23 @@ class ModelRunner:
         vocab_size: int,
         context: int = 0,
         fused: StepForward | None = None,
+        operators: Any = None,
+        attention: str = "auto",
         proofs: ProofTable = NOTHING_TO_PROVE,
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own. ``proofs`` say which ways serve on a GPU.
+        the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
+        (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
+        ``proofs`` say which ways serve there, among them the backend for ``auto``.
         """
         self._model = model
         self._fused = fused
+        self._device = pool.device
+        self._operators = operators
+        self._kernels = KERNELS if operators is None else EXACT_KERNELS
+        way = proofs.way(ATTENTION, "triton") if attention in ("auto", "triton") else attention
         self._backend: AttentionBackend = (
-            CpuAttention(pool) if pool.device.type == "cpu" else gpu_attention(pool, proofs.way(ATTENTION, "triton"))
+            CpuAttention(pool) if pool.device.type == "cpu" else gpu_attention(pool, way, self._kernels)
         )
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
@@ -101,14 +111,17 @@ class ModelRunner:
         forward: ForwardPath = "auto",
         sizer: PoolSizer | None = None,
         context_tokens: int = 0,
+        exact: bool = False,
+        attention: str = "auto",
         prove: Prove | None = None,
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
         The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
         once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
-        the context; 0 leaves the model's own. ``prove`` is called on a GPU, before weights are on it, and
-        says what serves there. Raises UnsupportedModel with the reason, ConfigError for bad settings, DeviceUnproven.
+        the context; 0 leaves the model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`).
+        ``prove`` is called on a GPU, before weights are on it, and says what serves there. Raises UnsupportedModel with
+        the reason, ConfigError for bad settings, DeviceUnproven.
         """
         if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -124,11 +137,13 @@ class ModelRunner:
             shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
             proofs = prove(shape)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
             geometry = find_geometry(model, windows, page_size, context)
         if shape is not None and prove is not None and shape.geometry != geometry:
             proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
-        if proofs.way(FUSED) == "separate":
+        if exact or proofs.way(FUSED) == "separate":
+            # Kernels of the fused forward are not among those that exact mode knows.
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
@@ -144,10 +159,19 @@ class ModelRunner:
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
                 runner = cls(
-                    model, pool, vocab_size=verification.vocab_size, context=context, fused=fused, proofs=proofs
+                    model,
+                    pool,
+                    vocab_size=verification.vocab_size,
+                    context=context,
+                    fused=fused,
+                    operators=operators,
+                    attention=attention,
+                    proofs=proofs,
                 )
                 with progress.phase("verifying the model"):
                     runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
+                if exact:
+                    prove_exact(runner.forward, pool, runner.vocab_size, runner.max_context)
         except BaseException:
             pool.close()
             raise
@@ -174,8 +198,9 @@ class ModelRunner:
         return self.pool.geometry
 
     @property
-    def _device(self) -> torch.device:
-        return self.pool.device
+    def is_exact(self) -> bool:
+        """Whether a row has the same bits in any step."""
+        return self._operators is not None
 
     @property
     def attention(self) -> AttentionBackend:
@@ -245,12 +270,12 @@ class ModelRunner:
 
         Overwrites pages of the pool: call it before any request is admitted.
         """
-        self._graphs = capture_decode(self, most_rows)
+        self._graphs = capture_decode(self, most_rows, self._kernels)
         return self._graphs
 
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""
-        self._graphs = None
+        self._graphs = self._operators = None
         self.pool.close()
 
 
@@ -277,23 +302,26 @@ class _Warmed(Protocol):
 
 
 def warm_up(runner: _Warmed) -> None:
-    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU a decode step of a
-    long context follows, whose kernels are others.
+    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU decode steps of a
+    long context follow, one alone and several that share it, whose kernels are others.
 
     Overwrites the pool's first pages: call it before any request is admitted.
     """
     page_size, pages = runner.pool.geometry.page_size, runner.pool.pages
     room = min(runner.max_context, pages * page_size) - 1
     tokens = min(256, room)
-    steps = [(tokens, 0), (1, tokens)]
+    steps = [[(tokens, 0)], [(1, tokens)]]
     if runner.pool.device.type == "cuda":
-        steps.append((1, min(WARMED_CONTEXT, room)))
+        longer = 1, min(WARMED_CONTEXT, room)
+        steps += [[longer], [longer] * MEMBERS]
     table = np.arange(pages, dtype=np.int32)
-    for rows, context in steps:
-        if rows > 0:
-            meta = ForwardMeta.build([Segment(rows, context, table)], page_size, runner.pool.device)
-            positions = torch.arange(context, context + rows)
-            runner.forward(torch.zeros(rows, dtype=torch.int64), positions, meta, torch.tensor([rows - 1]))
+    for step in steps:
+        total = sum(rows for rows, _ in step)
+        if total > 0:
+            segments = [Segment(rows, context, table) for rows, context in step]
+            meta = ForwardMeta.build(segments, page_size, runner.pool.device)
+            positions = torch.cat([torch.arange(context, context + rows) for rows, context in step])
+            runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
 def probe_tokens(model: Any, pages: int, page_size: int) -> int:

@@ -13,8 +13,9 @@ import torch
 
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.decode_shapes import DecodeShape
-from services.worker.engine.forward_meta import ForwardMeta, PagedTensors, paged_tensors
+from services.worker.engine.forward_meta import ForwardMeta, PagedTensors, SharedTensors, paged_tensors
 from services.worker.engine.paged_step import PooledStep
+from services.worker.engine.shared_prefixes import MEMBERS, most_tiles
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 
@@ -46,7 +47,8 @@ class StaticBatch:
     """One memory for the graphs of all shapes; a graph of n rows has the first n.
 
     ids, positions, slots and last_rows int64 [rows], context int32 [rows], page_table int32 [rows, pages], cu_rows
-    int32 [rows + 1], logits float32 [rows, vocab].
+    int32 [rows + 1], logits float32 [rows, vocab]; the rest are those of
+    :class:`~services.worker.engine.forward_meta.SharedTensors`.
     """
 
     def __init__(self, rows: int, pages: int, vocab_size: int, device: torch.device) -> None:
@@ -57,11 +59,15 @@ class StaticBatch:
         self.context = torch.zeros(rows, dtype=torch.int32, device=device)
         self.page_table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
         self.cu_rows = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._shares = False
+        self.row_keys = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.tile_rows = torch.zeros((most_tiles(rows), MEMBERS), dtype=torch.int32, device=device)
+        self.tile_keys = torch.zeros(most_tiles(rows), dtype=torch.int32, device=device)
         self.logits = torch.zeros((rows, vocab_size), dtype=torch.float32, device=device)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in vars(self).values())
+        return sum(each.nbytes for each in vars(self).values() if isinstance(each, torch.Tensor))
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, padded_rows: int) -> None:
         """Take over a step of single rows, and make the rows behind it, up to ``padded_rows``, padding.
@@ -79,11 +85,28 @@ class StaticBatch:
         self.page_table[:rows, : tensors.page_table.shape[1]].copy_(tensors.page_table)
         self.slots[rows:padded_rows].fill_(PADDING)
         self.context[rows:padded_rows].zero_()
+        self._share(tensors.shared, rows)
+
+    def _share(self, shared: SharedTensors | None, rows: int) -> None:
+        """Take over which rows share keys. Padding shares none, and tiles behind those of the step have none."""
+        if shared is None and not self._shares:
+            return  # As in most steps: there is nothing to undo.
+        self._shares = shared is not None
+        self.row_keys.zero_()
+        self.tile_keys.zero_()
+        if shared is not None:
+            tiles = len(shared.tile_keys)
+            self.row_keys[:rows].copy_(shared.row_keys)
+            self.tile_rows[:tiles].copy_(shared.tile_rows)
+            self.tile_keys[:tiles].copy_(shared.tile_keys)
 
     def clear(self) -> None:
         """Padding everywhere: a step that changes nothing in the pool."""
         self.slots.fill_(PADDING)
         self.context.zero_()
+        self.row_keys.zero_()
+        self.tile_keys.zero_()
+        self._shares = False
 
 
 class StaticStep(PooledStep):
@@ -98,6 +121,11 @@ class StaticStep(PooledStep):
             page_table=batch.page_table[: shape.rows],
             max_rows=1,
             max_length=shape.length,
+            shared=SharedTensors(
+                row_keys=batch.row_keys[: shape.rows],
+                tile_rows=batch.tile_rows[: most_tiles(shape.rows)],
+                tile_keys=batch.tile_keys[: most_tiles(shape.rows)],
+            ),
         )
 
     @property

@@ -12,11 +12,6 @@ from dataclasses import dataclass
 
 MIN_BLOCK = 16
 
-SPLIT_KEYS = 512
-"""Keys of one split of a decode row, as long as there are few splits."""
-
-MAX_SPLITS = 32
-
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
@@ -53,8 +48,3 @@ def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
         num_warps=4 if is_small else 8,
         num_stages=2,
     )
-
-
-def splits_for(max_visible: int) -> int:
-    """Splits of the longest decode row, which sees ``max_visible`` keys."""
-    return max(1, min(MAX_SPLITS, -(-max_visible // SPLIT_KEYS)))

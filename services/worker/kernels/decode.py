@@ -4,7 +4,8 @@ A program takes one split of one request's keys for one KV head; the query heads
 its rows, so K and V are read once for all of them. A second kernel joins the splits by their log-sum-exp.
 
 How a row is cut depends on nothing but the keys that it sees itself. The sums are therefore the same whatever else is
-in the batch: a token does not change with its neighbours.
+in the batch: a token does not change with its neighbours. Splits that rows share are computed once for all of them
+(:mod:`services.worker.engine.shared_prefixes`), over the same keys in the same order, in larger tiles.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -17,7 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, BlockSizes, splits_for
+from services.worker.engine.forward_meta import SharedTensors
+from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS, splits_for
+from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.kernels.block_sizes import BlockSizes
 from services.worker.kernels.online_softmax import attend_keys
 
 
@@ -28,7 +32,7 @@ def keys_per_split(visible, SPLIT_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 
 # Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit(do_not_specialize=["stride_table", "has_shared"])
 def decode_split_kernel(
     q,
     k_pool,
@@ -39,6 +43,8 @@ def decode_split_kernel(
     cu_rows,
     context,
     page_table,
+    row_keys,
+    has_shared,
     scaling,
     softcap,
     window,
@@ -75,6 +81,11 @@ def decode_split_kernel(
     high = tl.minimum(length, low + per_split)
     if low >= high:
         return
+    if not HAS_WINDOW:
+        # What rows share the shared kernel attends to.
+        shared = tl.load(row_keys + segment, mask=has_shared != 0, other=0)
+        if low + per_split <= shared:
+            return
     members = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + members
@@ -101,6 +112,83 @@ def decode_split_kernel(
         place = (segment.to(tl.int64) * heads + head) * tl.num_programs(2) + split
         tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], result, mask=is_real)
         tl.store(partial_lse + place, row_max + tl.log2(row_sum), mask=members < GROUP)
+
+
+@triton.jit(do_not_specialize=["stride_table", "splits"])
+def decode_shared_kernel(
+    q,
+    k_pool,
+    v_pool,
+    partial,
+    partial_lse,
+    cu_rows,
+    context,
+    page_table,
+    tile_rows,
+    tile_keys,
+    scaling,
+    softcap,
+    heads,
+    splits,
+    stride_q_row,
+    stride_q_head,
+    stride_page,
+    stride_slot,
+    stride_kv_head,
+    stride_table,
+    HAS_SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Grid (tiles * PARTS, kv_heads, splits): one split for the rows of a tile, which have its keys in the same pages.
+
+    A program takes a PARTS-th of a tile's MEMBERS rows.
+    """
+    tile, kv_head, split = tl.program_id(0) // PARTS, tl.program_id(1), tl.program_id(2)
+    shared = tl.load(tile_keys + tile)
+    if shared == 0:
+        return
+    leader = tl.load(tile_rows + tile * MEMBERS)
+    per_split = keys_per_split(tl.load(context + leader) + 1, SPLIT_KEYS, MAX_SPLITS)
+    low = split * per_split
+    if low + per_split > shared:
+        return
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    number = (tl.program_id(0) % PARTS) * (MEMBERS // PARTS) + rows // PADDED_GROUP
+    segment = tl.load(tile_rows + tile * MEMBERS + number)
+    member = rows % PADDED_GROUP
+    head = kv_head * GROUP + member
+    is_row = (segment >= 0) & (member < GROUP)
+    is_real = is_row[:, None] & (dims[None, :] < HEAD_DIM)
+    batch_row = tl.load(cu_rows + segment, mask=segment >= 0, other=0).to(tl.int64)
+    query_at = q + batch_row[:, None] * stride_q_row + head[:, None] * stride_q_head + dims[None, :]
+    query = tl.load(query_at, mask=is_real, other=0.0)
+    total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for start in range(low, low + per_split, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        exists = keys < shared
+        total, row_max, row_sum = attend_keys(
+            query, total, row_max, row_sum,
+            k_pool + kv_head * stride_kv_head, v_pool + kv_head * stride_kv_head, page_table + leader * stride_table,
+            keys, exists, exists[None, :], stride_page, stride_slot, scaling, softcap,
+            HAS_SOFTCAP, PAGE_SIZE, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    place = (segment.to(tl.int64) * heads + head) * splits + split
+    result = total / row_sum[:, None]
+    tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], result, mask=is_real)
+    tl.store(partial_lse + place, row_max + tl.log2(row_sum), mask=is_row)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -153,6 +241,7 @@ def decode(
     cu_rows: torch.Tensor,
     context: torch.Tensor,
     page_table: torch.Tensor,
+    shared: SharedTensors | None,
     *,
     max_length: int,
     scaling: float,
@@ -168,6 +257,7 @@ def decode(
     partial_lse = torch.empty((segments, heads, splits), dtype=torch.float32, device=q.device)
     decode_split_kernel[(segments, kv_heads, splits)](
         q, k_pool, v_pool, out, partial, partial_lse, cu_rows, context, page_table,
+        context if shared is None else shared.row_keys, int(shared is not None),
         scaling, softcap or 0.0, window or 0, heads, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), page_table.stride(0),
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, IS_ONLY_SPLIT=splits == 1,
@@ -175,9 +265,46 @@ def decode(
         BLOCK_D=sizes.block_d, BLOCK_M=sizes.decode_rows, BLOCK_N=sizes.block_n,
         SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps, num_stages=sizes.num_stages,
     )  # fmt: skip
+    if splits > 1 and shared is not None and window is None:
+        _attend_shared(
+            q, k_pool, v_pool, partial, partial_lse, cu_rows, context, page_table, shared,
+            splits=splits, scaling=scaling, softcap=softcap, sizes=sizes,
+        )  # fmt: skip
     if splits > 1:
         decode_join_kernel[(segments, heads)](
             out, partial, partial_lse, cu_rows, context, window or 0, heads, splits,
             HAS_WINDOW=window is not None, HEAD_DIM=head_dim, BLOCK_D=sizes.block_d,
             SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps,
         )  # fmt: skip
+
+
+def _attend_shared(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    cu_rows: torch.Tensor,
+    context: torch.Tensor,
+    page_table: torch.Tensor,
+    shared: SharedTensors,
+    *,
+    splits: int,
+    scaling: float,
+    softcap: float | None,
+    sizes: BlockSizes,
+) -> None:
+    """Fill in the splits that several rows share; the split kernel leaves them out."""
+    heads, head_dim, kv_heads = q.shape[1], q.shape[2], k_pool.shape[2]
+    in_program = min(MEMBERS, sizes.extend_rows // sizes.group)
+    parts = MEMBERS // in_program
+    decode_shared_kernel[(len(shared.tile_keys) * parts, kv_heads, splits)](
+        q, k_pool, v_pool, partial, partial_lse, cu_rows, context, page_table, shared.tile_rows, shared.tile_keys,
+        scaling, softcap or 0.0, heads, splits, q.stride(0), q.stride(1),
+        k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), page_table.stride(0),
+        HAS_SOFTCAP=softcap is not None, GROUP=heads // kv_heads, PADDED_GROUP=sizes.group,
+        MEMBERS=MEMBERS, PARTS=parts,
+        PAGE_SIZE=k_pool.shape[1], HEAD_DIM=head_dim, BLOCK_D=sizes.block_d, BLOCK_M=in_program * sizes.group,
+        BLOCK_N=sizes.block_n, SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS,
+        num_warps=sizes.num_warps, num_stages=sizes.num_stages,
+    )  # fmt: skip

@@ -31,7 +31,7 @@ def paged_attention(
     scores s become ``c * tanh(s / c)``. Nothing here waits for the device.
     Raises InvariantViolated for shapes that do not belong together.
     """
-    _check(q, k_pool, v_pool, window)
+    check_attention(q, k_pool, v_pool, window)
     heads, head_dim = q.shape[1:]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sizes = block_sizes(head_dim, heads // k_pool.shape[2], k_pool.element_size())
@@ -44,13 +44,14 @@ def paged_attention(
         )  # fmt: skip
     if paged.max_rows == 1 or len(paged.context) > 1:
         decode(
-            q, k_pool, v_pool, out, *tables,
+            q, k_pool, v_pool, out, *tables, paged.shared,
             max_length=paged.max_length, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
         )  # fmt: skip
     return out
 
 
-def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int | None) -> None:
+def check_attention(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int | None) -> None:
+    """Raise InvariantViolated for shapes that do not belong together."""
     heads, head_dim = q.shape[1:]
     kv_heads = k_pool.shape[2]
     are_alike = k_pool.shape == v_pool.shape and k_pool.stride() == v_pool.stride()

@@ -26,6 +26,8 @@ TRITON, ATTENTION, KV_WRITE, FUSED, GRAPHS = "triton", "attention", "kv write", 
 REGISTRATION, CHECKSUMS, MOVER = "host registration", "checksums of loads", "mover"
 IPC, COLLECTIVES = "cuda ipc", "collectives"
 
+EXACT_KERNELS = "services.worker.kernels.exact"
+
 _WITH_TRITON = ((TRITON, "compiled"),)
 
 PARTS: tuple[Part, ...] = (
@@ -59,9 +61,12 @@ PARTS: tuple[Part, ...] = (
 """In the order in which they are proven."""
 
 
-def parts_of(*, ranks: int = 1, has_graphs: bool = True) -> tuple[Part, ...]:
-    """Parts that a worker of so many ranks uses; without CUDA graphs where none are asked for, or by a group."""
-    left_out = set()
+def parts_of(*, ranks: int = 1, has_graphs: bool = True, is_exact: bool = False) -> tuple[Part, ...]:
+    """Parts that a worker of so many ranks uses; without CUDA graphs where none are asked for, or by a group.
+
+    In exact mode attention has one way: no other gives a row the same bits in any step.
+    """
+    left_out = {FUSED} if is_exact else set()
     if ranks == 1:
         left_out.add(COLLECTIVES)
     if ranks > 1 or not has_graphs:
@@ -70,6 +75,6 @@ def parts_of(*, ranks: int = 1, has_graphs: bool = True) -> tuple[Part, ...]:
         left_out.add(FUSED)
     # Rank 0 of a group reaches the memory of the others in no other way.
     needed = {IPC} if ranks > 1 else set()
-    return tuple(
-        Part(part.name, part.ways[:1]) if part.name in needed else part for part in PARTS if part.name not in left_out
-    )
+    exact = Part(ATTENTION, (Way("triton", partial(prove_triton_attention, package=EXACT_KERNELS), _WITH_TRITON),))
+    parts = (exact if is_exact and part.name == ATTENTION else part for part in PARTS if part.name not in left_out)
+    return tuple(Part(part.name, part.ways[:1]) if part.name in needed else part for part in parts)

@@ -36,6 +36,12 @@ def test_equal_files_have_equal_fingerprints_wherever_they_lie(model_dir: Path, 
     assert len(bytes.fromhex(model_files.fingerprint(copy))) == 16
 
 
+def test_exact_mode_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
+    """So its KV is kept apart."""
+    assert model_files.fingerprint(model_dir, is_exact=True) != model_files.fingerprint(model_dir)
+    assert model_files.fingerprint(model_dir, is_exact=False) == model_files.fingerprint(model_dir)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
 def test_any_relevant_byte_changes_the_fingerprint(model_dir: Path, name: str) -> None:
     """Configuration, tokenizer, template and weights are all part of it."""

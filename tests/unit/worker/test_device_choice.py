@@ -145,6 +145,23 @@ def test_the_settings_of_a_worker_make_the_choice() -> None:
     assert choose(WorkerConfig(model="m", forward="fused"), StandIn(count=1)).kind == "cuda"
 
 
+def test_exact_mode_is_for_one_gpu() -> None:
+    """Where there is none, or several share a model, it is refused with the reason."""
+    exact = WorkerConfig(model="m", exact=True)
+
+    assert choose(exact, StandIn(count=1)).kind == "cuda"
+    with pytest.raises(ConfigError, match=r"--exact: its kernels are for GPUs.*the driver is too old"):
+        choose(exact, StandIn(are_installed=True))
+    with pytest.raises(ConfigError, match="--attention flashinfer: on a GPU only"):
+        choose(WorkerConfig(model="m", attention="flashinfer"), StandIn())
+    with pytest.raises(ValueError, match="--exact: its kernels are for GPUs"):
+        WorkerConfig(model="m", exact=True, device="cpu")
+    with pytest.raises(ValueError, match="--exact: not with --tensor-parallel"):
+        WorkerConfig(model="m", exact=True, tensor_parallel=2)
+    with pytest.raises(ValueError, match="--exact: not with --forward fused"):
+        WorkerConfig(model="m", exact=True, forward="fused")
+
+
 def test_the_data_type_on_a_cpu_may_be_another() -> None:
     """``--cpu-dtype`` stands in for auto there, and only there."""
     config = WorkerConfig(model="m", cpu_dtype="float32")

@@ -42,8 +42,6 @@ _LEAST_ONE = (
     "aging_requests",
     "defer_deadline_ms",
     "queue_window",
-    "max_batch_tokens",
-    "max_running",
     "max_queued",
     "max_queued_tokens",
     "batches_ahead",
@@ -57,7 +55,14 @@ _LEAST_ONE = (
     "min_prefetch_tokens",
 )
 _FRACTIONS = ("reserve_fraction", "prefetch_fraction", "pin_fraction")
-_LEAST_ZERO = ("admission_frequency", "promotion_tokens", "defer_tokens", "max_queued_per_tenant")
+_LEAST_ZERO = (
+    "admission_frequency",
+    "promotion_tokens",
+    "defer_tokens",
+    "max_queued_per_tenant",
+    "max_batch_tokens",
+    "max_running",
+)
 _WIDTHS = {"fingerprint_bits": (4, 32), "clock_bits": (2, 16), "frequency_bits": (2, 32), "depth_bits": (2, 32)}
 _RANKING = ("admission", "promotion", "hotness_expression")  # What indexes of candidates rank by, or exist for.
 _EXPRESSIONS = ("eviction_expression", "hotness_expression")

@@ -17,6 +17,7 @@ from services.scheduler.core.sparse.sparse_prefixes import drop_choice, span_for
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from services.scheduler.core.waiting.fair_share import first_in_line
 from services.scheduler.core.waiting.waits import announce, defer
+from shared.messages.cell_events import CellConfig
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.under_way import Load
+    from shared.messages.worker_events import DeviceFacts
 
+
+_USUAL = CellConfig()
 
 _FIRST_LOOK = 16
 """Requests that a batch is formed among at first: most batches take no more."""
@@ -52,7 +56,8 @@ def _send_batch(step: Step, worker: Worker) -> bool:
         return False
     state = step.state
     config = state.config
-    builder = BatchBuilder(budget=config.max_batch_tokens, places=config.max_running - len(worker.work.running))
+    budget, most = _bounds(config, worker.device)
+    builder = BatchBuilder(budget=budget, places=most - len(worker.work.running))
     if worker.work.unplanned:
         for name in worker.work.running:
             request = state.requests[name]
@@ -80,6 +85,17 @@ def _send_batch(step: Step, worker: Worker) -> bool:
     state.count("batches_planned")
     state.count("batches_loading_bound", int(is_bound))
     return True
+
+
+def _bounds(config: CellConfig, device: DeviceFacts | None) -> tuple[int, int]:
+    """Tokens of a batch and requests at once: the cell's, or the device's own where the cell leaves them to it, or the
+    usual ones where the device says nothing.
+    """
+    tokens, requests = (0, 0) if device is None else (device.max_batch_tokens, device.max_running)
+    return (
+        config.max_batch_tokens or tokens or _USUAL.max_batch_tokens,
+        config.max_running or requests or _USUAL.max_running,
+    )
 
 
 def _send(step: Step, worker: Worker, order: RunBatch, chunks: list[Chunk], loads: list[Load]) -> None:

@@ -242,6 +242,14 @@ def test_each_worker_is_told_its_gpus_and_what_it_takes_on_a_cpu() -> None:
         assert not {"device", "dtype", "device-kv-bytes"} & set(flags)
 
 
+def test_exact_mode_reaches_workers_and_the_gateway() -> None:
+    """Which names KV as they do."""
+    children = service_children(make_cell(SupervisorConfig(exact=True, workers=2)), {})
+
+    told = [child.name for child in children if "exact" in flags_of(child)]
+    assert told == ["worker-0", "worker-1", "gateway"]
+
+
 def test_sizes_and_devices_that_were_chosen_reach_every_worker() -> None:
     """They win over what a worker would find out."""
     config = SupervisorConfig(device="cuda", dtype="float16", device_kv_bytes=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.worker.engine.decode_shapes import LENGTHS, DecodeShape, decode_shapes, row_counts, smallest
-from services.worker.kernels.block_sizes import splits_for
+from services.worker.engine.key_splits import splits_for
 
 
 def test_rows_grow_by_less_and_less_of_what_they_are() -> None:

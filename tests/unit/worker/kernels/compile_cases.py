@@ -22,6 +22,9 @@ from services.worker.kernels import (
     rope_write,
     silu_mul,
 )
+from services.worker.kernels.exact.attention import paged_attention as exact_attention
+from services.worker.kernels.exact.matmul import matmul
+from services.worker.kernels.exact.rows import layer_norm, log_softmax, mean
 from services.worker.kernels.row_checksums import check_rows, constants_on, sums_for
 from services.worker.kv.page_memory import PageLayout
 from shared.messages.pools import KvGeometry
@@ -34,6 +37,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def attention(
+    attend: Callable[..., object],
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -50,7 +54,7 @@ def attention(
         # As rotary embeddings leave it: [1, heads, T, head_dim].
         query = torch.empty((1, heads, rows, head_dim), dtype=dtype)[0].transpose(0, 1)
         paged = paged_tensors(segments, page_size, CPU)
-        paged_attention(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap)
+        attend(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap)
 
 
 def write(dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
@@ -105,21 +109,50 @@ def rotate(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None
             rope_write(qkv, positions, angles, angles, into, heads=(heads, kv_heads), norms=norms)
 
 
+def exact_products(dtype: torch.dtype, depth: int, columns: int) -> None:
+    """With a bias and without."""
+    x, weight = torch.empty((3, depth), dtype=dtype), torch.empty((columns, depth), dtype=dtype)
+    for bias in (None, torch.empty(columns, dtype=dtype)):
+        matmul(x, weight, bias)
+
+
+def exact_rows(dtype: torch.dtype, width: int) -> None:
+    x, weight = torch.empty((3, width), dtype=dtype), torch.empty(width, dtype=dtype)
+    mean(x)
+    layer_norm(x, weight, weight, 1e-5)
+    log_softmax(x, torch.float32)
+
+
 CASES: dict[str, Callable[[], None]] = {
     # Llama-3.1-8B, at the page sizes that a cell may be given.
-    **{f"attention bf16 32/8x128 page {size}": partial(attention, BF16, 32, 8, 128, size) for size in (1, 16, 64)},
+    **{
+        f"attention bf16 32/8x128 page {size}": partial(attention, paged_attention, BF16, 32, 8, 128, size)
+        for size in (1, 16, 64)
+    },
     # Llama-3.2-1B; Llama-3.1-70B and Qwen3-32B; Llama-2-7B; one of tensor-parallel ranks.
-    "attention bf16 32/8x64 page 16": partial(attention, BF16, 32, 8, 64, 16),
-    "attention bf16 64/8x128 page 16": partial(attention, BF16, 64, 8, 128, 16),
-    "attention bf16 32/32x128 page 16": partial(attention, BF16, 32, 32, 128, 16),
-    "attention bf16 8/1x128 page 16": partial(attention, BF16, 8, 1, 128, 16),
+    "attention bf16 32/8x64 page 16": partial(attention, paged_attention, BF16, 32, 8, 64, 16),
+    "attention bf16 64/8x128 page 16": partial(attention, paged_attention, BF16, 64, 8, 128, 16),
+    "attention bf16 32/32x128 page 16": partial(attention, paged_attention, BF16, 32, 32, 128, 16),
+    "attention bf16 8/1x128 page 16": partial(attention, paged_attention, BF16, 8, 1, 128, 16),
     # Gemma 2: windows and soft caps.
-    "attention bf16 8/4x256 page 64, window, softcap": partial(attention, BF16, 8, 4, 256, 64, 4096, 50.0),
+    "attention bf16 8/4x256 page 64, window, softcap": partial(
+        attention, paged_attention, BF16, 8, 4, 256, 64, 4096, 50.0
+    ),
     # What pads most, and float32, whose blocks are largest.
-    "attention fp16 32/32x80 page 1, window": partial(attention, FP16, 32, 32, 80, 1, 2048),
-    "attention fp32 64/8x64 page 32, softcap": partial(attention, FP32, 64, 8, 64, 32, None, 30.0),
-    "attention fp32 32/8x128 page 16": partial(attention, FP32, 32, 8, 128, 16),
-    "attention fp32 8/8x256 page 16": partial(attention, FP32, 8, 8, 256, 16),
+    "attention fp16 32/32x80 page 1, window": partial(attention, paged_attention, FP16, 32, 32, 80, 1, 2048),
+    "attention fp32 64/8x64 page 32, softcap": partial(attention, paged_attention, FP32, 64, 8, 64, 32, None, 30.0),
+    "attention fp32 32/8x128 page 16": partial(attention, paged_attention, FP32, 32, 8, 128, 16),
+    "attention fp32 8/8x256 page 16": partial(attention, paged_attention, FP32, 8, 8, 256, 16),
+    "exact attention bf16 32/8x128 page 16": partial(attention, exact_attention, BF16, 32, 8, 128, 16),
+    "exact attention bf16 8/4x256 page 64, window, softcap": partial(
+        attention, exact_attention, BF16, 8, 4, 256, 64, 4096, 50.0
+    ),
+    "exact attention fp32 64/8x64 page 32": partial(attention, exact_attention, FP32, 64, 8, 64, 32),
+    "exact products bf16 4096": partial(exact_products, BF16, 4096, 4096),
+    "exact products bf16 4096, wide": partial(exact_products, BF16, 4096, 14_336),
+    "exact products fp32 2048": partial(exact_products, FP32, 2048, 2048),
+    "exact rows bf16 4096": partial(exact_rows, BF16, 4096),
+    "exact rows fp32 5120": partial(exact_rows, FP32, 5120),
     "norm bf16 4096": partial(norm, BF16, 4096),
     "norm fp32 5120": partial(norm, FP32, 5120),
     "norm bf16 16384": partial(norm, BF16, 16_384),

@@ -6,6 +6,7 @@ interpreter gets a process with TRITON_INTERPRET=1, to which arguments travel as
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -30,12 +31,22 @@ class Interpreter:
         return self._executor.submit(function, *arguments).result(150)
 
     def paged_attention(
-        self, tensors: dict[str, torch.Tensor], paged: dict[str, Any], settings: dict[str, Any]
+        self,
+        tensors: dict[str, torch.Tensor],
+        paged: dict[str, Any],
+        settings: dict[str, Any],
+        kernels: str = "services.worker.kernels",
     ) -> torch.Tensor:
-        """The kernels' answer for the same arguments as the oracle's."""
+        """The answer of a package of kernels for the same arguments as the oracle's."""
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         tables = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in paged.items()}
-        return torch.from_numpy(self._executor.submit(_paged_attention, arrays, tables, settings).result(150))
+        return torch.from_numpy(self._executor.submit(_paged_attention, kernels, arrays, tables, settings).result(150))
+
+    def exact_attention(
+        self, tensors: dict[str, torch.Tensor], paged: dict[str, Any], settings: dict[str, Any]
+    ) -> torch.Tensor:
+        """The answer of the kernels of exact mode."""
+        return self.paged_attention(tensors, paged, settings, "services.worker.kernels.exact")
 
     def kv_write(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """The pools after the write."""
@@ -87,16 +98,21 @@ def _round_as_hardware_does() -> None:
     interpreter._convert_float = rounding
 
 
-def _paged_attention(arrays: dict[str, np.ndarray], tables: dict[str, Any], settings: dict[str, Any]) -> np.ndarray:
-    from services.worker.engine.forward_meta import PagedTensors
-    from services.worker.kernels import paged_attention
+def _paged_attention(
+    kernels: str, arrays: dict[str, np.ndarray], tables: dict[str, Any], settings: dict[str, Any]
+) -> np.ndarray:
+    from services.worker.engine.forward_meta import PagedTensors, SharedTensors
+
+    attend: Callable[..., torch.Tensor] = importlib.import_module(kernels).paged_attention
 
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     fields: dict[str, Any] = {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in tables.items()
     }
+    if "row_keys" in fields:
+        fields["shared"] = SharedTensors(*(fields.pop(name) for name in ("row_keys", "tile_rows", "tile_keys")))
     q, k_pool, v_pool = tensors.values()
-    return paged_attention(q, k_pool, v_pool, PagedTensors(**fields), **settings).numpy()
+    return attend(q, k_pool, v_pool, PagedTensors(**fields), **settings).numpy()
 
 
 def _kv_write(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS
+from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.interpreted import Interpreter
 from tests.unit.worker.kernels.paged_batches import Batch, Shape, make_batch

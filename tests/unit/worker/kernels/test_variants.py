@@ -27,14 +27,14 @@ from services.worker.engine.fused_gpu.forward import GpuForward
 from services.worker.engine.fused_gpu.weights import GpuModel
 from services.worker.engine.model_runner import warm_up
 from services.worker.kernels import paged_attention
-from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.kernels.decode import decode_join_kernel, decode_shared_kernel, decode_split_kernel
 from services.worker.kernels.extend import extend_kernel
 from services.worker.kernels.rms_norm import add_rms_norm_kernel
 from services.worker.kernels.rope_write import rope_write_kernel
 from services.worker.kernels.silu_mul import silu_mul_kernel
 
 KERNELS = (
-    *(decode_join_kernel, decode_split_kernel, extend_kernel),
+    *(decode_join_kernel, decode_shared_kernel, decode_split_kernel, extend_kernel),
     *(add_rms_norm_kernel, rope_write_kernel, silu_mul_kernel),
 )
 PAGE_SIZE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 8, 64
@@ -143,6 +143,6 @@ def test_the_number_of_variants_is_that_of_the_kernels(runner: Variants) -> None
 
     assert sorted(name for name, _ in runner.seen) == [
         "add_rms_norm_kernel", "add_rms_norm_kernel",
-        "decode_join_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
+        "decode_join_kernel", "decode_shared_kernel", "decode_split_kernel", "decode_split_kernel", "extend_kernel",
         "rope_write_kernel", "silu_mul_kernel",
     ]  # fmt: skip

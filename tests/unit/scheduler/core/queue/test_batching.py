@@ -1,5 +1,6 @@
 """Batches."""
 
+from shared.messages.worker_events import DeviceFacts
 from shared.messages.worker_plans import RunBatch, WorkerPlan
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -54,6 +55,34 @@ def test_no_more_than_max_running_run(make_cell: MakeCell) -> None:
 
     assert most == 2
     assert len(cell.gateways["gateway"].ended) == 5
+
+
+def test_bounds_that_are_left_to_devices_are_theirs(make_cell: MakeCell) -> None:
+    """As each said when it joined; one that said nothing has the usual ones."""
+    cell = make_cell(max_running=0, max_batch_tokens=0, batches_ahead=1)
+    cell.submit([1] * 25, max_tokens=1)
+    cell.drain()
+    cell.state.workers["worker-0"].device = DeviceFacts(kind="cuda", max_batch_tokens=10, max_running=2)
+    for number in range(2, 7):
+        cell.submit([number] * 14, max_tokens=3)
+    most = 0
+    while cell.round():
+        most = max(most, len(cell.state.workers["worker-0"].work.running))
+
+    tokens = [sum(end - start for _, start, end in batch) for batch in spans(cell)]
+    assert tokens[0] == 25
+    assert max(tokens[1:]) == 10
+    assert most == 2
+
+
+def test_a_setting_of_the_cell_wins_over_devices(make_cell: MakeCell) -> None:
+    """Whatever they said."""
+    cell = make_cell(max_batch_tokens=7, batches_ahead=1)
+    cell.state.workers["worker-0"].device = DeviceFacts(kind="cuda", max_batch_tokens=10, max_running=2)
+    cell.submit([1] * 25, max_tokens=1)
+    cell.drain()
+
+    assert [sum(end - start for _, start, end in batch) for batch in spans(cell)] == [7, 7, 7, 4]
 
 
 def test_computed_pages_are_shared_before_their_request_ends(make_cell: MakeCell) -> None:
