@@ -82,7 +82,6 @@ class ModelRunner:
         """
         self._model = model
         self._fused = fused
-        self._device = pool.device
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
         way = proofs.way(ATTENTION, "triton") if attention in ("auto", "triton") else attention
@@ -196,6 +195,10 @@ class ModelRunner:
     @property
     def geometry(self) -> KvGeometry:
         return self.pool.geometry
+
+    @property
+    def _device(self) -> torch.device:
+        return self.pool.device
 
     @property
     def is_exact(self) -> bool:

@@ -22,6 +22,7 @@ from services.worker.kernels import (
     rope_write,
     silu_mul,
 )
+from services.worker.kernels.add_one import add_one
 from services.worker.kernels.exact.attention import paged_attention as exact_attention
 from services.worker.kernels.exact.matmul import matmul
 from services.worker.kernels.exact.rows import layer_norm, log_softmax, mean
@@ -55,6 +56,16 @@ def attention(
         query = torch.empty((1, heads, rows, head_dim), dtype=dtype)[0].transpose(0, 1)
         paged = paged_tensors(segments, page_size, CPU)
         attend(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap)
+
+
+def shared_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
+    """Decode rows behind one document, which is read once for all of them."""
+    pool = torch.empty((4, page_size, kv_heads, head_dim), dtype=dtype)
+    table = np.zeros(8192, dtype=np.int32)
+    segments = [Segment(1, context, table) for context in (8000, 8100, 8191, 8050)]
+    query = torch.empty((1, heads, len(segments), head_dim), dtype=dtype)[0].transpose(0, 1)
+    paged = paged_tensors(segments, page_size, CPU)
+    paged_attention(query, pool, pool, paged, scaling=0.1, window=None, softcap=None)
 
 
 def write(dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
@@ -124,6 +135,7 @@ def exact_rows(dtype: torch.dtype, width: int) -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
+    "add one": partial(add_one, torch.empty(300, dtype=torch.int32), torch.empty(300, dtype=torch.int32)),
     # Llama-3.1-8B, at the page sizes that a cell may be given.
     **{
         f"attention bf16 32/8x128 page {size}": partial(attention, paged_attention, BF16, 32, 8, 128, size)
@@ -143,6 +155,16 @@ CASES: dict[str, Callable[[], None]] = {
     "attention fp32 64/8x64 page 32, softcap": partial(attention, paged_attention, FP32, 64, 8, 64, 32, None, 30.0),
     "attention fp32 32/8x128 page 16": partial(attention, paged_attention, FP32, 32, 8, 128, 16),
     "attention fp32 8/8x256 page 16": partial(attention, paged_attention, FP32, 8, 8, 256, 16),
+    **{
+        f"shared attention {name} {heads}/{kv_heads}x{head_dim} page 16": partial(
+            shared_attention, dtype, heads, kv_heads, head_dim, 16
+        )
+        for name, dtype, heads, kv_heads, head_dim in (
+            ("bf16", BF16, 32, 8, 128),
+            ("bf16", BF16, 8, 4, 256),
+            ("fp32", FP32, 32, 32, 128),
+        )
+    },
     "exact attention bf16 32/8x128 page 16": partial(attention, exact_attention, BF16, 32, 8, 128, 16),
     "exact attention bf16 8/4x256 page 64, window, softcap": partial(
         attention, exact_attention, BF16, 8, 4, 256, 64, 4096, 50.0
