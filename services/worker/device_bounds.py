@@ -9,7 +9,7 @@ from __future__ import annotations
 from shared.messages.cell_events import CellConfig
 
 GIB = 2**30
-LIKELY_TOKENS = 2048
+LIKELY_TOKENS = 512
 """Of a request with its answer: so many of these as the pool holds run at once."""
 
 LEAST_RUNNING, MOST_RUNNING = 16, 256

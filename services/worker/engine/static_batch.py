@@ -109,6 +109,13 @@ class StaticBatch:
         self._shares = False
 
 
+def _shared_of(batch: StaticBatch, rows: int) -> SharedTensors:
+    tiles = most_tiles(rows)
+    return SharedTensors(
+        row_keys=batch.row_keys[:rows], tile_rows=batch.tile_rows[:tiles], tile_keys=batch.tile_keys[:tiles]
+    )
+
+
 class StaticStep(PooledStep):
     """Attention over the first rows of a batch."""
 
@@ -121,11 +128,8 @@ class StaticStep(PooledStep):
             page_table=batch.page_table[: shape.rows],
             max_rows=1,
             max_length=shape.length,
-            shared=SharedTensors(
-                row_keys=batch.row_keys[: shape.rows],
-                tile_rows=batch.tile_rows[: most_tiles(shape.rows)],
-                tile_keys=batch.tile_keys[: most_tiles(shape.rows)],
-            ),
+            # One request shares with nobody, and the launch would be for nothing.
+            shared=None if shape.rows == 1 else _shared_of(batch, shape.rows),
         )
 
     @property
