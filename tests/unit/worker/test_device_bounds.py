@@ -22,8 +22,8 @@ def test_batches_by_memory(name: str, gib: float, tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("pool_tokens", "max_context", "requests"),
-    [(440_000, 131_072, 214), (5_000_000, 131_072, MOST_RUNNING), (30_000, 131_072, LEAST_RUNNING), (0, 4096, 16),
-     (40_000, 512, 78), (65_536, 1, MOST_RUNNING)],
+    [(110_000, 131_072, 214), (440_000, 131_072, MOST_RUNNING), (7_000, 131_072, LEAST_RUNNING), (0, 4096, 16),
+     (10_000, 128, 78), (65_536, 1, MOST_RUNNING)],
 )  # fmt: skip
 def test_requests_by_the_pool(pool_tokens: int, max_context: int, requests: int) -> None:
     """As many as are likely to fit; none is longer than the context."""
@@ -32,7 +32,7 @@ def test_requests_by_the_pool(pool_tokens: int, max_context: int, requests: int)
 
 def test_the_cell_is_told_of_a_gpu_s_bounds() -> None:
     """A setting of the worker wins; a CPU says nothing, so the cell's usual bounds hold there."""
-    size = {"pool_tokens": 440_000, "max_context": 131_072}
+    size = {"pool_tokens": 110_000, "max_context": 131_072}
     gpu, auto = DeviceChoice("cuda", 0, "H100"), WorkerConfig(model="m")
 
     facts = device_facts(auto, gpu, memory_bytes=79 * GIB, **size)
