@@ -4,8 +4,8 @@
    serves page-first and layer-first memory in any combination. Rows are written with stores that bypass the cache where
    the processor has them: a plain store first reads the line that it is about to overwrite, which costs a third of the
    memory's bandwidth, and the loaded rows are far more than the cache holds. Where rows are checked and moved, each is
-   copied to a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified is
-   what is written. Rows that are only checked are hashed where they are. */
+   copied to a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified
+   is what is written. Rows that are only checked are hashed where they are. */
 
 #include "xxh3.h"
 
