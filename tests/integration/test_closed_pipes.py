@@ -24,7 +24,12 @@ ENTRIES = sorted(
     if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
 
-NOT_FOR_PEOPLE = {Path("services/worker/parallel/__main__.py"), Path("thermocline/bench/null_server.py")}
+NOT_FOR_PEOPLE = {
+    Path("services/worker/parallel/__main__.py"),
+    Path("services/worker/proving/child.py"),
+    Path("services/worker/proving/ipc_proofs.py"),
+    Path("thermocline/bench/null_server.py"),
+}
 """Processes that another one starts, and that end with it."""
 
 

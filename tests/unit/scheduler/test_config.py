@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.checks import check
@@ -11,10 +13,13 @@ from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import HIDDEN
 
+BY_DEVICE: dict[str, Any] = {"max_running": 0, "max_batch_tokens": 0}
+"""What the flags leave to each device. The core's own defaults are those of recordings that do not say."""
+
 
 def test_defaults_are_those_of_the_cell_config() -> None:
     """A setting of the core is declared once; the flags only repeat its name."""
-    assert SchedulerConfig().cell_config() == CellConfig()
+    assert SchedulerConfig().cell_config() == CellConfig(**BY_DEVICE)
     assert set(CellConfig.__struct_fields__) <= set(SchedulerConfig.__struct_fields__)
 
 
@@ -25,7 +30,7 @@ def test_settings_reach_the_cell_config() -> None:
     config = load(SchedulerConfig, "scheduler", flags=flags)
 
     assert config.nats == ("nats://a:1", "nats://b:2")
-    assert config.cell_config() == CellConfig(max_running=7, host_tier=False, reserve_fraction=0.25)
+    assert config.cell_config() == CellConfig(max_running=7, max_batch_tokens=0, host_tier=False, reserve_fraction=0.25)
 
 
 def test_faults_of_values_are_reported_together() -> None:
@@ -51,7 +56,7 @@ def test_every_expression_of_the_papers_form_is_accepted() -> None:
     check(SchedulerConfig(eviction_expression="clock + freq / length", hotness_expression="frequency * clock"))
 
 
-@pytest.mark.parametrize("flags", [{"max_running": "0"}, {"reserve_fraction": "1.5"}, {"snapshot_every_inputs": "-1"}])
+@pytest.mark.parametrize("flags", [{"max_running": "-1"}, {"reserve_fraction": "1.5"}, {"snapshot_every_inputs": "-1"}])
 def test_values_out_of_range_are_refused(flags: dict[str, str]) -> None:
     """A cell that could not move is not started."""
     with pytest.raises(ConfigError):
@@ -65,6 +70,6 @@ def test_a_bad_form_of_state_is_refused_at_the_start() -> None:
 
     config = load(SchedulerConfig, "scheduler", flags={"hidden_form": "8/24/0", "restoring": "hidden"})
     check(config)
-    assert config.cell_config() == CellConfig(hidden_form="8/24/0", restoring=HIDDEN)
+    assert config.cell_config() == CellConfig(hidden_form="8/24/0", restoring=HIDDEN, **BY_DEVICE)
     with pytest.raises(ConfigError):
         load(SchedulerConfig, "scheduler", flags={"restoring": "somehow"})
