@@ -181,7 +181,7 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
         try:
-            said = [dict(message) for message in messages]
+            said = list(messages)
             rendered: str = self._tokenizer.apply_chat_template(
                 said if self._specials is None else self._specials.marked(said),
                 tools=[dict(tool) for tool in tools] if tools else None,

@@ -14,14 +14,17 @@ from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, Us
 Positive = Annotated[int, Meta(ge=1)]
 
 
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+# What JSON holds has no cycles, and a conversation of 100,000 messages is long to look through for them.
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One part of a message's content; only ``text`` is served."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
