@@ -215,12 +215,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     names = [name for name in CASES if not options.only or name in options.only.split(";")]
-    results: dict[str, Any] = {"target_p100_ms": TARGET_MS, "cases": {}}
+    results: dict[str, Any] = {"target_loop_pause_p100_ms": TARGET_MS, "loop_pause_ms": {"p100": 0.0}, "cases": {}}
     for name in names:
         # Each has a gateway of its own, so that nothing is left over of the case before.
         with tempfile.TemporaryDirectory() as folder, gateway(Path(folder)) as port:
             probe(port, 1.0)
             found = results["cases"][name] = measure(port, name, options.seconds)
+        longest = results["loop_pause_ms"]
+        longest["p100"] = max(longest["p100"], found["p100_ms"])
         print(f"{name:32}", found, "" if found["p100_ms"] <= TARGET_MS else "over the target", flush=True)
     print(results_file.write("gateway_pauses", results, seed=0, out=options.out))
 

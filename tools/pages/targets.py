@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = {
-    "target_p99_ms": ("broker_and_scheduler_ms", "broker and scheduler, p99"),
-    "target_take_over_p99_ms": ("take_over_ms", "a standby takes over, p99"),
-    "target_longest_pause_p99_ms": ("longest_pause_ms", "longest pause of a stream whose worker is killed, p99"),
+    "target_p99_ms": ("broker_and_scheduler_ms", "p99", "broker and scheduler, p99"),
+    "target_take_over_p99_ms": ("take_over_ms", "p99", "a standby takes over, p99"),
+    "target_longest_pause_p99_ms": ("longest_pause_ms", "p99", "longest pause of a stream whose worker is killed, p99"),
+    "target_loop_pause_p100_ms": ("loop_pause_ms", "p100", "longest pause of a gateway whose clients are hostile"),
 }
-"""By the name of a target in milliseconds: the spread whose p99 it bounds, and what a reader calls it."""
+"""By the name of a target in milliseconds: the spread of which it bounds a figure, and what a reader calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,6 @@ def _ratio(result: str, says: str, ratio: float, wanted: float) -> Target:
 
 
 def _longest(result: str, figures: dict[str, Any], name: str) -> Target:
-    spread, says = LONGEST[name]
-    measured, wanted = figures[spread]["p99"], figures[name]
+    spread, figure, says = LONGEST[name]
+    measured, wanted = figures[spread][figure], figures[name]
     return Target(result, says, f"{measured:,.1f} ms", f"≤ {wanted:,.0f} ms", measured <= wanted)
