@@ -13,7 +13,6 @@ collected.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from bench.gpu import reading
+from bench.gpu.part_process import end_group
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def tested(selection: Selection, seconds: float, *, may_skip: bool) -> dict[str,
         except subprocess.TimeoutExpired:
             is_cut = True
         finally:
-            _end(process)
+            end_group(process, END_S)
         found = _counted(report)
     found |= {"name": selection.name, "seconds": round(time.monotonic() - began, 1), "is_cut": is_cut}
     # pytest's codes: 0 for tests that passed, 5 where files were skipped as a whole; 2 for faults that it counts, too.
@@ -77,21 +77,6 @@ def tested(selection: Selection, seconds: float, *, may_skip: bool) -> dict[str,
         found["failed"] += 1
         found["messages"].append(f"pytest ended with exit code {process.returncode}, {found['skipped']} skipped")
     return found
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let pytest write its report, and leave nothing of its group."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            pass  # It has had its chance.
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # The usual end.
-    process.wait()
 
 
 def _counted(report: Path) -> dict[str, Any]:

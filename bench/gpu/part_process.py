@@ -65,7 +65,7 @@ def run_part(
             stopped = str(error)
         finally:
             if code != 0:  # What ends well takes its processes with it.
-                _end(process)
+                end_group(process)
     seconds = time.monotonic() - began
     results = results_of(out)
     if stopped:
@@ -77,12 +77,12 @@ def run_part(
     return Outcome(part.name, "whole" if results.get("is_whole") else "cut short", seconds, results=results)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[bytes], patience_s: float = STOP_S) -> None:
     """As Ctrl-C does, so that it can clean up; then by force, with whatever it has started and left in its group."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(STOP_S)
+            process.wait(patience_s)
         except subprocess.TimeoutExpired:
             pass  # It has had its chance.
     try:

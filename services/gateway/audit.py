@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from services.gateway.keys import key_hash, key_id
-from services.gateway.rate_limits import full
+from services.gateway.rate_limits import Bucket
 from shared import logs
 from shared.errors import ThermoclineError
 
@@ -30,17 +30,16 @@ class LineLimit:
 
     def __init__(self, per_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._bucket = full(per_minute, clock())
+        self._bucket = Bucket(per_minute, float(per_minute), clock())
         self.left_out = 0
 
     def take(self) -> int | None:
         """How many were left out since the last line, which this one may say; None where it is left out itself."""
         now_s = self._clock()
-        if self._bucket is not None and self._bucket.wait_s(1, now_s) > 0:
+        if self._bucket.wait_s(1, now_s) > 0:
             self.left_out += 1
             return None
-        if self._bucket is not None:
-            self._bucket.spend(1, now_s)
+        self._bucket.spend(1, now_s)
         told, self.left_out = self.left_out, 0
         return told
 
@@ -62,8 +61,8 @@ class LimitedLines(logging.Filter):
 class Audit:
     """One gateway's."""
 
-    def __init__(self, limit: LineLimit | None = None) -> None:
-        self._limit = limit or LineLimit()
+    def __init__(self) -> None:
+        self._limit = LineLimit()
 
     def refused(self, scope: Scope, error: ThermoclineError) -> None:
         """A request showed no key, or one that opens nothing here."""

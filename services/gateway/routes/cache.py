@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.accounts import OPEN
-from services.gateway.body import decode_body
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.cache import (
@@ -184,7 +183,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
 
 async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional: bool = False) -> T:
     async with gateway.bodies.read(http) as body:
-        return decode_body(body or (b"{}" if is_optional else b""), schema)
+        return await gateway.bodies.decode(body or (b"{}" if is_optional else b""), schema)
 
 
 def _tenant(gateway: Gateway, name: str | None) -> Tenant:
