@@ -81,15 +81,17 @@ class Callers:
         """The account whose key these headers hold. Raises NotAuthenticated."""
         if self._open is not None:
             return self._open
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        hashed = key_hash(key.strip().encode()) if scheme.lower() == "bearer" else ""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients have a header of their own; where both are given, the general one counts.
+        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        hashed = key_hash(key.strip().encode()) if key else ""
         # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
         # gets tells nothing of a key: nobody can choose a digest.
         found = [
             account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
         ]
         if not found:
-            raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY")
+            raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY, or X-API-Key: KEY")
         return found[0]
 
     def account(self, name: str) -> Account | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -75,11 +76,15 @@ def make_generation(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile."""
+    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile.
+
+    ``before_closing`` is awaited between the last token and the end of the answer.
+    """
 
     ticket: Ticket
     generation: Generation
     view: AnswerView
+    before_closing: Callable[[], Awaitable[None]] | None = None
 
 
 async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
@@ -89,13 +94,11 @@ async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     error with a status of its own.
     """
     with asked.ticket as ticket:
-        return await _answer(gateway, http, ticket, asked.generation, asked.view)
+        return await _answer(gateway, http, asked)
 
 
-async def _answer(
-    gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView
-) -> Response:
-    config = gateway.config
+async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
+    config, ticket, generation, view = gateway.config, asked.ticket, asked.generation, asked.view
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
     ticket.spend_prompts(generation)
@@ -108,11 +111,14 @@ async def _answer(
     failure = generation.first_failure()
     if failure is not None:
         raise failure
+    before_closing = asked.before_closing
+    if view.wants_explanation:
+        before_closing = functools.partial(_explain, gateway, generation, view)
     if generation.is_streaming:
         times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
-        return EventStream(generation, view, ticket, times, lambda: _explain(gateway, generation, view))
-    if view.wants_explanation:
-        await _explain(gateway, generation, view)
+        return EventStream(generation, view, ticket, times, before_closing)
+    if before_closing is not None:
+        await before_closing()
     body = view.whole()
     ticket.close()
     return Response(body, media_type="application/json")

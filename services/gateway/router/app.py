@@ -9,9 +9,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from services.gateway.admin_key import check_admin
-from services.gateway.boundary import error_headers
+from services.gateway.error_answers import error_answer, error_headers
 from services.gateway.event_stream import ABORT_EXTENSION
-from services.gateway.openai_schema.errors import error_body
 from services.gateway.openai_schema.models import Version
 from services.gateway.router.forwarding import forward
 from services.gateway.router.metrics import OWN_FAMILIES
@@ -75,7 +74,7 @@ class RouterApp:
         if has_begun:
             _drop(scope, failure)
         else:
-            await _send_error(send, failure, request_id)
+            await _send_error(scope["path"], send, failure, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -129,15 +128,15 @@ async def _send_whole(send: Send, status: int, content_type: bytes, body: bytes)
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_error(send: Send, error: ThermoclineError, request_id: str) -> None:
-    body = error_body(error)
+async def _send_error(path: str, send: Send, error: ThermoclineError, request_id: str) -> None:
+    status, body = error_answer(error, path, request_id)
     headers = [
         (b"content-type", JSON),
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", request_id.encode()),
         *((name.encode(), value.encode()) for name, value in error_headers(error).items()),
     ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
