@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
@@ -12,6 +13,7 @@ from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
+from services.gateway.replies.asking import ask_reply
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
@@ -61,6 +63,8 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )
+    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
+    params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
     answer_id = new_id("chatcmpl")
     generation = make_generation(
         gateway,
@@ -71,6 +75,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         received_ns=received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],
+        new_reply=reply.new_reply,
     )
     view = ChatView(
         generation,
