@@ -20,6 +20,7 @@ from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
+from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
 from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
 from services.gateway.routes.requests import requests_router
@@ -43,6 +44,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
     routers = (
         chat_router,
         completions_router,
+        messages_router,
         models_router,
         tokenization_router,
         operations_router,

@@ -30,6 +30,7 @@ from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.recent_requests import RecentRequests
+from services.gateway.replies.choosing import choose_formats
 from services.gateway.shell import GatewayShell
 from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
@@ -121,6 +122,7 @@ def compose(
         callers=callers,
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
+        replies=choose_formats(tokenizer),
         tracer=tracer,
         tls=tls,
         reports=reports,

@@ -17,6 +17,7 @@ from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
+from services.gateway.replies.reading import Reply
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import AnswerView
 from shared.errors import RequestCancelled
@@ -35,8 +36,11 @@ def make_generation(
     received_ns: int,
     seed: int,
     prompts: Sequence[tuple[Sequence[int], SamplingParams]],
+    new_reply: Callable[[str], Reply] | None = None,
 ) -> Generation:
     """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
+
+    ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`).
 
     Raises InvalidRequest for a fidelity that this deployment does not allow.
     """
@@ -70,7 +74,8 @@ def make_generation(
                 trace=trace,
                 received_ns=received_ns,
             )
-            choices.append(Choice(request, position, prompt, gateway.clock()))
+            reply = new_reply(request.request_id) if new_reply is not None else None
+            choices.append(Choice(request, position, prompt, gateway.clock(), reply))
     return Generation(choices, is_streaming=bool(fields.stream))
 
 

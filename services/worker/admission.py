@@ -43,7 +43,9 @@ def admit(
         prompt_tokens=order.prompt_tokens,
         max_context=limits.max_context,
         eos_token_ids=limits.eos_token_ids,
-        stream=vocabulary.stream(skip_special_tokens=order.sampling.skip_special_tokens),
+        stream=vocabulary.stream(
+            skip_special_tokens=order.sampling.skip_special_tokens, shown=order.sampling.shown_special_tokens
+        ),
     )
     listed: list[int] = tokens.tolist()
     growths = answer.replay(listed[order.prompt_tokens :])

@@ -38,6 +38,7 @@ class SamplingParams(Message, frozen=True):
     include_stop: bool = False  # Keep the matched stop string in the text.
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[int, ...] = ()  # These stay in the text although the others are left out of it.
     logprobs: int | None = None  # None: none. k: the chosen token's logprob and the k most likely.
     prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
     grammar: Grammar | None = None  # None: any text.

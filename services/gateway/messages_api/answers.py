@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
@@ -31,6 +31,10 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag="tool_use"):
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    thinking_tokens: int
+
+
 class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens written, by how long they are to be kept."""
 
@@ -46,6 +50,7 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation: CacheCreation | UnsetType = UNSET
+    output_tokens_details: OutputTokensDetails
     service_tier: Literal["standard"] = "standard"
 
 

@@ -34,8 +34,9 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 _HARMLESS_EDITS = "clear_thinking_20251015"
 
 
-def chat_request(request: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
-    """The chat request that means the same. ``variables`` are those of the model's template.
+def chat_request(request: CountTokensRequest, variables: Collection[str], *, reasons: bool = False) -> ChatRequest:
+    """The chat request that means the same. ``variables`` are those of the model's template; ``reasons``: the model
+    does so in any case, or by other variables.
 
     Raises InvalidRequest.
     """
@@ -66,7 +67,7 @@ def chat_request(request: CountTokensRequest, variables: Collection[str]) -> Cha
         tool_choice=tool_choice,
         parallel_tool_calls=parallel,
         continue_final_message=True if prefilled else None,
-        chat_template_kwargs=_thinking(request.thinking, variables),
+        chat_template_kwargs=_thinking(request.thinking, variables, reasons=reasons),
         reasoning_effort=request.output_config.effort if request.output_config else None,
         response_format=_format(request),
         **more,
@@ -222,14 +223,14 @@ def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type], parallel
 
 
-def _thinking(thinking: Thinking | None, variables: Collection[str]) -> dict[str, Any] | None:
+def _thinking(thinking: Thinking | None, variables: Collection[str], *, reasons: bool) -> dict[str, Any] | None:
     """The template's switch, where it has one."""
     if thinking is None or thinking.type not in ("enabled", "disabled"):
         return None
     name = next((name for name in THINKING_VARIABLES if name in variables), None)
     if name is not None:
         return {name: thinking.type == "enabled"}
-    if thinking.type == "enabled":
+    if thinking.type == "enabled" and not reasons:
         raise unsupported("thinking", "this model's chat template has no switch for it")
     return None
 

@@ -19,6 +19,7 @@ from services.gateway.messages_api.answers import (
     MessagesUsage,
     MessageStop,
     OutputBlock,
+    OutputTokensDetails,
     Ping,
     SignatureDelta,
     StopDelta,
@@ -33,7 +34,6 @@ from services.gateway.messages_api.errors import messages_error_body
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.pending import Choice, Generation
 from services.gateway.replies.blocks import Block, BlockList, Change
-from services.gateway.replies.parts import ReplyReader
 from services.gateway.views.usage import usage_report
 from shared.errors import ThermoclineError
 
@@ -60,13 +60,15 @@ class MessagesView:
     wants_explanation = False
 
     def __init__(
-        self, generation: Generation, answer_id: str, model: str, reader: ReplyReader, *, hides_thinking: bool = False
+        self, generation: Generation, answer_id: str, model: str, *, max_tokens: int, hides_thinking: bool = False
     ) -> None:
-        """``hides_thinking``: blocks of reasoning are empty."""
+        """``max_tokens`` is what was asked, which the context may not have had room for. ``hides_thinking``: blocks of
+        reasoning are empty.
+        """
         self._generation = generation
         self._id = answer_id
         self._model = model
-        self._reader = reader
+        self._is_clipped = generation.choices[0].request.sampling.max_tokens < max_tokens
         self._hides_thinking = hides_thinking
         self._list = BlockList()
         self._stop: StopDelta | None = None
@@ -77,7 +79,7 @@ class MessagesView:
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
         """All events of what is new; those of the end come with ``closing``."""
-        data = b"".join(map(self._events, self._take(delta)))
+        data = b"".join(map(self._events, self._take(choice, delta)))
         return data or None
 
     def closing(self) -> list[bytes]:
@@ -91,13 +93,13 @@ class MessagesView:
         return sse.named_event("error", messages_error_body(error))
 
     def whole(self) -> bytes:
-        self._take(self._generation.choices[0].assembly.take())
+        choice = self._generation.choices[0]
+        self._take(choice, choice.assembly.take())
         return msgspec.json.encode(self._response([self._written(b) for b in self._list.blocks], self._stop))
 
-    def _take(self, delta: Delta) -> list[Change]:
-        changes = self._list.take(self._reader.feed(delta.text))
+    def _take(self, choice: Choice, delta: Delta) -> list[Change]:
+        changes = self._list.take(choice.reply.read(delta))
         if delta.finish is not None:
-            changes += self._list.take(self._reader.end())
             changes += self._list.end()
             self._stop = self._stopped(delta)
         return changes
@@ -106,7 +108,7 @@ class MessagesView:
         reason: StopReason = "end_turn"
         sequence = None
         if delta.finish == "length":
-            reason = "max_tokens"
+            reason = "model_context_window_exceeded" if self._is_clipped else "max_tokens"
         elif self._list.has_calls:
             reason = "tool_use"
         elif isinstance(delta.stop_match, str):
@@ -160,6 +162,9 @@ def messages_usage(generation: Generation) -> MessagesUsage:
         cache_creation_input_tokens=0,
         cache_read_input_tokens=cached,
         output_tokens=report.completion_tokens,
+        output_tokens_details=OutputTokensDetails(
+            thinking_tokens=sum(choice.reply.reasoning_tokens for choice in generation.choices)
+        ),
     )
 
 

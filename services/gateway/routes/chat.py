@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
@@ -12,6 +13,8 @@ from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
+from services.gateway.pending import Generation
+from services.gateway.replies.asking import ask_reply
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
@@ -47,22 +50,51 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 
 async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ticket, received_ns: int) -> Asked:
+    answer_id = new_id("chatcmpl")
+    generation = await chat_generation(gateway, http, request, ticket, received_ns=received_ns, answer_id=answer_id)
+    view = ChatView(
+        generation,
+        head_of(answer_id, received_ns // 10**9, gateway.facts),
+        wanted_by(request, _logprobs(request)),
+        gateway.tokenizer.texts,
+        gateway.wall_ns,
+    )
+    return Asked(ticket, generation, view)
+
+
+async def chat_generation(
+    gateway: Gateway,
+    http: Request,
+    request: ChatRequest,
+    ticket: Ticket,
+    *,
+    received_ns: int,
+    answer_id: str,
+    is_clipped: bool = False,
+) -> Generation:
+    """What a chat asks of the cell, not yet submitted; all APIs of conversations end here.
+
+    ``is_clipped``: an answer that is wanted longer than the context has room for is as long as it has. Raises
+    InvalidRequest, NotFound, ContextTooLong, TooManyConnections, RateLimited.
+    """
     facts = gateway.facts
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
     tokens = await tokenize_chat(gateway, request)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    if is_clipped and asked is not None:
+        asked = min(asked, max(1, gateway.max_context - len(tokens)))
     params = admission.sampling_params(
         request,
         facts,
         max_tokens=admission.output_room(len(tokens), asked, None, gateway.context_limit),
-        logprobs=logprobs,
+        logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
     )
-    answer_id = new_id("chatcmpl")
-    generation = make_generation(
+    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
+    params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
+    return make_generation(
         gateway,
         request,
         answer_id=answer_id,
@@ -71,15 +103,12 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         received_ns=received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],
+        new_reply=reply.new_reply,
     )
-    view = ChatView(
-        generation,
-        head_of(answer_id, received_ns // 10**9, facts),
-        wanted_by(request, logprobs),
-        gateway.tokenizer.texts,
-        gateway.wall_ns,
-    )
-    return Asked(ticket, generation, view)
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
