@@ -12,7 +12,15 @@ ANY = "*"
 MAX_AGE_S = 600
 
 _ORIGIN = re.compile(r"^https?://[A-Za-z0-9.-]+(:\d{1,5})?$")
-_HEADERS = ("authorization", "x-api-key", "anthropic-version", "anthropic-beta", "content-type", "x-session-id", "traceparent")
+_HEADERS = (
+    "authorization",
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "content-type",
+    "x-session-id",
+    "traceparent",
+)
 _EXPOSED = ("x-request-id", "request-id", "retry-after")
 
 

@@ -98,7 +98,7 @@ async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     A stream starts with its first token (or a while later without one), so that what fails before it is an HTTP
     error with a status of its own.
     """
-    with asked.ticket as ticket:
+    with asked.ticket:
         return await _answer(gateway, http, asked)
 
 

@@ -193,7 +193,9 @@ def _is_prefilled(last: InputMessage) -> bool:
     if last.role != "assistant":
         return False
     if not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
-        raise InvalidRequest("a final assistant message can be text alone: the answer goes on behind it", param="messages")
+        raise InvalidRequest(
+            "a final assistant message can be text alone: the answer goes on behind it", param="messages"
+        )
     return True
 
 

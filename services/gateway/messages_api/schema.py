@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: requests. Unknown fields are ignored, as Anthropic's betas come and go.
+"""POST /v1/messages and /v1/messages/count_tokens: requests. Unknown fields are ignored, as betas come and go.
 
 What is known and would change the answer is read, so that it can be refused by name.
 """

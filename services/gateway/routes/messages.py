@@ -84,6 +84,4 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 
 def _chat_request(gateway: Gateway, request: CountTokensRequest) -> ChatRequest:
-    return chat_request(
-        request, gateway.tokenizer.template_variables, reasons=gateway.replies.reasoning is not None
-    )
+    return chat_request(request, gateway.tokenizer.template_variables, reasons=gateway.replies.reasoning is not None)
