@@ -20,10 +20,12 @@ from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
+from services.gateway.routes.kept_responses import kept_responses_router
 from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
 from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
 from services.gateway.routes.requests import requests_router
+from services.gateway.routes.responses import responses_router
 from services.gateway.routes.tokenization import tokenization_router
 from services.gateway.ui.pages import ui_router
 from shared import logs
@@ -45,6 +47,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
         chat_router,
         completions_router,
         messages_router,
+        responses_router,
+        kept_responses_router,
         models_router,
         tokenization_router,
         operations_router,

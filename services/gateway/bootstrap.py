@@ -31,6 +31,7 @@ from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.recent_requests import RecentRequests
 from services.gateway.replies.choosing import choose_formats
+from services.gateway.responses.kept import KeptResponses
 from services.gateway.shell import GatewayShell
 from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
@@ -123,6 +124,7 @@ def compose(
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
         replies=choose_formats(tokenizer),
+        kept=KeptResponses(bus),
         tracer=tracer,
         tls=tls,
         reports=reports,

@@ -62,6 +62,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     importance_alpha: Annotated[
         float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
     ] = 0.6
+    keep_responses: Annotated[
+        bool, Meta(description="keep answers of /v1/responses in the cell, so that they can be gone on from")
+    ] = True
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     special_tokens_in_content: Annotated[
         Literal["tokens", "text"],

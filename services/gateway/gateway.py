@@ -19,6 +19,7 @@ from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
 from services.gateway.replies.choosing import ReplyFormats
+from services.gateway.responses.kept import KeptResponses
 from services.gateway.tenants import Tenant
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class Gateway:
     recent: RecentRequests
     explainer: Explainer
     replies: ReplyFormats
+    kept: KeptResponses
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None

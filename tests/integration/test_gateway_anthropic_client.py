@@ -111,13 +111,9 @@ async def test_errors_have_anthropics_shape() -> None:
             await client.messages.create(model="test-model", max_tokens=9, messages=HELLO)
             with pytest.raises(anthropic.NotFoundError) as unknown:
                 await client.messages.create(model="other", max_tokens=9, messages=HELLO)
+            pictured: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
             with pytest.raises(anthropic.BadRequestError, match="image") as image:
-                source: Any = {"type": "url", "url": "http://x"}
-                await client.messages.create(
-                    model="test-model",
-                    max_tokens=9,
-                    messages=[{"role": "user", "content": [{"type": "image", "source": source}]}],
-                )
+                await client.messages.create(model="test-model", max_tokens=9, messages=pictured)
 
     assert refused.value.body is not None
     for error, kind in (
