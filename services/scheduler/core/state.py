@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from services.scheduler.core.cache.cache_lease import CacheLeases
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
@@ -129,6 +130,7 @@ class CellState(msgspec.Struct):
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
+    cache_leases: CacheLeases = msgspec.field(default_factory=CacheLeases)  # What callers asked to keep.
     timers: dict[str, Timer] = {}
     late_reads: dict[str, list[LateRead]] = {}  # By the timer that ends them.
     gateways: dict[str, int] = {}  # Last notice number of each gateway.

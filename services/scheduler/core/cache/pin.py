@@ -42,3 +42,8 @@ def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
     path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
     namespace = namespace_of(state.tree, node)
     return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)
+
+
+def pinned_pages(state: CellState, storage_id: str) -> int:
+    """Host pages that pins hold in this pool; a page of two pins counts twice. Does not mutate."""
+    return sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage_id)

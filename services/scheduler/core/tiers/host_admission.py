@@ -44,7 +44,7 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     config = state.config
     size = page_count(state.tree, node)
     pages = None
-    if config.admission == "all" or is_wanted(state, storage, node):
+    if config.admission == "all" or node.id in state.cache_leases.nodes or is_wanted(state, storage, node):
         pages = take_host_pages(step, storage, size, node.owner)
     elif config.admission == "selective":
         frequency, _ = state.hotness.lookup(node.digest)
