@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.cache.cache_lease import CacheLeases
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.kept import CacheLeases, Pin
 from services.scheduler.core.cache.page_pool import LostPool, PagePool
-from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.cache_lease import key_name
-from services.scheduler.core.cache.pin import pinned_pages
+from services.scheduler.core.cache.kept import key_name, pinned_pages
 from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of, page_count
 from services.scheduler.core.require import require
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.cache_lease import CacheLease, PendingLeases, key_name
-from services.scheduler.core.cache.pin import pinned_pages
+from services.scheduler.core.cache.kept import CacheLease, PendingLeases, key_name, pinned_pages
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import hold_leased_copy, let_go_of_leased_copies, split_node

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.pin import Pin, pinned_pages
+from services.scheduler.core.cache.kept import Pin, pinned_pages
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host

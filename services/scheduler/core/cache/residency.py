@@ -31,8 +31,8 @@ from services.scheduler.core.cache.candidates import (
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
 from services.scheduler.core.cache.holdings import with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
+from services.scheduler.core.cache.kept import pinned_pages
 from services.scheduler.core.cache.page_pool import LostPool
-from services.scheduler.core.cache.pin import pinned_pages
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     ancestors,
@@ -47,7 +47,7 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from services.scheduler.core.cache.cache_lease import LeasedNode
+    from services.scheduler.core.cache.kept import LeasedNode
     from services.scheduler.core.cache.page_pool import PagePool
     from services.scheduler.core.cache.prefix_tree import PrefixTree
     from services.scheduler.core.state import CellState, Storage, Worker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import HeatRank, coldest_of_host, index_of, refresh
 from services.scheduler.core.cache.heat import coldest_together, worth
-from services.scheduler.core.cache.pin import is_wanted
+from services.scheduler.core.cache.kept import is_wanted
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import (
     HOST,
