@@ -81,6 +81,7 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
         admin_key=config.admin_key,
         tenants_file=config.tenants,
         max_priority=config.max_priority,
+        max_leased_tokens=config.max_leased_tokens,
         names_tenants=config.tenant_metrics,
         clock=clock,
     )

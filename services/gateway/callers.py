@@ -48,14 +48,16 @@ class Callers:
         admin_key: str = "",
         tenants_file: str = "",
         max_priority: int = 0,
+        max_leased_tokens: int = 0,
         names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` of callers who are in no file. Metrics name tenants if
+        """``tenants_file`` is a path or "", ``max_priority`` and
+        ``max_leased_tokens`` of callers who are in no file. Metrics name tenants if
         ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
         self._names_tenants = names_tenants
-        unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority)
+        unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority, max_leased_tokens=max_leased_tokens)
         self._clock = clock
         self.fault = ""
         self._admin_hash = key_hash(admin_key.encode()) if admin_key else ""

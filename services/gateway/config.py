@@ -37,6 +37,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     max_priority: Annotated[
         int, Meta(description="highest priority that callers without a tenant may ask for", ge=0, le=MAX_PRIORITY)
     ] = 0
+    max_leased_tokens: Annotated[
+        int, Meta(description="tokens that callers without a tenant may keep by leases, each key for itself", ge=0)
+    ] = 262_144
     tenant_metrics: Annotated[
         bool, Meta(description="name tenants in /metrics; without it they are counted together as other")
     ] = False

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.cache_hints import without_controls
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from shared.errors import InvalidRequest
 
@@ -64,7 +65,7 @@ def template_tools(
     for place, tool in enumerate(tools):
         if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
             raise InvalidRequest("a tool must be of type function", param=f"tools[{place}]")
-    return tools
+    return without_controls(tools)
 
 
 def template_arguments(request: ChatRequest, variables: Collection[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from services.gateway.accounts import Account
 from services.gateway.admission import cache_hints, check_priority, derive_seed
+from services.gateway.cache_hints import session_lease, with_leases
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
@@ -23,7 +24,7 @@ from services.gateway.views.answer import AnswerView
 from shared.errors import RequestCancelled
 from shared.ids import key_digest
 from shared.messages.base import pack_int32
-from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.requests import Lease, SamplingParams, SubmitRequest
 
 
 def make_generation(
@@ -37,10 +38,12 @@ def make_generation(
     seed: int,
     prompts: Sequence[tuple[Sequence[int], SamplingParams]],
     new_reply: Callable[[str], Reply] | None = None,
+    leases: tuple[Lease, ...] = (),
 ) -> Generation:
     """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
 
-    ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`).
+    ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`), and
+    ``leases`` are what breakpoints in the only prompt ask for.
 
     Raises InvalidRequest for a fidelity that this deployment does not allow.
     """
@@ -55,7 +58,9 @@ def make_generation(
         importance = gateway.fidelity.importance(
             fields.cache or CacheOptions(), is_scored=is_scored, tenant=account.name
         )
+        asked = (*leases, *session_lease(fields, len(tokens), prompt))
         for number in range(count):
+            kept = asked if not number else ()  # A prompt is kept once, however many answers it has.
             position = prompt * count + number
             request = SubmitRequest(
                 request_id=f"{answer_id}-{position}",
@@ -66,7 +71,8 @@ def make_generation(
                 tenant=account.name,
                 priority=priority,
                 deadline_ms=fields.deadline_ms or 0,
-                cache=cache_hints(fields, params, importance),
+                cache=with_leases(cache_hints(fields, params, importance), fields, kept),
+                max_leased_tokens=tenant.max_leased_tokens if kept else 0,
                 # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.
                 key_id=key_digest(tenant.salt or fields.cache_salt or ""),
                 max_queued=tenant.max_queued,

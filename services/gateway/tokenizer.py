@@ -164,6 +164,10 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_arguments=template_arguments,
         )
+        return self.encode_rendered(text, most=most)
+
+    def encode_rendered(self, text: str, *, most: int = 0) -> list[int]:
+        """Tokenise what :meth:`render` made, or a part of it; ``most`` as in :meth:`encode_now`."""
         if self._specials is None:
             return self.encode_now(text, add_special_tokens=False, most=most)
         return self._specials.encode(text, lambda piece: self.encode_now(piece, add_special_tokens=False, most=most))

@@ -66,6 +66,7 @@ def admit(
         remote_tokens=order.remote_tokens,
         neighbour_tokens=order.neighbour_tokens,
         sparse=order.sparse,
+        leases=order.leases,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
     )

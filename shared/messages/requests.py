@@ -57,6 +57,18 @@ class Importance(Message, frozen=True):
     recent_tokens: int = 0
 
 
+class Lease(Message, frozen=True):
+    """A prefix of the prompt that is to be kept for a time, within the tenant's budget.
+
+    With a ``key`` it takes the place of the tenant's last lease of that key in the namespace.
+    """
+
+    tokens: int  # Of the prompt, from its start.
+    ttl_ms: int  # From the request's admission, and anew from each use.
+    key: str = ""
+    with_answer: bool = False  # The answer's tokens too, as far as the budget goes.
+
+
 class CacheHints(Message, frozen=True):
     """Per-request use of the prefix cache; the ``cache`` extension field of the HTTP API.
 
@@ -66,6 +78,8 @@ class CacheHints(Message, frozen=True):
     read: bool = True
     write: bool = True
     importance: Importance | None = None
+    leases: tuple[Lease, ...] = ()
+    returns_in_ms: int = 0  # After the answer its caller will go on with it in about so long; 0 says nothing.
 
 
 class CacheQuota(Message, frozen=True):
@@ -100,6 +114,7 @@ class SubmitRequest(Message, frozen=True):
     key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
     quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
+    max_leased_tokens: int = 0  # Budget of its tenant's leases in the cell; 0 grants none.
 
     @property
     def prompt_tokens(self) -> int:

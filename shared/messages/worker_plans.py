@@ -49,6 +49,24 @@ class SparsePrefix(Message, frozen=True):
     key_id: str = ""
 
 
+class LeaseGrant(Message, frozen=True):
+    """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are."""
+
+    tokens: int = 0
+    expires_ns: int = 0  # Wall clock; each use defers it.
+    refusal: str = ""  # One of ``LEASE_REFUSALS``.
+
+
+LEASE_REFUSALS = {
+    "malformed": "it asks for no tokens, or for no time",
+    "no_budget": "the tenant has no budget for leases",
+    "over_budget": "it is larger than what the tenant's budget has to give",
+    "no_host_pool": "no host pool could keep what leaves the device",
+    "over_capacity": "leases of all tenants have the whole share of the host pools",
+    "too_many": "the request, or the cell, has as many leases as it may have",
+}
+
+
 class AdmitRequest(Message, frozen=True):
     """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
 
@@ -81,6 +99,7 @@ class AdmitRequest(Message, frozen=True):
     hidden_lease: HiddenLease | None = field(name="state_lease", default=None)
     sparse: SparsePrefix | None = None
     trace: str = ""  # As SubmitRequest has it.
+    leases: tuple[LeaseGrant, ...] = ()  # For usage: an answer to each lease that it asked for.
 
 
 class PrefillChunk(Message, frozen=True):

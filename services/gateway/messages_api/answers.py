@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -49,7 +48,7 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    cache_creation: CacheCreation | UnsetType = UNSET
+    cache_creation: CacheCreation
     output_tokens_details: OutputTokensDetails
     service_tier: Literal["standard"] = "standard"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from services.gateway.admission import unsupported
 from services.gateway.messages_api.schema import (
     CountTokensRequest,
@@ -18,6 +20,7 @@ from services.gateway.messages_api.schema import (
     Thinking,
 )
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
+from services.gateway.openai_schema.leases import CacheControl
 from shared.errors import InvalidRequest
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
@@ -41,7 +44,7 @@ def chat_request(request: CountTokensRequest, variables: Collection[str], *, rea
     Raises InvalidRequest.
     """
     _refuse(request)
-    messages = [*_system(request.system), *_messages(request.messages)]
+    messages = _kept([*_system(request.system), *_messages(request.messages)], request.cache_control)
     prefilled = _is_prefilled(request.messages[-1])
     tool_choice, parallel = _tool_choice(request.tool_choice)
     more: dict[str, Any] = {}
@@ -101,7 +104,7 @@ def _system(system: str | list[SystemPart] | None) -> list[ChatMessage]:
     if isinstance(system, str):
         return [ChatMessage(role="system", content=system)]
     parts = [
-        _text_part(part.type, part.text, f"system[{place}]")
+        _text_part(part.type, part.text, f"system[{place}]", part.cache_control)
         for place, part in enumerate(system)
         if not (part.text or "").startswith(BILLING_PREFIX)
     ]
@@ -120,6 +123,16 @@ def _messages(messages: Sequence[InputMessage]) -> list[ChatMessage]:
     return converted
 
 
+def _kept(messages: list[ChatMessage], control: CacheControl | None) -> list[ChatMessage]:
+    """``messages`` with the breakpoint of the request itself, at the end of the last of them."""
+    if control is None:
+        return messages
+    last = messages[-1]
+    if isinstance(last.content, list):
+        return [*messages[:-1], msgspec.structs.replace(last, content=_marked(last.content, control))]
+    return [*messages[:-1], msgspec.structs.replace(last, cache_control=control)]
+
+
 def _user(role: Any, blocks: Sequence[InputBlock], param: str) -> list[ChatMessage]:
     """Results of tools are messages of their own; what stands between them keeps its place."""
     converted: list[ChatMessage] = []
@@ -135,7 +148,7 @@ def _user(role: Any, blocks: Sequence[InputBlock], param: str) -> list[ChatMessa
             flush()
             converted.append(_tool_result(block, f"{param}[{place}]"))
         else:
-            parts.append(_text_part(block.type, block.text, f"{param}[{place}]"))
+            parts.append(_text_part(block.type, block.text, f"{param}[{place}]", block.cache_control))
     flush()
     return converted or [ChatMessage(role=role, content="")]
 
@@ -143,31 +156,36 @@ def _user(role: Any, blocks: Sequence[InputBlock], param: str) -> list[ChatMessa
 def _tool_result(block: InputBlock, param: str) -> ChatMessage:
     if not block.tool_use_id:
         raise InvalidRequest("a tool_result needs a tool_use_id", param=f"{param}.tool_use_id")
-    content: str | list[ContentPart] = block.content if isinstance(block.content, str) else ""
-    if isinstance(block.content, list):
-        content = [_result_part(part, f"{param}.content[{place}]") for place, part in enumerate(block.content)]
+    given = block.content if isinstance(block.content, list) else [ResultPart(type="text", text=block.content or "")]
+    parts = [_result_part(part, f"{param}.content[{place}]") for place, part in enumerate(given)]
     if block.is_error:
-        content = (
-            ERROR_PREFIX + content
-            if isinstance(content, str)
-            else [ContentPart(type="text", text=ERROR_PREFIX.rstrip()), *content]
-        )
-    return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
+        first = parts[0].text if parts else ""
+        parts[:1] = [msgspec.structs.replace(*parts[:1] or [ContentPart(type="text")], text=f"{ERROR_PREFIX}{first}")]
+    return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=_marked(parts, block.cache_control))
+
+
+def _marked(parts: list[ContentPart], control: CacheControl | None) -> list[ContentPart]:
+    """``parts`` with a breakpoint at their end."""
+    if control is None or not parts:
+        return parts
+    return [*parts[:-1], msgspec.structs.replace(parts[-1], cache_control=control)]
 
 
 def _result_part(part: ResultPart, param: str) -> ContentPart:
-    return _text_part(part.type, part.text, param)
+    return _text_part(part.type, part.text, param, part.cache_control)
 
 
 def _assistant(blocks: Sequence[InputBlock], param: str) -> ChatMessage:
     parts: list[ContentPart] = []
     calls: list[dict[str, Any]] = []
+    control: CacheControl | None = None
     for place, block in enumerate(blocks):
         if block.type == "tool_use":
             calls.append(_call(block, f"{param}[{place}]"))
+            control = block.cache_control or control
         elif block.type not in ("thinking", "redacted_thinking"):
-            parts.append(_text_part(block.type, block.text, f"{param}[{place}]"))
-    return ChatMessage(role="assistant", content=parts or None, tool_calls=calls or None)
+            parts.append(_text_part(block.type, block.text, f"{param}[{place}]", block.cache_control))
+    return ChatMessage(role="assistant", content=_marked(parts, control) or None, tool_calls=calls or None)
 
 
 def _call(block: InputBlock, param: str) -> dict[str, Any]:
@@ -176,7 +194,7 @@ def _call(block: InputBlock, param: str) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input or {}}}
 
 
-def _text_part(kind: str, text: str | None, param: str) -> ContentPart:
+def _text_part(kind: str, text: str | None, param: str, control: CacheControl | None) -> ContentPart:
     if kind != "text":
         raise InvalidRequest(
             f"content of type {kind[:64]!r} is not served here; only text is",
@@ -185,7 +203,7 @@ def _text_part(kind: str, text: str | None, param: str) -> ContentPart:
         )
     if text is None:
         raise InvalidRequest("a text block needs text", param=f"{param}.text")
-    return ContentPart(type="text", text=text)
+    return ContentPart(type="text", text=text, cache_control=control)
 
 
 def _is_prefilled(last: InputMessage) -> bool:
@@ -210,7 +228,10 @@ def _tool(tool: MessagesTool, place: int) -> dict[str, Any]:
     function["parameters"] = tool.input_schema
     if tool.strict is not None:
         function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+    made: dict[str, Any] = {"type": "function", "function": function}
+    if tool.cache_control is not None:
+        made["cache_control"] = msgspec.to_builtins(tool.cache_control)
+    return made
 
 
 def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from services.gateway.openai_schema.leases import CacheControl
 from services.gateway.openai_schema.sampling import (
     MAX_PRIORITY,
     CacheOptions,
@@ -20,13 +21,6 @@ from services.gateway.openai_schema.sampling import (
 )
 
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class CacheControl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A mark behind which a prefix is to be kept: for five minutes, or an hour."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class ResultPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):

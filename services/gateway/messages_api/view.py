@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from services.gateway import sse
 from services.gateway.assembly import Delta
+from services.gateway.cache_hints import TTL_MS
 from services.gateway.messages_api.answers import (
     BlockDelta,
     BlockStart,
     BlockStop,
+    CacheCreation,
     InputJsonDelta,
     MessageDelta,
     MessagesResponse,
@@ -36,6 +39,7 @@ from services.gateway.pending import Choice, Generation
 from services.gateway.replies.blocks import Block, BlockList, Change
 from services.gateway.views.usage import usage_report
 from shared.errors import ThermoclineError
+from shared.messages.requests import Lease
 
 SIGNATURE = "unsigned"
 """Clients want one, and give a block of reasoning back only with it."""
@@ -156,16 +160,36 @@ class MessagesView:
 def messages_usage(generation: Generation) -> MessagesUsage:
     """Tokens so far, as Anthropic divides them."""
     report = usage_report(generation)
-    cached = report.prompt_tokens_details.cached_tokens
+    found = report.prompt_tokens_details
+    cached = found.cached_tokens
+    created, creation = _created(generation.choices[0].request.cache.leases, cached, found.cache_write_tokens)
     return MessagesUsage(
-        input_tokens=report.prompt_tokens - cached,
-        cache_creation_input_tokens=0,
+        input_tokens=report.prompt_tokens - cached - created,
+        cache_creation_input_tokens=created,
         cache_read_input_tokens=cached,
+        cache_creation=creation,
         output_tokens=report.completion_tokens,
         output_tokens_details=OutputTokensDetails(
             thinking_tokens=sum(choice.reply.reasoning_tokens for choice in generation.choices)
         ),
     )
+
+
+def _created(leases: Sequence[Lease], cached: int, written: int) -> tuple[int, CacheCreation]:
+    """Tokens behind those that were found, up to the last breakpoint: all of them, and by how long they are kept.
+
+    What lies behind the last breakpoint is cached as well, and counts as input, as it does at Anthropic.
+    """
+    created: dict[int, int] = {}
+    end = cached
+    for lease in sorted(leases, key=lambda lease: lease.tokens):
+        if lease.tokens > end:
+            created[lease.ttl_ms] = created.get(lease.ttl_ms, 0) + min(lease.tokens, cached + written) - end
+            end = min(lease.tokens, cached + written)
+    hour = TTL_MS["1h"]
+    total = sum(created.values())
+    of_an_hour = created.get(hour, 0)
+    return total, CacheCreation(ephemeral_1h_input_tokens=of_an_hour, ephemeral_5m_input_tokens=total - of_an_hour)
 
 
 def _begun(block: Block) -> OutputBlock:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from services.gateway.openai_schema.explanation import Explanation
+from services.gateway.openai_schema.leases import CacheControl
 from services.gateway.openai_schema.sampling import Logprobs, SamplingFields
 from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, UsageReport
 
@@ -22,6 +23,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -32,6 +34,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    cache_control: CacheControl | None = None  # Of content that is one text.
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):

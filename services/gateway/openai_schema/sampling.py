@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from services.gateway.openai_schema.leases import CacheKey, Retention, ReturnsIn
 from shared.importance import LEAST_RATIO
 
 MAX_CHOICES = 128
@@ -57,6 +58,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None  # Checked in ``admission``, whose refusal names those that exist.
     first_tokens: KeptTokens | None = None
     recent_tokens: KeptTokens | None = None
+    returns_in_s: ReturnsIn | None = None  # The caller will go on with the answer in about so long.
 
 
 IMPORTANCE_FIELDS = ("ratio", "metric", "first_tokens", "recent_tokens")
@@ -90,6 +92,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # Extensions of Thermocline.
     cache: CacheOptions | None = None

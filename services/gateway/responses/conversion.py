@@ -53,6 +53,8 @@ def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier:
             "logprobs": True if wants_logprobs else None,
             "top_logprobs": request.top_logprobs,
             "user": request.user,
+            "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
             "seed": request.seed,
             "priority": request.priority,
             "cache": request.cache,

@@ -19,7 +19,6 @@ class ItemPart(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     type: str
     text: str | None = None
     refusal: str | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

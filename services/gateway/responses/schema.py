@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from services.gateway.openai_schema.leases import CacheKey, Retention
 from services.gateway.openai_schema.sampling import (
     MAX_PRIORITY,
     CacheOptions,
@@ -81,8 +82,8 @@ class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True):
     metadata: ResponseMetadata | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
-    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
     # Extensions, as in the other endpoints.
     top_k: TopK | None = None
     seed: Seed | None = None

@@ -174,7 +174,8 @@ def response_usage(generation: Generation) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=report.prompt_tokens,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=report.prompt_tokens_details.cached_tokens, cache_write_tokens=0
+            cached_tokens=report.prompt_tokens_details.cached_tokens,
+            cache_write_tokens=report.prompt_tokens_details.cache_write_tokens,
         ),
         output_tokens=report.completion_tokens,
         output_tokens_details=OutputTokensDetails(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import Body
+from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
@@ -21,6 +25,7 @@ from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
+from shared.messages.requests import Lease
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -81,7 +86,7 @@ async def chat_generation(
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
-    tokens = await tokenize_chat(gateway, request)
+    tokens, leases = await leased_prompt(gateway, request, breakpoints(request))
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if is_clipped and asked is not None:
         asked = min(asked, max(1, gateway.max_context - len(tokens)))
@@ -104,6 +109,7 @@ async def chat_generation(
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],
         new_reply=reply.new_reply,
+        leases=leases,
     )
 
 
@@ -113,11 +119,19 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
     """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    tokens, _ = await leased_prompt(gateway, request, ())
+    return tokens
+
+
+async def leased_prompt(
+    gateway: Gateway, request: ChatRequest, marks: Sequence[Breakpoint]
+) -> tuple[list[int], tuple[Lease, ...]]:
+    """The same, and what breakpoints in it ask to keep."""
     tokenizer, context = gateway.tokenizer, gateway.facts.max_context
     admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
 
-    def work() -> list[int]:
+    def work() -> tuple[list[int], tuple[Lease, ...]]:
         messages = conversation.template_messages(
             request.messages, knows_developer="developer" in tokenizer.template_source
         )
@@ -125,15 +139,13 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
         arguments = conversation.template_arguments(request, tokenizer.template_variables)
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
-        tokens = tokenizer.encode_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=not continues and request.add_generation_prompt is not False,
-            continue_final_message=continues,
-            template_arguments=arguments,
-            most=context,
-        )
+        how: dict[str, Any] = {
+            "add_generation_prompt": not continues and request.add_generation_prompt is not False,
+            "continue_final_message": continues,
+            "template_arguments": arguments,
+        }
+        tokens = tokenizer.encode_chat(messages, tools=tools, most=context, **how)
         admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
-        return tokens
+        return tokens, chat_leases(marks, tokens, messages, tools, partial(tokenizer.render, **how), tokenizer)
 
-    return await tokenizer.run(work, prompt_weight.weight(request))
+    return await tokenizer.run(work, prompt_weight.weight(request) * (1 + len(marks)))

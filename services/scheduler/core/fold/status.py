@@ -30,8 +30,8 @@ from shared.messages.status import (
 )
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.kept import Pin
     from services.scheduler.core.cache.page_pool import PagePool
-    from services.scheduler.core.cache.pin import Pin
     from services.scheduler.core.quotas.quota_accounts import Account
     from services.scheduler.core.speed_fit import MethodError
     from services.scheduler.core.state import CellState, Storage, Worker
