@@ -159,8 +159,8 @@ def _tool_result(block: InputBlock, param: str) -> ChatMessage:
     given = block.content if isinstance(block.content, list) else [ResultPart(type="text", text=block.content or "")]
     parts = [_result_part(part, f"{param}.content[{place}]") for place, part in enumerate(given)]
     if block.is_error:
-        first = parts[0].text if parts else ""
-        parts[:1] = [msgspec.structs.replace(*parts[:1] or [ContentPart(type="text")], text=f"{ERROR_PREFIX}{first}")]
+        first = parts[0] if parts else ContentPart(type="text", text="")
+        parts = [msgspec.structs.replace(first, text=f"{ERROR_PREFIX}{first.text}"), *parts[1:]]
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=_marked(parts, block.cache_control))
 
 
@@ -185,7 +185,12 @@ def _assistant(blocks: Sequence[InputBlock], param: str) -> ChatMessage:
             control = block.cache_control or control
         elif block.type not in ("thinking", "redacted_thinking"):
             parts.append(_text_part(block.type, block.text, f"{param}[{place}]", block.cache_control))
-    return ChatMessage(role="assistant", content=_marked(parts, control) or None, tool_calls=calls or None)
+    return ChatMessage(
+        role="assistant",
+        content=_marked(parts, control) or None,
+        tool_calls=calls or None,
+        cache_control=None if parts else control,
+    )
 
 
 def _call(block: InputBlock, param: str) -> dict[str, Any]:

@@ -12,16 +12,13 @@ import msgspec
 
 from services.gateway import metrics
 from services.gateway.accounts import Account
+from services.gateway.responses.ids import is_response_id, suffix_of
 from services.gateway.responses.items import Item
 from services.gateway.responses.schema import ResponseObject
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, ThermoclineError, TransportError
 from shared.undecodable import UNDECODABLE
-
-RESPONSE_ID = "resp_"
-_ID_CHARACTERS = frozenset("0123456789abcdef")
-_ID_LENGTH = len(RESPONSE_ID) + 32
 
 _log = logs.get_logger("gateway.responses")
 
@@ -96,7 +93,7 @@ class KeptResponses:
 
 def _identified(items: list[Item], response_id: str) -> list[Item]:
     """``items`` with an id and a status each, as they are listed."""
-    suffix = response_id[len(RESPONSE_ID) :]
+    suffix = suffix_of(response_id)
     return [
         msgspec.structs.replace(item, id=item.id or f"item_{suffix}{place}", status=item.status or "completed")
         for place, item in enumerate(items)
@@ -109,9 +106,7 @@ def _absent(response_id: str) -> NotFound:
 
 def _name(account: Account, salt: str | None, response_id: str) -> str:
     """The entry's name. Raises NotFound for what is no id of ours, which may hold anything."""
-    if not response_id.startswith(RESPONSE_ID) or len(response_id) != _ID_LENGTH:
-        raise _absent(response_id)
-    if not _ID_CHARACTERS.issuperset(response_id[len(RESPONSE_ID) :]):
+    if not is_response_id(response_id):
         raise _absent(response_id)
     return f"{_owner(account)}.{_digest(salt or '')}.{response_id}"
 

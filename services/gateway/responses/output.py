@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.gateway.openai_schema.chat import ChatLogprob
 from services.gateway.replies.blocks import Block
+from services.gateway.responses.ids import suffix_of
 from services.gateway.responses.items import (
     FunctionCallItem,
     ItemStatus,
@@ -21,7 +22,7 @@ class ItemWriter:
     """Writes the items of one response, whose id theirs derive from."""
 
     def __init__(self, response_id: str) -> None:
-        self._suffix = response_id.partition("_")[2]
+        self._suffix = suffix_of(response_id)
         self._logprobs: dict[int, list[ChatLogprob]] = {}
 
     def id_of(self, block: Block) -> str:

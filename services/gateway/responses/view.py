@@ -163,9 +163,14 @@ class ResponsesView:
     def _event(self, kind: type[events.ResponseEvent], **fields: Any) -> bytes:
         event = kind(sequence_number=self._number, **fields)
         self._number += 1
-        name = kind.__struct_config__.tag
-        assert isinstance(name, str)
-        return sse.named_event(name, msgspec.json.encode(event))
+        return named(event)
+
+
+def named(event: events.ResponseEvent) -> bytes:
+    """An event under its type's name."""
+    name = event.__struct_config__.tag
+    assert isinstance(name, str)
+    return sse.named_event(name, msgspec.json.encode(event))
 
 
 def response_usage(generation: Generation) -> ResponseUsage:

@@ -16,6 +16,7 @@ from services.gateway.router.forwarding import forward
 from services.gateway.router.metrics import OWN_FAMILIES
 from services.gateway.router.model_list import model_list
 from services.gateway.router.parts import Router
+from services.gateway.router.paths import forwarded_methods
 from services.gateway.router.relay import StreamLost
 from services.gateway.router.views import cells_view, health_view
 from services.gateway.routes.operations import METRICS_PATH, METRICS_TYPE, package_version
@@ -26,7 +27,6 @@ from shared.metrics import render
 
 JSON = b"application/json"
 MODELS = "/v1/models"
-FORWARDED = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 READY = ("/health", "/health/ready")
 
 _log = logs.get_logger("router.http")
@@ -78,8 +78,9 @@ class RouterApp:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path in FORWARDED:
-            _allow(method, path, "POST")
+        forwarded = forwarded_methods(path)
+        if forwarded:
+            _allow(method, path, *forwarded)
             await forward(self._router, scope, receive, send)
             return
         headers = Headers(scope=scope)

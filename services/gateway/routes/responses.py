@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -17,8 +16,8 @@ from services.gateway.openapi import describes
 from services.gateway.pending import Generation
 from services.gateway.responses.conversion import chat_request, check_responses, own_items
 from services.gateway.responses.events import EVENTS
+from services.gateway.responses.ids import new_response_id
 from services.gateway.responses.items import Item
-from services.gateway.responses.kept import RESPONSE_ID
 from services.gateway.responses.schema import (
     InputTokens,
     InputTokensRequest,
@@ -78,7 +77,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 
 async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int) -> Asked:
-    account, answer_id = caller_of(http), f"{RESPONSE_ID}{secrets.token_hex(16)}"
+    account, answer_id = caller_of(http), new_response_id(gateway.config.cell)
     items, chat = await _conversation(gateway, http, request)
     generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
     view = ResponsesView(
