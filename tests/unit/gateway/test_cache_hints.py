@@ -57,7 +57,10 @@ def test_a_breakpoint_covers_the_prompt_to_the_end_of_its_text() -> None:
 
 def test_the_next_turn_has_the_same_leased_prefix() -> None:
     """Where a conversation goes on, a breakpoint of before ends at the same token."""
-    first: list[dict[str, Any]] = [{"role": "system", "content": [part("Rules.", HOUR)]}, {"role": "user", "content": "Hello"}]
+    first: list[dict[str, Any]] = [
+        {"role": "system", "content": [part("Rules.", HOUR)]},
+        {"role": "user", "content": "Hello"},
+    ]
     more: list[dict[str, Any]] = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "And now?"}]
 
     before, (lease,) = leases_of(request(first))
