@@ -122,7 +122,7 @@ def compose(
         callers=callers,
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
-        replies=choose_formats(tokenizer),
+        replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         tracer=tracer,
         tls=tls,
         reports=reports,

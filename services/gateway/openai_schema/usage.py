@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
     sparse_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``reasoning_tokens`` stand between the markers of reasoning."""
+
+    reasoning_tokens: int = 0
 
 
 class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +56,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # Where the model reasons.
     importance: ImportanceReport | None = None
 
 

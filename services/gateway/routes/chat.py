@@ -14,6 +14,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.replies.asking import ask_reply
+from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
@@ -94,16 +95,15 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
     continues = bool(request.continue_final_message)
 
     def work() -> list[int]:
-        messages = conversation.template_messages(
-            request.messages, knows_developer="developer" in tokenizer.template_source
-        )
-        tools = conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables)
+        messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
+        check_rendered(request.tools, tokenizer.template_variables)
+        asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
         arguments = conversation.template_arguments(request, tokenizer.template_variables)
-        characters = prompt_weight.characters(messages, tools, arguments)
+        characters = prompt_weight.characters(messages, request.tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
         tokens = tokenizer.encode_chat(
             messages,
-            tools=tools,
+            tools=request.tools,
             add_generation_prompt=not continues and request.add_generation_prompt is not False,
             continue_final_message=continues,
             template_arguments=arguments,
