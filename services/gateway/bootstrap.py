@@ -124,7 +124,7 @@ def compose(
         callers=callers,
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
-        replies=choose_formats(tokenizer),
+        replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         kept=KeptResponses(bus),
         tracer=tracer,
         tls=tls,

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from services.gateway.listening import ListeningSettings
 from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from services.gateway.replies.formats import reasoning_fault
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
 from shared.model_folder import find_model
@@ -73,6 +74,17 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         Literal["tokens", "text"],
         Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
     ] = "tokens"
+    tool_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"],
+        Meta(description="format of tool calls in answers; auto: the one that the chat template shows"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="marks of reasoning in answers: think, deepseek_r1, none, two marks with a comma between them; "
+            "auto: those of the chat template"
+        ),
+    ] = "auto"
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
     exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
@@ -92,6 +104,8 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         faults = self._importance_faults()
         faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
+        if fault := reasoning_fault(self.reasoning_parser):
+            faults.append(fault)
         if self.cell and not is_valid_name(self.cell):
             faults.append(f"--cell {self.cell!r} must be 1 to 64 letters, digits, - or _")
         if faults:

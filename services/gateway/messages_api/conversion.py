@@ -178,18 +178,22 @@ def _result_part(part: ResultPart, param: str) -> ContentPart:
 def _assistant(blocks: Sequence[InputBlock], param: str) -> ChatMessage:
     parts: list[ContentPart] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     control: CacheControl | None = None
     for place, block in enumerate(blocks):
         if block.type == "tool_use":
             calls.append(_call(block, f"{param}[{place}]"))
             control = block.cache_control or control
-        elif block.type not in ("thinking", "redacted_thinking"):
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
             parts.append(_text_part(block.type, block.text, f"{param}[{place}]", block.cache_control))
     return ChatMessage(
         role="assistant",
         content=_marked(parts, control) or None,
         tool_calls=calls or None,
         cache_control=None if parts else control,
+        reasoning_content="\n".join(thoughts) or None,
     )
 
 

@@ -169,9 +169,7 @@ def messages_usage(generation: Generation) -> MessagesUsage:
         cache_read_input_tokens=cached,
         cache_creation=creation,
         output_tokens=report.completion_tokens,
-        output_tokens_details=OutputTokensDetails(
-            thinking_tokens=sum(choice.reply.reasoning_tokens for choice in generation.choices)
-        ),
+        output_tokens_details=OutputTokensDetails(thinking_tokens=generation.choices[0].reply.reasoning_tokens or 0),
     )
 
 

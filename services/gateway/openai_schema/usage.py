@@ -30,6 +30,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``reasoning_tokens`` stand between the markers of reasoning."""
+
+    reasoning_tokens: int = 0
+
+
 class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded of sparse prefixes: sums over all choices, since each of them chose and read by itself.
 
@@ -56,6 +62,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # Where the model reasons.
     importance: ImportanceReport | None = None
     cache_lease: CacheLeaseReport | UnsetType = UNSET
 

@@ -125,12 +125,18 @@ class _Turn:
     def __init__(self) -> None:
         self.parts: list[ContentPart] = []
         self.calls: list[dict[str, Any]] = []
+        self.thoughts: list[str] = []
 
     def message(self) -> ChatMessage | None:
-        """None of an empty turn."""
+        """None of an empty turn: reasoning that nothing was said behind is left out."""
         if not self.parts and not self.calls:
             return None
-        return ChatMessage(role="assistant", content=self.parts or None, tool_calls=self.calls or None)
+        return ChatMessage(
+            role="assistant",
+            content=self.parts or None,
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
 
 
 def _messages(items: Sequence[Item], earlier: int) -> list[ChatMessage]:
@@ -151,7 +157,11 @@ def _messages(items: Sequence[Item], earlier: int) -> list[ChatMessage]:
             if turn.calls:
                 end_turn()
             turn.parts += _content(item.content)
-        elif item.type != "reasoning":
+        elif item.type == "reasoning":
+            if turn.parts or turn.calls:
+                end_turn()
+            turn.thoughts += [part.text or "" for part in _content(item.content or item.summary)]
+        else:
             end_turn()
             messages.append(_other(item))
     end_turn()
@@ -195,9 +205,13 @@ def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise unsupported("tool_choice", "it can be none, auto, required, or a function by its name")
-    return {"type": "function", "function": {"name": choice["name"]}}
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case _:
+            raise unsupported("tool_choice", "it can be none, auto, required, a function by its name, or allowed_tools")
 
 
 def _format(text: TextOptions | None) -> dict[str, Any] | None:

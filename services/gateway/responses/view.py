@@ -183,8 +183,6 @@ def response_usage(generation: Generation) -> ResponseUsage:
             cache_write_tokens=report.prompt_tokens_details.cache_write_tokens,
         ),
         output_tokens=report.completion_tokens,
-        output_tokens_details=OutputTokensDetails(
-            reasoning_tokens=sum(choice.reply.reasoning_tokens for choice in generation.choices)
-        ),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=generation.choices[0].reply.reasoning_tokens or 0),
         total_tokens=report.total_tokens,
     )

@@ -12,13 +12,14 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import Body
-from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases
+from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
 from services.gateway.replies.asking import ask_reply
+from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
@@ -132,10 +133,10 @@ async def leased_prompt(
     continues = bool(request.continue_final_message)
 
     def work() -> tuple[list[int], tuple[Lease, ...]]:
-        messages = conversation.template_messages(
-            request.messages, knows_developer="developer" in tokenizer.template_source
-        )
-        tools = conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables)
+        messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
+        check_rendered(request.tools, tokenizer.template_variables)
+        asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+        tools = without_controls(request.tools)
         arguments = conversation.template_arguments(request, tokenizer.template_variables)
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")

@@ -8,7 +8,13 @@ from msgspec import UNSET, UnsetType
 
 from services.gateway.assembly import Assembly
 from services.gateway.openai_schema.leases import CacheLeaseReport
-from services.gateway.openai_schema.usage import ImportanceReport, PromptTokensDetails, TimingReport, UsageReport
+from services.gateway.openai_schema.usage import (
+    CompletionTokensDetails,
+    ImportanceReport,
+    PromptTokensDetails,
+    TimingReport,
+    UsageReport,
+)
 from services.gateway.pending import Choice, Generation
 from services.gateway.views.answer import first_choices
 from shared.messages.tokens import ImportanceUsage, Timing, Usage
@@ -30,6 +36,8 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
     firsts = first_choices(generation)
     prompt_tokens = sum(choice.request.prompt_tokens for choice in firsts)
     output = sum(len(choice.assembly.tokens) for choice in generation.choices) if count_output else 0
+    counts = [choice.reply.reasoning_tokens for choice in generation.choices]
+    reasoning = sum(count for count in counts if count is not None) if counts[0] is not None else None
     usages = [choice.assembly.usage or Usage() for choice in firsts]
     found = {name: sum(getattr(usage, name) for usage in usages) for name in _TIERS}
     return UsageReport(
@@ -39,6 +47,9 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=sum(found.values()), cache_write_tokens=sum(map(_written_tokens, firsts)), **found
         ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning)
+        if reasoning is not None
+        else UNSET,
         importance=importance_report(generation),
         cache_lease=lease_report([usage.leases for usage in usages]),
     )

@@ -29,7 +29,7 @@ def messages_of(chat: ChatRequest) -> list[dict[str, Any]]:
 
 
 def text(*texts: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": each, "cache_control": None} for each in texts]
+    return [{"type": "text", "text": each, "cache_control": None, "refusal": None} for each in texts]
 
 
 def test_a_conversation_with_tools() -> None:
@@ -62,7 +62,7 @@ def test_a_conversation_with_tools() -> None:
     assert messages_of(chat) == [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": text("weather?")},
-        {"role": "assistant", "content": text("I look."), "tool_calls": [call]},
+        {"role": "assistant", "content": text("I look."), "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "c1", "content": text("cold")},
         {"role": "tool", "tool_call_id": "c2", "content": text("Error: no such city")},
         {"role": "user", "content": text("and now?")},

@@ -39,7 +39,7 @@ def test_a_text_is_a_message_of_the_user() -> None:
 
 
 def test_items_of_a_turn_are_one_message() -> None:
-    """Text and calls together; what a tool said stands alone, and reasoning is not said."""
+    """Reasoning, text and calls together; what a tool said stands alone."""
     chat = converted(
         input=[
             {"role": "developer", "content": "rules"},
@@ -64,6 +64,7 @@ def test_items_of_a_turn_are_one_message() -> None:
         ("assistant", "no", 0),
         ("user", "why?", 0),
     ]
+    assert [message.reasoning_content for message in chat.messages[1:4]] == [None, "hm", None]
     assert [message.tool_call_id for message in chat.messages if message.role == "tool"] == ["c1", "c2"]
     calls = chat.messages[2].tool_calls or []
     assert calls[0] == {
@@ -122,7 +123,7 @@ def test_tools_and_formats_are_nested() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
     ],
 )
 def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], param: str) -> None:
