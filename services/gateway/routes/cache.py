@@ -16,6 +16,7 @@ from services.gateway.openai_schema.cache import (
     CacheStats,
     FlushReport,
     FlushRequest,
+    LeaseList,
     Pin,
     PinDeleted,
     PinList,
@@ -33,7 +34,7 @@ from services.gateway.prompt_source import tokenize_source
 from services.gateway.query import whole_number
 from services.gateway.scrub_walk import scrub_next
 from services.gateway.tenants import Tenant
-from services.gateway.views.cache_view import node_view, pin_view, stats_view
+from services.gateway.views.cache_view import lease_view, node_view, pin_view, stats_view
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import is_valid_name, new_id
 from shared.messages.base import pack_int32, unpack_int32
@@ -114,6 +115,28 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def list_pins() -> Response:
         with slots.taken():
             return _json(PinList(data=[pin_view(pin) for pin in await calls.pins()]))
+
+    @router.get(
+        "/v1/cache/leases",
+        response_model=None,
+        openapi_extra=describes(
+            None,
+            LeaseList,
+            query={
+                "namespace": "only this namespace (32 hex digits)",
+                "cache_salt": "only the namespace of this salt",
+                "tenant": "only the namespace of this tenant, and of this salt of its requests",
+                "limit": f"leases to list, 1 to {MAX_LISTED}, {LISTED} without it",
+            },
+        ),
+        summary="Prefixes that requests asked to keep",
+    )
+    async def list_leases(http: Request) -> Response:
+        with slots.taken():
+            query = http.query_params
+            namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
+            limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
+            return _json(LeaseList(data=[lease_view(each) for each in await calls.leases(namespace, limit=limit)]))
 
     @router.delete(
         "/v1/cache/pins/{name}",
