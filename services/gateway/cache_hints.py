@@ -122,13 +122,18 @@ def session_lease(fields: SamplingFields, prompt_tokens: int, prompt: int = 0) -
     return (Lease(tokens=prompt_tokens, ttl_ms=ttl_ms, key=name, with_answer=True),)
 
 
-def with_leases(hints: CacheHints, fields: SamplingFields, leases: tuple[Lease, ...]) -> CacheHints:
-    """The hints with leases, and with when the caller expects to come back."""
+def returns_in_ms(fields: SamplingFields) -> int:
+    """In how many milliseconds after the answer its caller expects to go on with it; 0 where it says nothing."""
     returns_in_s = fields.cache.returns_in_s if fields.cache is not None else None
-    if not leases and returns_in_s is None:
+    return 0 if returns_in_s is None else max(1, round(returns_in_s * 1000))
+
+
+def with_leases(hints: CacheHints, leases: tuple[Lease, ...], max_leased_tokens: int, back_in_ms: int) -> CacheHints:
+    """The hints with leases, with the budget that they are granted from, and with when the caller expects to return."""
+    if not leases and not back_in_ms:
         return hints
-    returns_in_ms = max(1, round(returns_in_s * 1000)) if returns_in_s is not None else 0
-    return msgspec.structs.replace(hints, leases=leases, returns_in_ms=returns_in_ms)
+    most = max_leased_tokens if leases else 0
+    return msgspec.structs.replace(hints, leases=leases, max_leased_tokens=most, returns_in_ms=back_in_ms)
 
 
 def _control(given: object, place: int) -> CacheControl:

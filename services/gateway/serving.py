@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from services.gateway.accounts import Account
 from services.gateway.admission import cache_hints, check_priority, derive_seed
-from services.gateway.cache_hints import session_lease, with_leases
+from services.gateway.cache_hints import returns_in_ms, session_lease, with_leases
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
@@ -58,6 +58,7 @@ def make_generation(
         importance = gateway.fidelity.importance(
             fields.cache or CacheOptions(), is_scored=is_scored, tenant=account.name
         )
+        hints = cache_hints(fields, params, importance)
         asked = (*leases, *session_lease(fields, len(tokens), prompt))
         for number in range(count):
             kept = asked if not number else ()  # A prompt is kept once, however many answers it has.
@@ -71,8 +72,7 @@ def make_generation(
                 tenant=account.name,
                 priority=priority,
                 deadline_ms=fields.deadline_ms or 0,
-                cache=with_leases(cache_hints(fields, params, importance), fields, kept),
-                max_leased_tokens=tenant.max_leased_tokens if kept else 0,
+                cache=with_leases(hints, kept, tenant.max_leased_tokens, returns_in_ms(fields)),
                 # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.
                 key_id=key_digest(tenant.salt or fields.cache_salt or ""),
                 max_queued=tenant.max_queued,

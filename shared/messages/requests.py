@@ -79,6 +79,7 @@ class CacheHints(Message, frozen=True):
     write: bool = True
     importance: Importance | None = None
     leases: tuple[Lease, ...] = ()
+    max_leased_tokens: int = 0  # Budget of its tenant's leases in the cell; 0 grants none.
     returns_in_ms: int = 0  # After the answer its caller will go on with it in about so long; 0 says nothing.
 
 
@@ -114,7 +115,6 @@ class SubmitRequest(Message, frozen=True):
     key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
     quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
-    max_leased_tokens: int = 0  # Budget of its tenant's leases in the cell; 0 grants none.
 
     @property
     def prompt_tokens(self) -> int:

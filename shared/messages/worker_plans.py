@@ -50,21 +50,17 @@ class SparsePrefix(Message, frozen=True):
 
 
 class LeaseGrant(Message, frozen=True):
-    """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are."""
+    """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are.
+
+    ``refusal`` is ``malformed`` (no whole page, or no time), ``no_budget`` (the tenant has none), ``over_budget`` (it is
+    larger than what the budget has to give), ``no_host_pool`` (nothing could keep what leaves a device),
+    ``over_capacity`` (leases of all tenants have the whole share of the host pools) or ``too_many`` (the request, or the
+    cell, has as many as it may).
+    """
 
     tokens: int = 0
     expires_ns: int = 0  # Wall clock; each use defers it.
-    refusal: str = ""  # One of ``LEASE_REFUSALS``.
-
-
-LEASE_REFUSALS = {
-    "malformed": "it asks for no tokens, or for no time",
-    "no_budget": "the tenant has no budget for leases",
-    "over_budget": "it is larger than what the tenant's budget has to give",
-    "no_host_pool": "no host pool could keep what leaves the device",
-    "over_capacity": "leases of all tenants have the whole share of the host pools",
-    "too_many": "the request, or the cell, has as many leases as it may have",
-}
+    refusal: str = ""  # "" is granted.
 
 
 class AdmitRequest(Message, frozen=True):

@@ -235,9 +235,13 @@ class CellModel:
             max_queued=max_queued,
             deadline_ms=deadline_ms,
             cache=requests.CacheHints(
-                read=read, write=write, importance=importance, leases=leases, returns_in_ms=returns_in_ms
+                read=read,
+                write=write,
+                importance=importance,
+                leases=leases,
+                max_leased_tokens=max_leased_tokens,
+                returns_in_ms=returns_in_ms,
             ),
-            max_leased_tokens=max_leased_tokens,
             key_id=key_id,
             quota=quota,
         )

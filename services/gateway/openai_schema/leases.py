@@ -26,7 +26,7 @@ class CacheLeaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the leases that a request asked for; the longest of each prompt counts.
 
     ``granted_tokens`` of the prompts are kept until ``expires_at`` (Unix seconds; each use defers it), or ``refused``
-    says why not (``shared.messages.worker_plans.LEASE_REFUSALS``).
+    says why not (``shared.messages.worker_plans.LeaseGrant``).
     """
 
     granted_tokens: int

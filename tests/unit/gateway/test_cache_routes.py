@@ -16,7 +16,7 @@ from services.gateway.openai_schema.cache import CacheNode, FlushRequest, Pin, P
 from shared.ids import namespace_digest
 from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, UnpinPrefix
-from shared.messages.status import VerifyChunks
+from shared.messages.status import LeaseStatus, VerifyChunks
 from tests.unit.gateway.running_gateway import FACTS, Harness, running_gateway, says, tokenizer
 from tests.unit.gateway.scripted_cache import NAMESPACE, ScriptedCache, node
 from tests.waiting import until
@@ -87,6 +87,23 @@ async def test_stats_unite_scheduler_and_storages() -> None:
     }  # fmt: skip
     assert stats["hit_tokens"] == {"device": 96, "neighbour": 0, "host": 0, "disk": 0, "remote": 0}
     assert (stats["storages"]["storage-0"]["disk_chunks"], stats["storages"]["storage-1"]) == (2, None)
+
+
+async def test_leases_are_listed_by_namespace() -> None:
+    """With whose they are, what they cover and until when."""
+    async with administered() as (harness, cache):
+        cache.leases = [
+            LeaseStatus(tenant=name, namespace=space * 32, key="s", tokens=64, ttl_ms=300_000, expires_ns=10**18)
+            for name, space in (("acme", "a"), ("zoo", "b"))
+        ]
+        every = (await harness.client.get("/v1/cache/leases")).json()["data"]
+        (one,) = (await harness.client.get(f"/v1/cache/leases?namespace={'b' * 32}")).json()["data"]
+
+    assert [lease["tenant"] for lease in every] == ["acme", "zoo"]
+    assert one == {
+        "object": "cache.lease", "tenant": "zoo", "namespace": "b" * 32, "key": "s", "tokens": 64, "ttl_s": 300.0,
+        "expires_at": 1e9,
+    }  # fmt: skip
 
 
 async def test_a_pin_is_set_listed_and_let_go() -> None:

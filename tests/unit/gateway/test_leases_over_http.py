@@ -31,7 +31,7 @@ async def test_breakpoints_reach_the_cell_with_the_budget_of_their_tenant() -> N
 
     breakpoint_lease, session = submitted.cache.leases
     assert 0 < breakpoint_lease.tokens < session.tokens == submitted.prompt_tokens
-    assert (session.key, submitted.max_leased_tokens) == ("s", 77)
+    assert (session.key, submitted.cache.max_leased_tokens) == ("s", 77)
     assert usage["cache_lease"] == {"granted_tokens": 6, "expires_at": 1_700_000_300, "refused": "over_budget"}
     assert usage["prompt_tokens_details"]["cache_write_tokens"] == submitted.prompt_tokens - 3
 
@@ -41,7 +41,7 @@ async def test_a_request_that_says_nothing_of_caching_asks_for_nothing() -> None
     async with running_gateway(says(" the")) as gateway:
         submitted, usage = await ask(gateway, CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
 
-    assert (submitted.cache.leases, submitted.max_leased_tokens) == ((), 0)
+    assert (submitted.cache.leases, submitted.cache.max_leased_tokens) == ((), 0)
     assert "cache_lease" not in usage
 
 

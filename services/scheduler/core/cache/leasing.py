@@ -99,18 +99,6 @@ def expire_cache_lease(step: Step, lease: CacheLease) -> None:
     _end(step, lease)
 
 
-def end_leases(step: Step, tenant: str, key: str = "") -> int:
-    """End a tenant's leases, or the one of a key, before their time; returns how many."""
-    found = [
-        lease
-        for lease in step.state.cache_leases.leases.values()
-        if lease.tenant == tenant and (not key or lease.key == key)
-    ]
-    for lease in found:
-        _end(step, lease)
-    return len(found)
-
-
 def capacity_pages(state: CellState) -> int:
     """Host pages that leases may lock in the cell, pins left aside. Does not mutate."""
     return sum(
@@ -122,7 +110,7 @@ def capacity_pages(state: CellState) -> int:
 
 def _budget_of(state: CellState, request: Request) -> int:
     """Pages that the tenant of a request may lease. Does not mutate."""
-    return request.submit.max_leased_tokens // state.tree.page_size
+    return request.submit.cache.max_leased_tokens // state.tree.page_size
 
 
 def _pages_of(state: CellState, request: Request, lease: Lease) -> int:
@@ -135,7 +123,7 @@ def _refusal(step: Step, request: Request, lease: Lease, pages: int, place: int,
     state, leases, submit = step.state, step.state.cache_leases, request.submit
     if not pages or lease.ttl_ms < 1:
         return "malformed"
-    if submit.max_leased_tokens < 1:
+    if submit.cache.max_leased_tokens < 1:
         return "no_budget"
     if place >= MAX_LEASES_OF_REQUEST or len(leases.leases) + len(leases.pending) >= MAX_LEASES:
         return "too_many"

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core import decode_state, encode_state
+from services.scheduler.core import decode_state, encode_state, list_cache, status
 from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.requests import Lease
+from shared.messages.status import ListCache
 from shared.messages.worker_plans import AdmitRequest, LeaseGrant, WorkerPlan
 from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -224,6 +225,22 @@ def test_a_cancelled_request_reserves_nothing_any_more(cell: CellModel) -> None:
 
     assert cell.state.cache_leases.pending == {}
     assert all(not account.reserved for account in cell.state.cache_leases.accounts.values())
+
+
+def test_leases_are_listed_and_counted(cell: CellModel) -> None:
+    """With their tenants and keys, as many as are asked for; pages of two leases count once."""
+    ask(cell, PROMPT, lease(), lease(tokens=20, ttl_ms=60 * MINUTE_MS, key="s"))
+
+    found = list_cache(cell.state, ListCache(max_leases=5)).leases
+    counted = status(cell.state, "scheduler")
+
+    assert [(each.tenant, each.key, each.tokens, each.ttl_ms) for each in found] == [
+        ("a", "s", 20, 60 * MINUTE_MS),
+        ("a", "", 40, MINUTE_MS),
+    ]
+    assert len(list_cache(cell.state, ListCache(max_leases=1)).leases) == 1
+    assert list_cache(cell.state, ListCache(max_leases=5, namespace="f" * 32)).leases == ()
+    assert (counted.cache_leases, counted.leased_pages) == (2, 10)
 
 
 def test_leases_are_in_snapshots(cell: CellModel) -> None:
