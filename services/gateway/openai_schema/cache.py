@@ -151,7 +151,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt`` and one ``tenant``.
 
-    ``responses``: erase the kept answers of /v1/responses as well, of all callers where neither salt nor tenant is given.
+    ``responses``: erase the kept answers of /v1/responses as well, all of them where neither salt nor tenant is given.
     """
 
     tiers: Annotated[tuple[Tier, ...], Meta(min_length=1)] = ("device", "host")

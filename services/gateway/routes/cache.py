@@ -180,21 +180,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def flush(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, FlushRequest, is_optional=True)
-            namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
-            if request.responses and request.namespace:
-                raise InvalidRequest("a namespace does not say whose responses", param="responses")
-            flushed = await calls.flush(request.tiers, namespace)
-            owner = _account(gateway, request.tenant)
-            erased = await gateway.kept.erase_all(owner, request.cache_salt) if request.responses else 0
-        return _json(
-            FlushReport(
-                tiers=list(request.tiers),
-                device_pages=flushed.device_pages,
-                host_pages=flushed.host_pages,
-                disk_chunks=flushed.disk_chunks,
-                responses=erased,
-            )
-        )
+            return _json(await _flush(gateway, calls, request))
 
     @router.post(
         "/v1/cache/verify",
@@ -212,6 +198,23 @@ def cache_router(gateway: Gateway) -> APIRouter:
 async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional: bool = False) -> T:
     async with gateway.bodies.read(http) as body:
         return await gateway.bodies.decode(body or (b"{}" if is_optional else b""), schema)
+
+
+async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> FlushReport:
+    namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
+    if request.responses and request.namespace:
+        raise InvalidRequest("a namespace does not say whose responses are meant", param="responses")
+    flushed = await calls.flush(request.tiers, namespace)
+    erased = 0
+    if request.responses:
+        erased = await gateway.kept.erase_all(_account(gateway, request.tenant), request.cache_salt)
+    return FlushReport(
+        tiers=list(request.tiers),
+        device_pages=flushed.device_pages,
+        host_pages=flushed.host_pages,
+        disk_chunks=flushed.disk_chunks,
+        responses=erased,
+    )
 
 
 def _tenant(gateway: Gateway, name: str | None) -> Tenant:
