@@ -88,7 +88,10 @@ def _tool_call(call: dict[str, Any], param: str, traits: TemplateTraits) -> dict
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest("a tool call needs a function with a name", param=param)
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), traits)}}
+    # Some templates write the whole as JSON: in the order in which models say it, whatever that of a client is.
+    told = {"name": function["name"], "arguments": _arguments(function.get("arguments"), traits)}
+    named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**named, "type": "function", "function": told}
 
 
 def _arguments(said: Any, traits: TemplateTraits) -> Any:

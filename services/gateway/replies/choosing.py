@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.replies.formats import ToolFormat, reasoning_syntax, tool_format
 from services.gateway.replies.reasoning_reader import ReasoningSyntax
@@ -22,9 +22,9 @@ class ReplyFormats:
 def choose_formats(tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto") -> ReplyFormats:
     """The formats of these names, or those that the chat template shows."""
     source = tokenizer.template_source
+    traits = template_traits(tokenizer.render, source) if source else NO_TRAITS
     has_tools = "tools" in tokenizer.template_variables
-    return ReplyFormats(
-        tools=tool_format(tool_parser, source) if has_tools or tool_parser != "auto" else None,
-        reasoning=reasoning_syntax(reasoning_parser, source),
-        traits=template_traits(tokenizer.render, source) if source else NO_TRAITS,
-    )
+    tools = tool_format(tool_parser, source) if has_tools or tool_parser != "auto" else None
+    if tools is not None:
+        tools = replace(tools, syntax=replace(tools.syntax, joint=traits.joint))
+    return ReplyFormats(tools, reasoning_syntax(reasoning_parser, source), traits)

@@ -33,7 +33,7 @@ class ToolFormat:
 
 _HERMES = ToolFormat(
     "hermes",
-    ToolSyntax(opener="<tool_call>", closer="</tool_call>", joint="\n"),
+    ToolSyntax(opener="<tool_call>", closer="</tool_call>"),
     CallShape(before='<tool_call>\n{"name": "', middle='", "arguments": ', after="}\n</tool_call>", between="\n"),
 )
 _LLAMA = ToolFormat(

@@ -17,6 +17,7 @@ from shared.errors import InvalidRequest
 
 _SAID = '{"k":  "v"}'  # Two spaces, which no template would write.
 _OBJECT = {"k": "v"}
+_TEXT = "Let me see."
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef01234567", "Ab3dEf7hI"
 _TOOL = {
     "type": "function",
@@ -51,6 +52,7 @@ class TemplateTraits:
     needs_null_content: bool = False
     has_short_ids: bool = False
     takes_many_calls: bool = True
+    joint: str = ""
     knows_developer: bool = False
     reasoning_fields: tuple[str, ...] = ()
 
@@ -74,6 +76,7 @@ def template_traits(render: Render, source: str) -> TemplateTraits:
         needs_null_content=needs_null,
         has_short_ids=has_short_ids,
         takes_many_calls=_rendered(render, call_id, given, content=content, calls=2) is not None,
+        joint=_joint(_rendered(render, call_id, given, content=_TEXT)),
         knows_developer="developer" in source,
         reasoning_fields=tuple(name for name in _REASONING_FIELDS if re.search(rf"\b{name}\b", source)),
     )
@@ -89,6 +92,12 @@ def _argument_kind(render: Render, call_id: str, content: str | None) -> Argumen
         return "object"
     # A template that writes objects otherwise, say indented, does not write what the model says.
     return "verbatim" if verbatim.replace(_SAID, json.dumps(_OBJECT)) == as_object else "object"
+
+
+def _joint(rendered: str | None) -> str:
+    """Blanks behind the text of a message that has a call, too."""
+    _, _, behind = (rendered or "").partition(_TEXT)
+    return behind[: len(behind) - len(behind.lstrip())]
 
 
 def _rendered(render: Render, call_id: str, arguments: Any, *, content: str | None = "", calls: int = 1) -> str | None:

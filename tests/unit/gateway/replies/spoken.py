@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from services.gateway.replies.formats import tool_format
 from services.gateway.replies.parts import CallArguments, CallBegun, Reasoning, ReplyPart, ReplyReader, Text
@@ -15,7 +16,8 @@ def tool_reader(name: str, known_names: Iterable[str] = NAMES) -> ToolReader:
     """A reader of the format of this name; call ids are ``id-0`` and so on."""
     found = tool_format(name, "")
     assert found is not None
-    return ToolReader(found.syntax, known_names=frozenset(known_names), new_id=lambda index: f"id-{index}")
+    syntax = replace(found.syntax, joint="\n" if name == "hermes" else "")
+    return ToolReader(syntax, known_names=frozenset(known_names), new_id=lambda index: f"id-{index}")
 
 
 def read(reader: ReplyReader, pieces: Iterable[str]) -> list[ReplyPart]:

@@ -31,12 +31,12 @@ def tokenizer_of(tmp_path: Path) -> Any:
 
 
 FOUND: list[tuple[str, str | None, str | None, TemplateTraits]] = [
-    (families.HERMES, "hermes", None, TemplateTraits(arguments="verbatim")),
+    (families.HERMES, "hermes", None, TemplateTraits(arguments="verbatim", joint="\n")),
     (
         families.QWEN3,
         "hermes",
         "<think>",
-        TemplateTraits(arguments="text", reasoning_fields=("reasoning_content",)),
+        TemplateTraits(arguments="text", joint="\n", reasoning_fields=("reasoning_content",)),
     ),
     (families.LLAMA3, "llama3_json", None, TemplateTraits(arguments="verbatim", takes_many_calls=False)),
     (families.MISTRAL, "mistral", None, TemplateTraits(arguments="verbatim", has_short_ids=True)),
