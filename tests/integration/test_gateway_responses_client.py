@@ -212,6 +212,7 @@ async def test_a_stream_that_breaks_fails() -> None:
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
         ("input", []),
+        ("input", None),
         ("context_management", [{"type": "compaction"}]),
     ],
 )

@@ -27,8 +27,6 @@ def check_responses(request: InputTokensRequest) -> None:
 
 def own_items(request: InputTokensRequest) -> list[Item]:
     """The request's input as items with a type. Raises InvalidRequest."""
-    if request.input is None or request.input == []:
-        raise InvalidRequest("input must hold a text or an item", param="input")
     if isinstance(request.input, str):
         return [Item(type="message", role="user", content=[ItemPart(type="input_text", text=request.input)])]
     return [_typed(item, place) for place, item in enumerate(request.input)]

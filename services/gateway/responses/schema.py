@@ -51,7 +51,7 @@ class InputTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What makes up the prompt."""
 
     model: str | None = None
-    input: str | list[Item] | None = None
+    input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

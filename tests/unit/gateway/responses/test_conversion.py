@@ -113,7 +113,6 @@ def test_tools_and_formats_are_nested() -> None:
     [
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"input": None}, "input"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "message", "content": "x"}]}, "input[0].role"),
