@@ -34,6 +34,6 @@ def mask_logits(logits: torch.Tensor, masks: Sequence[Words]) -> None:
 
 
 def banned_by(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """What ``words`` int32 [R, W] do not allow of the first ``vocab_size`` tokens: bool [R, vocab_size], on their device."""
+    """What ``words`` int32 [R, W] do not allow of the first ``vocab_size`` tokens: bool [R, vocab_size]."""
     places = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> places) & 1).view(len(words), -1)[:, :vocab_size] == 0
