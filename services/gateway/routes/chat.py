@@ -15,6 +15,7 @@ from services.gateway.body import Body
 from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
@@ -87,6 +88,7 @@ async def chat_generation(
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
     tokens, leases = await leased_prompt(gateway, request, breakpoints(request))
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if is_clipped and asked is not None:
@@ -97,6 +99,7 @@ async def chat_generation(
         max_tokens=admission.output_room(len(tokens), asked, None, gateway.context_limit),
         logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
     )
     reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
