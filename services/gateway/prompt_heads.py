@@ -100,11 +100,12 @@ def _parts(body: _Body) -> Iterator[bytes]:
         if system:
             yield from (_ROLE, b"system", _TEXT)
             yield from _content(system)
+            yield _CALLS
     messages = body.messages if body.messages is not None else body.input
     if messages is None:
         yield _prompt(body.prompt)
     elif isinstance(messages, str):
-        yield from (_ROLE, b"user", _TEXT, _text(messages))
+        yield from (_ROLE, b"user", _TEXT, _text(messages), _CALLS)
     else:
         for message in messages:
             yield from _message(message)

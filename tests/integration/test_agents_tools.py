@@ -160,3 +160,33 @@ async def test_a_call_can_be_forced_in_both(harness: Harness) -> None:
     first, second = (request.sampling.grammar for request in harness.cell.submitted)
     assert first is not None
     assert first == second
+
+
+async def test_an_answer_keeps_to_a_schema_in_both() -> None:
+    """The cell gets the same grammar, and the clients' own helpers parse what comes."""
+    said = [(5, '{"city"'), (5, ': "Oslo"}')]
+    async with running_gateway(lambda request: said, over_http=True) as harness:
+        async with openai.AsyncOpenAI(base_url=f"{harness.base_url}/v1", api_key="none", max_retries=0) as client:
+            parsed = await client.responses.parse(model="test-model", input="hi", text_format=Weather)
+            loose = await client.responses.create(
+                model="test-model", input="hi", text={"format": {"type": "json_object"}}
+            )
+            bad: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model="test-model", input="hi", text=bad)
+        async with anthropic.AsyncAnthropic(base_url=harness.base_url, api_key="none", max_retries=0) as other:
+            message = await other.messages.parse(
+                model="test-model", max_tokens=50, messages=[{"role": "user", "content": "hi"}], output_format=Weather
+            )
+
+    assert parsed.output_parsed == Weather(city="Oslo")
+    assert message.parsed_output == Weather(city="Oslo")
+    assert loose.text is not None
+    assert loose.text.format is not None
+    assert loose.text.format.type == "json_object"
+    assert str(refused.value.param).startswith("text.format")
+    by_schema, any_object, _ = (request.sampling.grammar for request in harness.cell.submitted)
+    assert by_schema is not None
+    assert any_object is not None
+    assert by_schema != any_object
+    assert all(request.sampling.grammar is not None for request in harness.cell.submitted)

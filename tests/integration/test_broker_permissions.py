@@ -233,6 +233,19 @@ async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: s
         assert [await scheduler.stream_info(stream) for stream in streams] == before
 
 
+async def test_kept_answers_are_the_gateways_alone(refusing: NatsServer) -> None:
+    """Gateways write, read and erase them; a worker does nothing of it."""
+    async with connected(refusing, "scheduler", "gateway", "worker-0") as (scheduler, gateway, worker):
+        await scheduler.ensure_streams(LIMITS)
+        await gateway.keep("a.b.c", b"kept")
+        assert await gateway.kept("a.b.c") == b"kept"
+        for denied_call in (worker.keep("a.b.c", b"forged"), worker.kept("a.b.c"), worker.forget(">")):
+            with pytest.raises(Unavailable):
+                await denied_call
+        assert await gateway.kept("a.b.c") == b"kept"
+        assert await gateway.forget("a.>") == 1
+
+
 class Caller:
     """A user who calls JetStream, and hears what the server denies."""
 

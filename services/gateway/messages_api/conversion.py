@@ -34,6 +34,15 @@ ERROR_PREFIX = "Error: "
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Names of the switch in chat templates, those of Qwen, GLM and others first, then DeepSeek's and Granite's."""
 
+RENAMES = (
+    ("response_format.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("chat_template_kwargs", "thinking"),
+    ("stop", "stop_sequences"),
+)
+"""Names of a chat's fields, and of those that they were made of."""
+
 _HARMLESS_EDITS = "clear_thinking_20251015"
 
 

@@ -11,6 +11,18 @@ from services.gateway.responses.items import Item, ItemPart
 from services.gateway.responses.schema import REFUSED_FIELDS, InputTokensRequest, ResponsesRequest, TextOptions
 from shared.errors import InvalidRequest
 
+RENAMES = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("max_tokens", "max_output_tokens"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("tool_choice.function", "tool_choice"),
+    ("tool_choice.allowed_tools", "tool_choice"),
+)
+"""Names of a chat's fields, and of those that they were made of."""
+
 LOGPROBS = "message.output_text.logprobs"
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

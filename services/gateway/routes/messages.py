@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request, Response
 from services.gateway import admission
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
+from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
 from services.gateway.messages_api.answers import EVENTS, MessagesResponse, TokenCount
-from services.gateway.messages_api.conversion import chat_request
+from services.gateway.messages_api.conversion import RENAMES, chat_request
 from services.gateway.messages_api.errors import MessagesError
 from services.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from services.gateway.messages_api.view import MessagesView
@@ -49,9 +50,10 @@ def messages_router(gateway: Gateway) -> APIRouter:
             request = await gateway.bodies.decode(body, CountTokensRequest)
         with account.taken(), gateway.slots.taken():
             chat = _chat_request(gateway, request)
-            admission.check_model(chat.model, gateway.facts.name)
-            admission.check_chat(chat)
-            tokens = await tokenize_chat(gateway, chat)
+            with fields_named(RENAMES):
+                admission.check_model(chat.model, gateway.facts.name)
+                admission.check_chat(chat)
+                tokens = await tokenize_chat(gateway, chat)
             account.spend_tokens(len(tokens))
         return Response(msgspec.json.encode(TokenCount(input_tokens=len(tokens))), media_type="application/json")
 
@@ -64,15 +66,11 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
     with Ticket(gateway, caller_of(http)) as ticket:
         ticket.read(body)
         answer_id = new_id("msg")
-        generation = await chat_generation(
-            gateway,
-            http,
-            _chat_request(gateway, request),
-            ticket,
-            received_ns=received_ns,
-            answer_id=answer_id,
-            is_clipped=True,
-        )
+        chat = _chat_request(gateway, request)
+        with fields_named(RENAMES):
+            generation = await chat_generation(
+                gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id, is_clipped=True
+            )
         view = MessagesView(
             generation,
             answer_id,

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request, Response
 from services.gateway import admission
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
+from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
-from services.gateway.responses.conversion import chat_request, check_responses, own_items
+from services.gateway.responses.conversion import RENAMES, chat_request, check_responses, own_items
 from services.gateway.responses.events import EVENTS
 from services.gateway.responses.ids import new_response_id
 from services.gateway.responses.items import Item
@@ -59,9 +60,10 @@ def responses_router(gateway: Gateway) -> APIRouter:
             request = await gateway.bodies.decode(body, InputTokensRequest)
         with account.taken(), gateway.slots.taken():
             _, chat = await _conversation(gateway, http, request)
-            admission.check_model(chat.model, gateway.facts.name)
-            admission.check_chat(chat)
-            tokens = await tokenize_chat(gateway, chat)
+            with fields_named(RENAMES):
+                admission.check_model(chat.model, gateway.facts.name)
+                admission.check_chat(chat)
+                tokens = await tokenize_chat(gateway, chat)
             account.spend_tokens(len(tokens))
         return Response(msgspec.json.encode(InputTokens(input_tokens=len(tokens))), media_type="application/json")
 
@@ -79,7 +81,8 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int) -> Asked:
     account, answer_id = caller_of(http), new_response_id(gateway.config.cell)
     items, chat = await _conversation(gateway, http, request)
-    generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
+    with fields_named(RENAMES):
+        generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
     view = ResponsesView(
         generation,
         _begun(gateway, request, generation, answer_id, received_ns // 10**9),
