@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from shared import subjects
+from shared import logs, subjects
 from shared.bus import jetstream, requests
 from shared.bus.protocol import StreamLimits
 from shared.errors import TransportError, Unavailable
 from shared.undecodable import UNDECODABLE
 
 STREAM = f"KV_{subjects.KEPT_BUCKET}"
+
+_log = logs.get_logger("bus")
 
 # JetStream's own error numbers ("err_code").
 _ABSENT = (10037, 10059)  # No such message, no such stream.
@@ -41,6 +43,14 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
         "deny_delete": True,
         "allow_direct": True,
     }
+
+
+async def ensure(client: Any, limits: StreamLimits) -> None:
+    """Make the bucket, or bring it to ``limits``. A cell whose broker does not allow it serves all the same."""
+    try:
+        await jetstream.ensure_stream(client, bucket_config(limits))
+    except (Unavailable, TransportError) as error:
+        _log.error("answers_are_not_kept", reason=error.message, advice="has the broker this release's permissions?")
 
 
 async def keep(client: Any, name: str, data: bytes, timeout_s: float) -> None:

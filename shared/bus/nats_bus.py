@@ -319,9 +319,9 @@ class NatsBus:
         self._require()
         inputs = jetstream.stream_config(subjects.INPUTS_STREAM, [subjects.INPUTS], limits)
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
-        buckets = (jetstream.bucket_config, record_bucket.bucket_config, kept_bucket.bucket_config)
-        for config in (inputs, outputs, *(made(limits) for made in buckets)):
+        for config in (inputs, outputs, jetstream.bucket_config(limits), record_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
+        await kept_bucket.ensure(self._client, limits)
         if limits.replicas == 1 and len(self._client.servers) > 1:
             _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
 
