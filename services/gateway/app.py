@@ -20,6 +20,7 @@ from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
+from services.gateway.routes.embeddings import embeddings_router
 from services.gateway.routes.kept_responses import kept_responses_router
 from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
@@ -49,6 +50,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         messages_router,
         responses_router,
         kept_responses_router,
+        embeddings_router,
         models_router,
         tokenization_router,
         operations_router,

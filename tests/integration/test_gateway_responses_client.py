@@ -227,6 +227,15 @@ async def test_what_is_not_served_is_refused_by_name(field: str, value: object) 
     assert not harness.cell.submitted
 
 
+async def test_embeddings_are_refused_with_the_reason() -> None:
+    """As what a caller did wrong, so that no client tries again."""
+    async with running_gateway(over_http=True) as harness, client_of(harness) as client:
+        with pytest.raises(openai.BadRequestError, match="trained to continue") as refused:
+            await client.embeddings.create(model="test-model", input="hi")
+
+    assert refused.value.code == "unsupported_endpoint"
+
+
 def test_bounds_of_what_is_kept_have_defaults() -> None:
     """A day, 256 MiB and 100,000 responses."""
     limits = StreamLimits()

@@ -14,7 +14,14 @@ RESPONSES = "/v1/responses"
 PROMPTS = ("/v1/chat/completions", "/v1/completions", MESSAGES, RESPONSES)
 """Paths whose prompts are cached; others go wherever there is least to do."""
 
-_POSTED = (*PROMPTS, f"{MESSAGES}/count_tokens", f"{RESPONSES}/input_tokens", "/tokenize", "/detokenize")
+_POSTED = (
+    *PROMPTS,
+    f"{MESSAGES}/count_tokens",
+    f"{RESPONSES}/input_tokens",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
 
 
 def forwarded_methods(path: str) -> tuple[str, ...]:
