@@ -22,6 +22,7 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.checking import GrammarChecks
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
@@ -123,6 +124,7 @@ def compose(
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
+        grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
         tracer=tracer,
         tls=tls,
         reports=reports,
@@ -165,7 +167,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
         bus = await connect_with(config, f"gateway {config.id}")
         try:
             gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer, tls)
-            with _measured(gateway):
+            with _measured(gateway), contextlib.closing(gateway.grammars):
                 serve_metrics(config.metrics_port, config.metrics_host)
                 if config.tenants:
                     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.look_now)

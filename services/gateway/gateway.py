@@ -15,6 +15,7 @@ from services.gateway.context_limit import ContextLimit
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
+from services.gateway.grammars.checking import GrammarChecks
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
@@ -47,6 +48,7 @@ class Gateway:
     recent: RecentRequests
     explainer: Explainer
     replies: ReplyFormats
+    grammars: GrammarChecks
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None

@@ -99,6 +99,12 @@ class Tokenizer:
             special=set(self._tokenizer.all_special_ids) | set(getattr(self._tokenizer, "added_tokens_decoder", {})),
         )
 
+    def definition(self) -> str:
+        """The whole tokenizer, as in ``tokenizer.json``. Raises InvalidRequest where it has no such form."""
+        if self._backend is None:
+            raise InvalidRequest("this model's tokenizer has no tokenizer.json, so a grammar cannot be kept to")
+        return str(self._backend.to_str())
+
     def close(self) -> None:
         """Stop the threads; texts that wait for one are given up."""
         for threads in (self._short, self._long):

@@ -68,6 +68,11 @@ class Vocabulary:
             raise UnsupportedModel(f"{model_dir} has no usable fast tokenizer: {error}") from error
         return cls(backend)
 
+    def tokenizer_json(self) -> str:
+        """The whole tokenizer, as in ``tokenizer.json``."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def stream(self, *, skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TokenStream:
         """A fresh stream for one answer. Special tokens among ``shown`` are never left out."""
         hidden = self._special.difference(shown) if skip_special_tokens else frozenset()

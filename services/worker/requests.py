@@ -16,7 +16,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from services.worker.answer_grammars import AnswerGrammar
 from services.worker.answers import Answer
 from shared.errors import IllegalTransition
 from shared.messages.base import unpack_int32
@@ -94,6 +96,8 @@ class RunningRequest:
     sparse: SparsePrefix | None = None
     sparse_losses: int = 0  # How often KV before the sparse prefix was lost: what was chosen then is void.
     importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
+    grammar: AnswerGrammar | None = None
+    held_logits: torch.Tensor | None = None  # Float32 [vocab]: its first token waits for the grammar to be compiled.
 
     def change(self, change: Change) -> None:
         """Move on in the table. Raises IllegalTransition."""

@@ -7,6 +7,9 @@ from typing import Literal
 from shared.importance import DEFAULT_METRIC
 from shared.messages.base import Message, count_int32
 
+MAX_GRAMMAR_BYTES = 65_536
+"""Bytes of a grammar's text, in UTF-8."""
+
 
 class Grammar(Message, frozen=True):
     """What an answer's text must look like, from its first token to its end. The gateway has checked that it compiles.

@@ -39,7 +39,12 @@ _HINTS: dict[str, list[Any]] = {
     "ttl_s": [1, 0.5],
     "seed": [0, None],
     "cache": [None, {"read": False}, {"write": False}],
-    "response_format": [None, {"type": "text"}],
+    "response_format": [None, {"type": "text"}, {"type": "json_object"}],
+    "guided_json": [None],
+    "guided_regex": [None, None, "[ab]+"],
+    "guided_choice": [None],
+    "guided_grammar": [None],
+    "structured_outputs": [None],
     "stop_token_ids": [[], [5]],
     "logit_bias": [None, {"5": 1.0}],
     # What is refused whatever else is asked would leave little to be served.

@@ -11,6 +11,7 @@ from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.replies.asking import ask_reply
@@ -54,6 +55,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
     tokens = await tokenize_chat(gateway, request)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -63,6 +65,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         max_tokens=admission.output_room(len(tokens), asked, None, gateway.context_limit),
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
     )
     reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)

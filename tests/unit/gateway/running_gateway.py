@@ -41,6 +41,7 @@ FACTS = ModelFacts(
     max_context=512,
     defaults=SamplingDefaults(),
     created=1_700_000_000,
+    eos_token_ids=(2,),
 )
 
 
