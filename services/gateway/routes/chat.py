@@ -67,7 +67,9 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
+    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
+    if reply.grammar is not None and reply.grammar is not grammar:
+        await gateway.grammars.check(reply.grammar, param="tools")
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
     answer_id = new_id("chatcmpl")
     generation = make_generation(
