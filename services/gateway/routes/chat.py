@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -14,7 +15,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
-from services.gateway.replies.asking import ask_reply
+from services.gateway.replies.asking import AskedReply, ask_reply
 from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
@@ -22,6 +23,7 @@ from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
+from shared.messages.requests import Grammar
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -67,9 +69,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
-    if reply.grammar is not None and reply.grammar is not grammar:
-        await gateway.grammars.check(reply.grammar, param="tools")
+    reply = await asked_reply(gateway, request, tokens, grammar)
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
     answer_id = new_id("chatcmpl")
     generation = make_generation(
@@ -91,6 +91,20 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         gateway.wall_ns,
     )
     return Asked(ticket, generation, view)
+
+
+async def asked_reply(
+    gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None
+) -> AskedReply:
+    """What a conversation of these tokens means for its answers, whose text has this grammar. Raises InvalidRequest."""
+
+    def work() -> AskedReply:
+        return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
+
+    reply = await gateway.tokenizer.run(work, prompt_weight.weight(request))
+    if reply.grammar is not None and reply.grammar is not grammar:
+        await gateway.grammars.check(reply.grammar, param="tools")
+    return reply
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
