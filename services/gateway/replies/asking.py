@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.replies.call_ids import call_id
 from services.gateway.replies.choosing import ReplyFormats
@@ -14,7 +12,7 @@ from services.gateway.replies.parts import PlainReader, ReplyReader
 from services.gateway.replies.reading import Reply
 from services.gateway.replies.reasoning_reader import ReasoningCount, ReasoningReader
 from services.gateway.replies.reply_grammar import Thinking, reply_grammar
-from services.gateway.replies.tool_choice import Tool, asked_tools
+from services.gateway.replies.tool_choice import asked_tools
 from services.gateway.replies.tool_reader import ToolReader
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest
@@ -80,7 +78,7 @@ def ask_reply(
         return Reply(reader, count, is_named=ask is not None and ask.mode == "named")
 
     return AskedReply(
-        grammar=reply_grammar(text_grammar, thinking, calls, specials=specials, json_rule=_json_rule),
+        grammar=reply_grammar(text_grammar, thinking, calls, specials=specials),
         shown_special_tokens=tuple(sorted({specials[marker] for marker in markers if marker in specials})),
         new_reply=new_reply,
     )
@@ -91,9 +89,3 @@ def _thinking(formats: ReplyFormats, tokenizer: Tokenizer, prompt: Sequence[int]
         return None
     end = tokenizer.decode(list(prompt[-PROMPT_END_TOKENS:]))
     return Thinking(formats.reasoning, formats.reasoning.is_open_behind(end))
-
-
-def _json_rule(tool: Tool) -> str:
-    """A tool's arguments, with the separators that transformers' templates write."""
-    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return f"%json {msgspec.json.encode({**tool.parameters, 'x-guidance': options}).decode()}"

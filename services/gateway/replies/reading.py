@@ -6,6 +6,9 @@ from services.gateway.assembly import Delta
 from services.gateway.replies.parts import CallBegun, PlainReader, ReplyPart, ReplyReader
 from services.gateway.replies.reasoning_reader import ReasoningCount
 
+PIECE_CHARACTERS = 4096
+"""A reader takes so much at once: each marker costs it a copy of what is left."""
+
 
 class Reply:
     """What a choice has said so far. Views feed it every delta once, in order (:meth:`read`)."""
@@ -30,7 +33,9 @@ class Reply:
         """The parts that are certain now, all of them at the end of the answer. Mutates."""
         if self._count is not None:
             self._count.feed(delta.tokens)
-        parts = self._reader.feed(delta.text)
+        parts: list[ReplyPart] = []
+        for start in range(0, len(delta.text), PIECE_CHARACTERS):
+            parts += self._reader.feed(delta.text[start : start + PIECE_CHARACTERS])
         if delta.finish is not None:
             parts += self._reader.end()
         self.has_calls = self.has_calls or any(isinstance(part, CallBegun) for part in parts)

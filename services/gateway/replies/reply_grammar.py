@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.gateway.grammars.requested import ANY_OBJECT
+from services.gateway.grammars.schemas import json_rule
 from services.gateway.replies.formats import CallShape, ToolFormat
 from services.gateway.replies.reasoning_reader import BREAKS_BEHIND, ReasoningSyntax
-from services.gateway.replies.tool_choice import Tool, ToolAsk
+from services.gateway.replies.tool_choice import ToolAsk
 from shared.errors import InvalidRequest
 from shared.messages.requests import Grammar
 
@@ -37,19 +39,18 @@ def reply_grammar(
     calls: tuple[ToolFormat, ToolAsk] | None,
     *,
     specials: Mapping[str, int],
-    json_rule: Callable[[Tool], str],
 ) -> Grammar | None:
     """The grammar of an answer; None where it may be any text.
 
-    ``text`` is what text outside of calls must look like, ``specials`` are the numbers of special tokens, ``json_rule``
-    gives the rule of a tool's arguments. Raises InvalidRequest for a ``text`` that cannot be part of another grammar.
+    ``text`` is what text outside of calls must look like, ``specials`` are the numbers of special tokens. Raises
+    InvalidRequest for a ``text`` that cannot be part of another grammar, and for schemas that cannot be kept to.
     """
     if calls is not None and not _is_bound(calls[1]) and text is None:
         calls = None
     if calls is None and (text is None or thinking is None):
         return text
     rules = _Rules(specials)
-    answer = rules.calls(*calls, json_rule, text, thinking) if calls is not None else rules.text(text)
+    answer = rules.calls(*calls, text, thinking) if calls is not None else rules.text(text)
     start = f"{rules.thinking(thinking)} answer" if thinking is not None else "answer"
     return Grammar(
         kind="lark", text="\n".join(["%llguidance {}", f"start: {start}", f"answer: {answer}", *rules.lines])
@@ -80,7 +81,7 @@ class _Rules:
     def text(self, grammar: Grammar | None) -> str:
         assert grammar is not None, "there is something to say of the text"
         if grammar.kind == "json_schema":
-            return f"%json {grammar.text}"
+            return _json(grammar.text, param="response_format")
         if grammar.kind == "regex":
             return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
         raise InvalidRequest(
@@ -91,13 +92,12 @@ class _Rules:
         self,
         format_: ToolFormat,
         ask: ToolAsk,
-        json_rule: Callable[[Tool], str],
         text: Grammar | None,
         thinking: Thinking | None,
     ) -> str:
         for number, tool in enumerate(ask.tools):
-            schema = json_rule(tool) if ask.is_forced or tool.is_strict else '%json {"type": "object"}'
-            self.lines.append(f"arguments_{number}: {schema}")
+            schema = tool.parameters if ask.is_forced or tool.is_strict else ANY_OBJECT
+            self.lines.append(f"arguments_{number}: {_json(schema, param=f'{tool.param}.function.parameters')}")
         shape, opener = format_.shape, format_.syntax.opener
         self.lines.append(f"call: {self._call(shape, ask, shape.before)}")
         group = self._group(shape, "call", ask.is_parallel)
@@ -166,6 +166,12 @@ class _Rules:
         if start < len(text):
             parts.append(json.dumps(text[start:], ensure_ascii=False))
         return " ".join(parts)
+
+
+def _json(schema: object, *, param: str) -> str:
+    """JSON that is valid under ``schema``. A ``%json`` in one of its texts must not be taken for a rule."""
+    keyword, _, text = json_rule(schema, param=param).partition(" ")
+    return f"{keyword} " + text.replace("%", "\\u0025")
 
 
 def _quoted(text: str) -> str:

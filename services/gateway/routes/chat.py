@@ -19,7 +19,7 @@ from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
-from services.gateway.replies.asking import ask_reply
+from services.gateway.replies.asking import AskedReply, ask_reply
 from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
@@ -27,7 +27,7 @@ from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
-from shared.messages.requests import Lease
+from shared.messages.requests import Grammar, Lease
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -101,7 +101,7 @@ async def chat_generation(
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    reply = ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=params.grammar)
+    reply = await asked_reply(gateway, request, tokens, grammar)
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
     return make_generation(
         gateway,
@@ -119,6 +119,20 @@ async def chat_generation(
 
 def _logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
+
+
+async def asked_reply(
+    gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None
+) -> AskedReply:
+    """What a conversation of these tokens means for its answers, whose text has this grammar. Raises InvalidRequest."""
+
+    def work() -> AskedReply:
+        return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
+
+    reply = await gateway.tokenizer.run(work, prompt_weight.weight(request))
+    if reply.grammar is not None and reply.grammar is not grammar:
+        await gateway.grammars.check(reply.grammar, param="tools")
+    return reply
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:

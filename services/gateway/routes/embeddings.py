@@ -21,8 +21,8 @@ def embeddings_router(gateway: Gateway) -> APIRouter:
     )
     async def create_embeddings() -> None:
         raise InvalidRequest(
-            f"embeddings are not served: {gateway.facts.name!r} is trained to continue texts, not to tell how near two of "
-            "them are, and workers answer with tokens alone; ask a server of an embedding model",
+            f"embeddings are not served: {gateway.facts.name!r} is trained to continue texts, not to tell how near two "
+            "of them are, and workers answer with tokens alone; ask a server of an embedding model",
             code="unsupported_endpoint",
         )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from services.gateway.tokenizer import Tokenizer
-from tests.checkpoints import save_tokenizer
+from tests.checkpoints import SPECIAL_TOKENS, save_tokenizer
 
 _TOOLS = (
     "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}"
@@ -130,16 +131,31 @@ def family_tokenizer(path: Path, template: str, *, specials: tuple[str, ...] = (
     path.mkdir(parents=True, exist_ok=True)
     save_tokenizer(path)
     add_specials(path, specials)
-    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings["chat_template"] = template
-    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    _write_template(path, template)
     return Tokenizer(path, threads=1)
 
 
 def add_specials(path: Path, specials: tuple[str, ...]) -> None:
     """Further special tokens for the tokenizer in ``path``."""
-    from tokenizers import Tokenizer as Backend
-
     backend = Backend.from_file(str(path / "tokenizer.json"))
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     backend.save(str(path / "tokenizer.json"))
+
+
+def byte_tokenizer(path: Path, template: str, specials: tuple[str, ...] = ()) -> None:
+    """Write a tokenizer whose tokens are bytes and special tokens, so that each text has one spelling, to ``path``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = (*SPECIAL_TOKENS, *specials)
+    vocabulary = {token: number for number, token in enumerate([*tokens, *alphabet])}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+    backend.save(str(path / "tokenizer.json"))
+    _write_template(path, template)
+
+
+def _write_template(path: Path, template: str) -> None:
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = template
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -7,12 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import llguidance.hf
 import pytest
-from llguidance import LLMatcher
-from transformers import PreTrainedTokenizerFast
 
 from services.gateway.assembly import Delta
+from services.gateway.grammars.checking import check_embedded
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
 from services.gateway.replies.asking import AskedReply, ask_reply
 from services.gateway.replies.choosing import ReplyFormats
@@ -22,6 +20,7 @@ from services.gateway.replies.reading import Reply
 from services.gateway.replies.reasoning_reader import ReasoningSyntax
 from services.gateway.replies.template_traits import TemplateTraits
 from shared.errors import InvalidRequest
+from shared.grammars import compile_grammar, token_table
 from shared.messages.requests import Grammar
 from tests.unit.gateway.replies import families
 
@@ -39,14 +38,13 @@ class Cell:
 
     def __init__(self, path: Path, specials: tuple[str, ...]) -> None:
         self.tokenizer = families.family_tokenizer(path, families.HERMES, specials=specials)
-        self._tokens = llguidance.hf.from_tokenizer(PreTrainedTokenizerFast.from_pretrained(str(path)))
+        self._tokens = token_table((path / "tokenizer.json").read_text(encoding="utf-8"), 310, [2])
 
     def lets_through(self, grammar: Grammar | None, text: str) -> bool:
         """Whether ``text`` is a whole answer."""
         assert grammar is not None
-        fault = LLMatcher.validate_grammar(grammar.text, self._tokens)
-        assert not fault, f"{fault}\n{grammar.text}"
-        matcher = LLMatcher(self._tokens, grammar.text)
+        check_embedded(grammar.text)
+        matcher = compile_grammar(self._tokens, grammar)
         tokens = self.tokenizer.encode_now(text, add_special_tokens=False)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -271,3 +269,30 @@ def test_names_of_any_allowed_form_stand_in_the_grammar(cells: dict[bool, Cell])
     grammar = ask(cells[True], "hermes", tools=tools, tool_choice="required").grammar
 
     assert cells[True].lets_through(grammar, ONE["hermes"].replace("look", "a.b-c_D9"))
+
+
+def test_a_schema_may_speak_of_rules_and_refer_to_itself(cells: dict[bool, Cell]) -> None:
+    """Its texts are no part of the grammar, and its definitions are its own."""
+    schema = {
+        "type": "object",
+        "description": '%json is " a rule: /x/',
+        "properties": {"n": {"$ref": "#/$defs/n"}},
+        "required": ["n"],
+        "$defs": {"n": {"enum": ["100%json", "a\nb"]}},
+    }
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    grammar = ask(cells[True], "hermes", tools=tools, tool_choice="required").grammar
+
+    assert cells[True].lets_through(grammar, ONE["hermes"].replace("1", '"100%json"'))
+    assert cells[True].lets_through(grammar, ONE["hermes"].replace("1", '"a\\nb"'))
+    assert not cells[True].lets_through(grammar, ONE["hermes"])
+
+
+def test_a_schema_that_cannot_be_kept_to_is_refused_with_its_place(cells: dict[bool, Cell]) -> None:
+    """Where it would bind; under auto a tool that is not strict says what it likes."""
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "x", "parameters": {"nullable": True}}}]
+    with pytest.raises(InvalidRequest) as refusal:
+        ask(cells[True], "hermes", tools=tools, tool_choice="required")
+
+    assert refusal.value.param == "tools[1].function.parameters"
+    assert ask(cells[True], "hermes", tools=tools, parallel_tool_calls=False).grammar is not None
