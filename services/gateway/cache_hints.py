@@ -132,8 +132,7 @@ def with_leases(hints: CacheHints, leases: tuple[Lease, ...], max_leased_tokens:
     """The hints with leases, with the budget that they are granted from, and with when the caller expects to return."""
     if not leases and not back_in_ms:
         return hints
-    most = max_leased_tokens if leases else 0
-    return msgspec.structs.replace(hints, leases=leases, max_leased_tokens=most, returns_in_ms=back_in_ms)
+    return msgspec.structs.replace(hints, leases=leases, max_leased_tokens=max_leased_tokens, returns_in_ms=back_in_ms)
 
 
 def _control(given: object, place: int) -> CacheControl:

@@ -52,10 +52,10 @@ class SparsePrefix(Message, frozen=True):
 class LeaseGrant(Message, frozen=True):
     """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are.
 
-    ``refusal`` is ``malformed`` (no whole page, or no time), ``no_budget`` (the tenant has none), ``over_budget`` (it is
-    larger than what the budget has to give), ``no_host_pool`` (nothing could keep what leaves a device),
-    ``over_capacity`` (leases of all tenants have the whole share of the host pools) or ``too_many`` (the request, or the
-    cell, has as many as it may).
+    ``refusal`` is one of ``malformed`` (no whole page, or no time), ``no_budget`` (the tenant has none), ``over_budget``
+    (larger than what the budget has to give), ``no_host_pool`` (nothing could keep what leaves a device),
+    ``over_capacity`` (leases of all tenants have the whole share of the host pools) and ``too_many`` (as many as may
+    be, of the request or the cell).
     """
 
     tokens: int = 0

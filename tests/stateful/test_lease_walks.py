@@ -1,4 +1,4 @@
-"""Seeded walks of tenants that lease prefixes: budgets hold after every step, and every lease ends and lets go."""
+"""Seeded walks of tenants that lease prefixes and say when they return: budgets hold, and everything ends."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ MUST_HAPPEN = (
     "hit_tokens_host",
     "preemptions",
     "quarantined_pages",
+    "returns_given_up",
+    "returns_late",
+    "returns_met",
+    "returns_over_budget",
     "storages_lost",
     "workers_lost",
 )

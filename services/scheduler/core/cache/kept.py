@@ -219,6 +219,18 @@ class CacheLeases(msgspec.Struct):
         return pending
 
 
+MAX_RETURNS = 1024
+"""Sessions that a cell expects back at once."""
+
+
+class Return(msgspec.Struct):
+    """A session is expected to go on behind a node, with all ``pages`` above its end, by ``until_ns`` at the latest."""
+
+    tenant: str
+    until_ns: int
+    pages: int
+
+
 def key_name(tenant: str, namespace: str, key: str) -> str:
     """Under which a key is found: one tenant's, in one namespace."""
     return f"{namespace}/{tenant}/{key}"

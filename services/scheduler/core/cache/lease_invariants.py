@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.kept import key_name, pinned_pages
+from services.scheduler.core.cache.kept import MAX_RETURNS, key_name, pinned_pages
 from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of, page_count
 from services.scheduler.core.require import require
 
@@ -40,6 +40,7 @@ def check_cache_leases(state: CellState) -> None:
     require(all(request_id in state.requests for request_id in leases.pending), "a grant outlives its request")
     _check_accounts(state)
     _check_locked(state)
+    _check_returns(state)
 
 
 def _check_accounts(state: CellState) -> None:
@@ -61,6 +62,12 @@ def _check_accounts(state: CellState) -> None:
         require(account.taken <= account.most_pages, f"{tenant} leases more than its budget")
     total = sum(page_count(state.tree, state.tree.nodes[node_id]) for node_id in leases.nodes)
     require(leases.pages == total, f"{total} pages are leased and {leases.pages} counted")
+
+
+def _check_returns(state: CellState) -> None:
+    """Sessions that are expected back are few, and none hangs on to a node that is not there."""
+    require(len(state.returns) <= MAX_RETURNS, f"{len(state.returns)} sessions are expected back")
+    require(all(node_id in state.tree.nodes for node_id in state.returns), "a session is expected back at a lost node")
 
 
 def _check_locked(state: CellState) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.kept import CacheLease, PendingLeases, key_name, pinned_pages
+from services.scheduler.core.cache.kept import MAX_RETURNS, CacheLease, PendingLeases, Return, key_name, pinned_pages
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
-from services.scheduler.core.cache.residency import hold_leased_copy, let_go_of_leased_copies, split_node
+from services.scheduler.core.cache.residency import forget_return, hold_leased_copy, let_go_of_leased_copies, split_node
 from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import LeaseGrant
 
@@ -35,6 +35,10 @@ MAX_LEASES = 4096
 """In a cell, with those that running requests were granted."""
 MAX_LEASES_OF_REQUEST = 8
 MAX_TTL_MS = 86_400_000
+_PATIENCE = 6
+"""A session is waited for so many quarters of the time that it said,"""
+_LEAST_PATIENCE_NS = 1_000_000_000
+"""and so much longer."""
 
 
 def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
@@ -43,6 +47,10 @@ def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
     A repeated attempt has the answers of the first.
     """
     state, leases = step.state, step.state.cache_leases
+    for node in reused if state.returns else ():
+        if node.id in state.returns:
+            state.count("returns_met")
+            forget_return(state, node.id)
     if leases.nodes:
         _renew(step, request.submit.tenant, reused)
     asked = request.submit.cache.leases
@@ -75,6 +83,8 @@ def answers_to(state: CellState, request: Request) -> tuple[LeaseGrant, ...]:
 def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
     """A request ended and its pages are in the tree: hold what it was granted of ``tokens`` (packed int32)."""
     state, leases = step.state, step.state.cache_leases
+    if request.submit.cache.returns_in_ms > 0:
+        _expect_back(step, request, tokens)
     pending = leases.take_pending(request.request_id)
     if pending is None:
         return
@@ -88,6 +98,30 @@ def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
         node = _hold_path(step, request, tokens, most, lease, expires_ns)
         if node is None:
             state.count("cache_leases_lost")
+
+
+def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
+    """Its caller said when it will go on: what it goes on with is evicted after all that nobody is expected for.
+
+    Within the tenant's budget for leases: beyond it, what is expected last is given up.
+    """
+    state, submit = step.state, request.submit
+    path = match_prefix(state.tree, submit.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
+    if not path:
+        return
+    wait_ms = min(submit.cache.returns_in_ms, MAX_TTL_MS)
+    until_ns = step.time_ns + wait_ms * 1_000_000 * _PATIENCE // 4 + _LEAST_PATIENCE_NS
+    deepest, _ = path[-1]
+    state.returns.pop(deepest.id, None)
+    state.returns[deepest.id] = Return(submit.tenant, until_ns, sum(pages for _, pages in path))
+    own = {node_id: each for node_id, each in state.returns.items() if each.tenant == submit.tenant}
+    taken = sum(each.pages for each in own.values())
+    for node_id, each in sorted(own.items(), key=lambda item: -item[1].until_ns):
+        if taken <= _budget_of(state, request) and len(state.returns) <= MAX_RETURNS:
+            break
+        taken -= each.pages
+        state.count("returns_over_budget")
+        forget_return(state, node_id)
 
 
 def expire_cache_lease(step: Step, lease: CacheLease) -> None:

@@ -336,6 +336,19 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
     offer(state, node)
 
 
+def forget_return(state: CellState, node_id: int) -> None:
+    """Nobody is expected behind a node any more: it is on offer like any other."""
+    del state.returns[node_id]
+    offer(state, state.tree.nodes[node_id])
+
+
+def forget_late_returns(state: CellState) -> None:
+    """Forget sessions that were expected back by now."""
+    for node_id in [node_id for node_id, expected in state.returns.items() if expected.until_ns <= state.now_ns]:
+        state.count("returns_late")
+        forget_return(state, node_id)
+
+
 def hold_leased_copy(state: CellState, node: Node) -> None:
     """Lock the host copies of a leased node, each as far as its pool's share for leases and pins goes."""
     leases = state.cache_leases
@@ -372,7 +385,9 @@ def _let_go_of_leased_copy(state: CellState, node: Node, storage: Storage) -> No
 
 
 def _lose_leased(state: CellState, gone: Sequence[Node], parent: Node | None) -> None:
-    """Nodes left the tree: what leased them ends at ``parent`` now."""
+    """Nodes left the tree: what leased them ends at ``parent`` now, and no session is expected back behind them."""
+    for node in gone if state.returns else ():
+        state.returns.pop(node.id, None)
     if state.cache_leases.nodes:
         lost = state.cache_leases.lose([(node, page_count(state.tree, node)) for node in gone], parent)
         state.count("cache_leased_pages_lost", lost)

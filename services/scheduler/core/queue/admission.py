@@ -197,7 +197,7 @@ def _take_over(
     request.admission = state.admissions
     request_admitted(step, reused)
     visit(state, worker.worker_id, state.storage_id_of(worker), reused, request.token_count)
-    if request.submit.cache.leases or state.cache_leases.nodes:
+    if request.submit.cache.leases or state.cache_leases.nodes or state.returns:
         grant_leases(step, request, reused)
 
 

@@ -121,7 +121,7 @@ def request_finished(step: Step, worker: Worker, request: Request, message: Requ
     valid = -1 if message.reason != "error" else 0
     output = _whole_tokens(message.output)
     _leave_worker(step, worker, request, output, valid)
-    if request.submit.cache.leases:
+    if request.submit.cache.leases or request.submit.cache.returns_in_ms:
         settle_leases(step, request, request.submit.prompt + output)
     forget(step, request, RequestEvent.FINISHED)
 

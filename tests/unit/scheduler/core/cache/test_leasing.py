@@ -253,3 +253,53 @@ def test_leases_are_in_snapshots(cell: CellModel) -> None:
     assert cached(cell, PROMPT) == 40
     cell.fire(next(name for name in cell.timers if name.startswith("cache_lease.")))
     assert cell.state.cache_leases.nodes == {}
+
+
+def test_what_is_expected_back_soon_is_evicted_after_what_is_not(make_cell: MakeCell) -> None:
+    """Though it was used longest ago; once its session is late it is evicted as anything else is."""
+    cell = make_cell(pages=24, host_pages=0, policy="lru")
+    ask(cell, PROMPT, returns_in_ms=MINUTE_MS)
+    churn(cell)
+    kept = cached(cell, PROMPT)
+
+    cell.time_ns += 10 * MINUTE_MS * 1_000_000
+    churn(cell)
+
+    assert (kept, cached(cell, PROMPT)) == (40, 0)
+    assert cell.state.counters["returns_late"] == 1
+
+
+def test_a_session_that_came_back_is_expected_no_longer(make_cell: MakeCell) -> None:
+    """Until it says again when it will come."""
+    cell = make_cell(pages=24, host_pages=0, policy="lru")
+    ask(cell, PROMPT, returns_in_ms=MINUTE_MS)
+
+    ask(cell, [*PROMPT, 1, 2, 3, 4])
+    churn(cell)
+
+    assert cached(cell, PROMPT) == 0
+    assert cell.state.counters["returns_met"] == 1
+
+
+def test_of_sessions_that_are_all_expected_the_last_gives_way(make_cell: MakeCell) -> None:
+    """Nothing waits for them: a prompt that needs their pages gets them."""
+    cell = make_cell(pages=24, host_pages=0, policy="lru")
+    ask(cell, [1] * 40, returns_in_ms=MINUTE_MS)
+    ask(cell, [2] * 40, returns_in_ms=2 * MINUTE_MS)
+
+    ask(cell, [3] * 40)
+
+    assert [cached(cell, [number] * 40) for number in (1, 3)] == [40, 40]
+    assert cached(cell, [2] * 40) < 40
+
+
+def test_sessions_are_expected_within_their_tenant_s_budget(make_cell: MakeCell) -> None:
+    """Beyond it, the one that is expected last is given up; without one, none is waited for."""
+    cell = make_cell(pages=24, host_pages=0, policy="lru")
+    ask(cell, [1] * 40, returns_in_ms=2 * MINUTE_MS, max_leased_tokens=60)
+    ask(cell, [2] * 40, returns_in_ms=MINUTE_MS, max_leased_tokens=60)
+    ask(cell, [3] * 8, returns_in_ms=MINUTE_MS, max_leased_tokens=0, tenant="b")
+
+    assert [state.tenant for state in cell.state.returns.values()] == ["a"]
+    churn(cell)
+    assert [cached(cell, [number] * 40) for number in (1, 2)] == [0, 40]
