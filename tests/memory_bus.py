@@ -85,6 +85,8 @@ class MemoryBroker:
         self._objects: dict[str, bytes] | None = None
         self.records: dict[str, Record] = {}
         self._record_revisions = 0
+        self._kept: dict[str, tuple[int, bytes]] = {}  # By name: when it was stored, and what. The oldest first.
+        self._kept_limits: StreamLimits | None = None
         self._clients: list[MemoryBus] = []
         self._stored: list[asyncio.Future[None]] = []
 
@@ -108,6 +110,32 @@ class MemoryBroker:
         self._streams.setdefault(subjects.OUTPUTS_STREAM, _Stream(subjects.OUTPUTS, limits))
         if self._objects is None:
             self._objects = {}
+        self._kept_limits = self._kept_limits or limits
+
+    def keep_answer(self, name: str, data: bytes) -> None:
+        """Store, and apply the bounds."""
+        if self._kept_limits is None:
+            raise Unavailable("there is no bucket of kept answers")
+        self._kept.pop(name, None)
+        self._kept[name] = (self.clock(), data)
+        while len(self._kept) > 1 and (
+            len(self._kept) > self._kept_limits.kept_entries
+            or sum(len(each) for _, each in self._kept.values()) > self._kept_limits.kept_bytes
+        ):
+            del self._kept[next(iter(self._kept))]
+
+    def kept_answers(self) -> dict[str, bytes]:
+        """What is not too old."""
+        limits = self._kept_limits
+        oldest = self.clock() - int(limits.kept_age_s * 1e9) if limits is not None else 0
+        self._kept = {name: entry for name, entry in self._kept.items() if entry[0] > oldest}
+        return {name: data for name, (_, data) in self._kept.items()}
+
+    def forget_answers(self, names: str) -> int:
+        found = [name for name in self.kept_answers() if matches(names, name)]
+        for name in found:
+            del self._kept[name]
+        return len(found)
 
     @property
     def objects(self) -> dict[str, bytes]:
@@ -353,6 +381,20 @@ class MemoryBus:
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         self._require(data)
         return self._broker.write_record(name, data, revision)
+
+    # -- kept answers ------------------------------------------------------------------------------------------
+
+    async def keep(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        self._require(data)
+        self._broker.keep_answer(name, data)
+
+    async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
+        self._require()
+        return self._broker.kept_answers().get(name)
+
+    async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
+        self._require()
+        return self._broker.forget_answers(names)
 
     def _require(self, data: bytes = b"") -> None:
         """Raise what the real bus raises when it is disconnected or ``data`` is too long."""

@@ -31,8 +31,8 @@ from tools.release_check import build, committed_s, copy_source, sha256
 from tools.resolution import MACHINES, NoIndex, Unresolvable, compile_requirements, supported_pythons
 from tools.wheel_trial import ReleaseFault
 
-GLIBC = 28
-"""The second number of the oldest glibc 2 that the wheels need; those of PyTorch need 2.28."""
+GLIBC = 31
+"""The second number of the oldest glibc 2 that the wheels need: that of llguidance 2.31, those of PyTorch 2.28."""
 
 TEST_TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 """What the tests of ``tests/gpu`` need besides, which the GPU benchmark begins with."""

@@ -19,8 +19,8 @@ CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 MACHINES = ("x86_64", "aarch64")
 TIMEOUT_S = 300.0
 _NO_SOLUTION = 1  # uv's exit code; 2 is everything else, such as an index that does not answer.
-# manylinux: torch's wheels for Linux need glibc 2.28.
-_GLIBC = "manylinux_2_28"
+# manylinux: the wheels of llguidance need glibc 2.31, and those of torch 2.28.
+_GLIBC = "manylinux_2_31"
 _SECOND_DIGITS = range(100)
 
 

@@ -16,7 +16,7 @@ from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRe
 from services.gateway.openai_schema.sampling import IMPORTANCE_FIELDS, REFUSED_FIELDS, CacheOptions, SamplingFields
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
 from shared.importance import METRICS
-from shared.messages.requests import CacheHints, Importance, SamplingParams
+from shared.messages.requests import CacheHints, Grammar, Importance, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions.
 
@@ -85,7 +85,6 @@ def check_chat(request: ChatRequest) -> None:
     _refuse(request, REFUSED_CHAT_FIELDS)
     if request.modalities is not None and set(request.modalities) != {"text"}:
         raise unsupported("modalities", "only text is served")
-    check_response_format(request.response_format)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if request.continue_final_message and request.add_generation_prompt:
@@ -99,20 +98,12 @@ def check_chat(request: ChatRequest) -> None:
 def check_completion(request: CompletionRequest) -> None:
     """Checks of a completion request that need no model."""
     check_common(request)
-    check_response_format(request.response_format)
     if request.suffix:
         raise unsupported("suffix")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest("best_of must equal n: choices are not ranked here", param="best_of")
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("max_tokens can be 0 only with echo", param="max_tokens")
-
-
-def check_response_format(response_format: object) -> None:
-    """Only plain text is served; constrained output is refused rather than ignored."""
-    if response_format is None or (isinstance(response_format, dict) and response_format.get("type") == "text"):
-        return
-    raise unsupported("response_format", "only {'type': 'text'} is served")
 
 
 def unsupported(param: str, why: str = "it is not served here") -> InvalidRequest:
@@ -219,7 +210,13 @@ def output_room(prompt_tokens: int, asked: int | None, default: int | None, limi
 
 
 def sampling_params(
-    fields: SamplingFields, facts: ModelFacts, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    fields: SamplingFields,
+    facts: ModelFacts,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """What the worker is told; ``seed`` is filled in per choice. Raises InvalidRequest."""
     defaults: SamplingDefaults = facts.defaults
@@ -245,6 +242,7 @@ def sampling_params(
         skip_special_tokens=fields.skip_special_tokens is not False,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

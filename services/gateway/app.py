@@ -8,21 +8,25 @@ from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from services.gateway.boundary import Boundary, error_headers
+from services.gateway.boundary import Boundary
 from services.gateway.cross_origin import cross_origin
 from services.gateway.docs_page import docs_page
+from services.gateway.error_answers import error_answer, error_headers
 from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
-from services.gateway.openai_schema.errors import error_body
 from services.gateway.openapi import install_openapi
 from services.gateway.request_spans import TracedApp
 from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
+from services.gateway.routes.embeddings import embeddings_router
+from services.gateway.routes.kept_responses import kept_responses_router
+from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
 from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
 from services.gateway.routes.requests import requests_router
+from services.gateway.routes.responses import responses_router
 from services.gateway.routes.tokenization import tokenization_router
 from services.gateway.ui.pages import ui_router
 from shared import logs
@@ -43,6 +47,10 @@ def build_app(gateway: Gateway) -> ASGIApp:
     routers = (
         chat_router,
         completions_router,
+        messages_router,
+        responses_router,
+        kept_responses_router,
+        embeddings_router,
         models_router,
         tokenization_router,
         operations_router,
@@ -71,33 +79,30 @@ def build_app(gateway: Gateway) -> ASGIApp:
     return TracedApp(served, gateway.tracer, gateway.config.trace_share)
 
 
-def error_response(error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:
-    """``error`` as a response in OpenAI's shape."""
-    return Response(
-        error_body(error),
-        error.status,
-        headers={**(headers or {}), **error_headers(error)},
-        media_type="application/json",
-    )
+def error_response(request: Request, error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:
+    """``error`` as a response in the shape of the API that ``request`` called."""
+    status, body = error_answer(error, request.url.path, request.scope.get("state", {}).get("request_id", ""))
+    all_headers = {**(headers or {}), **error_headers(error)}
+    return Response(body, status, headers=all_headers, media_type="application/json")
 
 
 async def _on_typed_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ThermoclineError)
     if error.status == 500:
         _log.error("request_failed", path=request.url.path, code=error.code, reason=error.message)
-    return error_response(error)
+    return error_response(request, error)
 
 
 async def _on_framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     typed = error_of_status(error.status_code, str(error.detail), request.method, request.url.path)
-    return error_response(typed, dict(error.headers or {}))
+    return error_response(request, typed, dict(error.headers or {}))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    return error_response(InvalidRequest(str(error)))
+    return error_response(request, InvalidRequest(str(error)))
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     # The framework raises it again after this answer; the boundary logs it.
-    return error_response(InternalError("an unexpected error; the gateway's log has details"))
+    return error_response(request, InternalError("an unexpected error; the gateway's log has details"))

@@ -22,6 +22,7 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.checking import GrammarChecks
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
@@ -30,6 +31,8 @@ from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.recent_requests import RecentRequests
+from services.gateway.replies.choosing import choose_formats
+from services.gateway.responses.kept import KeptResponses
 from services.gateway.shell import GatewayShell
 from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
@@ -79,6 +82,7 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
         admin_key=config.admin_key,
         tenants_file=config.tenants,
         max_priority=config.max_priority,
+        max_leased_tokens=config.max_leased_tokens,
         names_tenants=config.tenant_metrics,
         clock=clock,
     )
@@ -121,6 +125,9 @@ def compose(
         callers=callers,
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
+        replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
+        kept=KeptResponses(bus),
+        grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
         tracer=tracer,
         tls=tls,
         reports=reports,
@@ -163,7 +170,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
         bus = await connect_with(config, f"gateway {config.id}")
         try:
             gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer, tls)
-            with _measured(gateway):
+            with _measured(gateway), contextlib.closing(gateway.grammars):
                 serve_metrics(config.metrics_port, config.metrics_host)
                 if config.tenants:
                     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.look_now)

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, keys, metrics, and an answer in OpenAI's shape for every error."""
+"""The outermost layer: request ids, keys, metrics, and an answer in the API's shape for every error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from services.gateway.accounts import Account
 from services.gateway.admin_key import check_admin, holds_admin_key, is_admin_path, is_open_to_admin
 from services.gateway.audit import Audit
 from services.gateway.callers import Callers
-from services.gateway.failures import retry_after_s
-from services.gateway.openai_schema.errors import error_body
+from services.gateway.error_answers import error_answer, error_headers, is_messages_path
 from shared import logs
 from shared.errors import InternalError, NotAuthenticated, ThermoclineError
 from shared.ids import new_id
@@ -19,15 +18,6 @@ from shared.ids import new_id
 GUARDED_PREFIXES = ("/v1", "/tokenize", "/detokenize")
 
 _log = logs.get_logger("gateway.http")
-
-
-def error_headers(error: ThermoclineError) -> dict[str, str]:
-    """Headers that belong to an error."""
-    wait_s = retry_after_s(error)
-    headers = {"retry-after": str(wait_s)} if wait_s is not None else {}
-    if isinstance(error, NotAuthenticated):
-        headers["www-authenticate"] = "Bearer"
-    return headers
 
 
 class Boundary:
@@ -59,6 +49,8 @@ class Boundary:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
+                if is_messages_path(scope["path"]):
+                    headers["request-id"] = request_id
                 if account is not None and scope["method"] == "POST":
                     headers.update(account.headers())
             await send(message)
@@ -78,12 +70,11 @@ class Boundary:
         except ThermoclineError as error:
             if isinstance(error, NotAuthenticated):
                 self._audit.refused(scope, error)
-            await send_error(send_marked, error, started=bool(status))
+            await send_error(scope, send_marked, error, started=bool(status))
         except Exception:
             _log.exception("request_failed", path=scope["path"])
-            await send_error(
-                send_marked, InternalError("an unexpected error; its log has details"), started=bool(status)
-            )
+            unexpected = InternalError("an unexpected error; its log has details")
+            await send_error(scope, send_marked, unexpected, started=bool(status))
         finally:
             if is_admin_path(scope["path"]):
                 self._audit.administered(scope, status)
@@ -91,14 +82,14 @@ class Boundary:
             metrics.HTTP_REQUESTS.labels(_route_of(scope), _method_of(scope), str(status or 499)).inc()
 
 
-async def send_error(send: Send, error: ThermoclineError, *, started: bool = False) -> None:
+async def send_error(scope: Scope, send: Send, error: ThermoclineError, *, started: bool = False) -> None:
     """Send ``error`` as a whole response; once one has started there is nothing left to say."""
     if started:
         return
-    body = error_body(error)
+    status, body = error_answer(error, scope["path"], scope.get("state", {}).get("request_id", ""))
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error_headers(error)}
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -25,6 +25,7 @@ from shared.messages.status import (
     GetInventory,
     GetStatus,
     Inventory,
+    LeaseStatus,
     ListCache,
     PinStatus,
     VerifyChunks,
@@ -111,6 +112,12 @@ class CacheCalls:
     async def pins(self) -> list[PinStatus]:
         """All pins, refused ones of the last minute included."""
         return list((await self.page(limit=1)).pins)
+
+    async def leases(self, namespace: str = "", *, limit: int = PAGE_NODES) -> list[LeaseStatus]:
+        """Cache leases of a namespace, "" of all: the first of them, at most 1,024."""
+        ask = ListCache(namespace=namespace, max_nodes=1, max_leases=limit)
+        listing = decode(await self._call(subjects.rpc("scheduler", "cache"), encode(ask)), CacheListing)
+        return list(listing.leases)
 
     async def pin(self, order: PinPrefix) -> PinStatus:
         """Set a pin; returns what it holds once it is folded. Raises PinRefused."""

@@ -48,14 +48,16 @@ class Callers:
         admin_key: str = "",
         tenants_file: str = "",
         max_priority: int = 0,
+        max_leased_tokens: int = 0,
         names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` of callers who are in no file. Metrics name tenants if
+        """``tenants_file`` is a path or "", ``max_priority`` and
+        ``max_leased_tokens`` of callers who are in no file. Metrics name tenants if
         ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
         self._names_tenants = names_tenants
-        unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority)
+        unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority, max_leased_tokens=max_leased_tokens)
         self._clock = clock
         self.fault = ""
         self._admin_hash = key_hash(admin_key.encode()) if admin_key else ""
@@ -81,15 +83,17 @@ class Callers:
         """The account whose key these headers hold. Raises NotAuthenticated."""
         if self._open is not None:
             return self._open
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        hashed = key_hash(key.strip().encode()) if scheme.lower() == "bearer" else ""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients have a header of their own; where both are given, the general one counts.
+        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        hashed = key_hash(key.strip().encode()) if key else ""
         # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
         # gets tells nothing of a key: nobody can choose a digest.
         found = [
             account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
         ]
         if not found:
-            raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY")
+            raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY, or X-API-Key: KEY")
         return found[0]
 
     def account(self, name: str) -> Account | None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from services.gateway.listening import ListeningSettings
 from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from services.gateway.replies.formats import reasoning_fault
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
 from shared.model_folder import find_model
@@ -37,6 +38,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     max_priority: Annotated[
         int, Meta(description="highest priority that callers without a tenant may ask for", ge=0, le=MAX_PRIORITY)
     ] = 0
+    max_leased_tokens: Annotated[
+        int, Meta(description="tokens that callers without a tenant may keep by leases, each key for itself", ge=0)
+    ] = 262_144
     tenant_metrics: Annotated[
         bool, Meta(description="name tenants in /metrics; without it they are counted together as other")
     ] = False
@@ -62,11 +66,25 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     importance_alpha: Annotated[
         float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
     ] = 0.6
+    keep_responses: Annotated[
+        bool, Meta(description="keep answers of /v1/responses in the cell, so that they can be gone on from")
+    ] = True
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     special_tokens_in_content: Annotated[
         Literal["tokens", "text"],
         Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
     ] = "tokens"
+    tool_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"],
+        Meta(description="format of tool calls in answers; auto: the one that the chat template shows"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="marks of reasoning in answers: think, deepseek_r1, none, two marks with a comma between them; "
+            "auto: those of the chat template"
+        ),
+    ] = "auto"
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
     exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
@@ -86,6 +104,8 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         faults = self._importance_faults()
         faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
+        if fault := reasoning_fault(self.reasoning_parser):
+            faults.append(fault)
         if self.cell and not is_valid_name(self.cell):
             faults.append(f"--cell {self.cell!r} must be 1 to 64 letters, digits, - or _")
         if faults:

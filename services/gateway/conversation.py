@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
+from services.gateway.replies.template_traits import NO_TRAITS, TemplateTraits
+from services.gateway.verbatim import Verbatim
 from shared.errors import InvalidRequest
 
 _RESERVED_ARGUMENTS = frozenset(
@@ -19,52 +22,33 @@ _RESERVED_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
-def template_messages(messages: Sequence[ChatMessage], *, knows_developer: bool = False) -> list[dict[str, Any]]:
-    """Messages as dictionaries. A template without a ``developer`` role gets ``system`` in its place.
+def template_messages(messages: Sequence[ChatMessage], *, traits: TemplateTraits = NO_TRAITS) -> list[dict[str, Any]]:
+    """Messages as dictionaries, as a template with these traits takes them. One without a ``developer`` role gets
+    ``system`` in its place.
 
     Raises InvalidRequest for content that is not text and for tool calls that are malformed.
     """
-    converted = []
-    for place, message in enumerate(messages):
-        role = "system" if message.role == "developer" and not knows_developer else message.role
-        entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"messages[{place}].content")}
-        if message.name is not None:
-            entry["name"] = message.name
-        if message.tool_call_id is not None:
-            entry["tool_call_id"] = message.tool_call_id
-        if message.tool_calls is not None:
-            entry["tool_calls"] = [
-                _tool_call(call, f"messages[{place}].tool_calls[{number}]")
-                for number, call in enumerate(message.tool_calls)
-            ]
-        converted.append(entry)
-    return converted
+    return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
 
 
-def template_tools(
-    tools: list[dict[str, Any]] | None, tool_choice: str | dict[str, Any] | None, variables: Collection[str]
-) -> list[dict[str, Any]] | None:
-    """The tools to render, or None. The answer carries tool calls as text, so a call cannot be forced."""
-    if not tools:
-        if tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice needs tools", param="tool_choice")
-        return None
-    if "tools" not in variables:
-        raise InvalidRequest(
-            "this model's chat template has no place for tools", param="tools", code="unsupported_parameter"
-        )
-    if tool_choice == "none":
-        return None
-    if tool_choice not in (None, "auto"):
-        raise InvalidRequest(
-            "tool_choice can be none or auto; a call cannot be forced here",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    for place, tool in enumerate(tools):
-        if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise InvalidRequest("a tool must be of type function", param=f"tools[{place}]")
-    return tools
+def _message(message: ChatMessage, param: str, traits: TemplateTraits) -> dict[str, Any]:
+    role = "system" if message.role == "developer" and not traits.knows_developer else message.role
+    content: str | None = _text(message.content, f"{param}.content") or message.refusal or ""
+    if message.tool_calls and not content and traits.needs_null_content:
+        content = None
+    entry: dict[str, Any] = {"role": role, "content": content}
+    if message.name is not None:
+        entry["name"] = message.name
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            _tool_call(call, f"{param}.tool_calls[{number}]", traits) for number, call in enumerate(message.tool_calls)
+        ]
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning is not None:
+        entry.update(dict.fromkeys(traits.reasoning_fields, reasoning))
+    return entry
 
 
 def template_arguments(request: ChatRequest, variables: Collection[str]) -> dict[str, Any]:
@@ -85,6 +69,9 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
         return content or ""
     texts = []
     for place, part in enumerate(content):
+        if part.type == "refusal" and part.refusal is not None:
+            texts.append(part.refusal)
+            continue
         if part.type != "text":
             raise InvalidRequest(
                 f"content of type {part.type!r} is not served; only text is",
@@ -97,15 +84,27 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
+def _tool_call(call: dict[str, Any], param: str, traits: TemplateTraits) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest("a tool call needs a function with a name", param=param)
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        # Templates expect an object where OpenAI's API carries JSON text.
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"arguments are no JSON: {error}", param=f"{param}.function.arguments") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+    # Some templates write the whole as JSON: in the order in which models say it, whatever that of a client is.
+    told = {"name": function["name"], "arguments": _arguments(function.get("arguments"), traits)}
+    named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**named, "type": "function", "function": told}
+
+
+def _arguments(said: Any, traits: TemplateTraits) -> Any:
+    """Arguments in the form that the template takes. Text stands in the prompt as the model said it, JSON or not."""
+    if not isinstance(said, str):
+        given = said if said is not None else {}
+        return json.dumps(given, ensure_ascii=False) if traits.arguments == "text" else given
+    said = said or "{}"
+    if traits.arguments == "text":
+        return said
+    if traits.arguments == "verbatim":
+        return Verbatim(said)
+    try:
+        return msgspec.json.decode(said)
+    except (msgspec.DecodeError, RecursionError):
+        return said  # The template may take it, or refuse it.

@@ -12,8 +12,16 @@ ANY = "*"
 MAX_AGE_S = 600
 
 _ORIGIN = re.compile(r"^https?://[A-Za-z0-9.-]+(:\d{1,5})?$")
-_HEADERS = ("authorization", "content-type", "x-session-id", "traceparent")
-_EXPOSED = ("x-request-id", "retry-after")
+_HEADERS = (
+    "authorization",
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "content-type",
+    "x-session-id",
+    "traceparent",
+)
+_EXPOSED = ("x-request-id", "request-id", "retry-after")
 
 
 def is_origin(text: str) -> bool:
@@ -31,7 +39,7 @@ def cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=list(origins),
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=_HEADERS,
         expose_headers=_EXPOSED,
         max_age=MAX_AGE_S,

@@ -46,13 +46,14 @@ class EventStream(Response):
         view: AnswerView,
         ticket: Ticket,
         times: StreamTimes,
-        before_closing: Callable[[], Awaitable[None]],
+        before_closing: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        """``before_closing`` is awaited behind the last token, where the view wants an explanation."""
+        """``before_closing`` is awaited behind the last token of an answer that has not failed."""
         self.status_code = 200
         self.raw_headers = list(sse.HEADERS)
         self._generation = generation
         self._view = view
+        self._framing = view.framing
         self._ticket = ticket
         self._times = times
         self._before_closing = before_closing
@@ -72,14 +73,14 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         generation = self._generation
-        data = _events(self._view.opening())
+        data = self._events(self._view.opening())
         news: list[Choice] = generation.choices
         while True:
-            data += _events(self._chunks(news))
+            data += self._events(self._chunks(news))
             failure = generation.first_failure()
             if failure is not None or generation.is_over:
-                if failure is None and self._view.wants_explanation:
-                    if data:  # The answer does not wait for its explanation.
+                if failure is None and self._before_closing is not None:
+                    if data:  # The answer does not wait for what comes behind it.
                         await self._send(send, data)
                     data = b""
                     await self._before_closing()
@@ -91,7 +92,7 @@ class EventStream(Response):
             changed = await generation.changed(self._times.keepalive_s)
             news = changed or []
             if changed is None:
-                data = sse.KEEPALIVE
+                data = self._framing.keepalive
 
     def _chunks(self, choices: Iterable[Choice]) -> Iterable[bytes]:
         for choice in choices:
@@ -103,13 +104,12 @@ class EventStream(Response):
 
     def _ending(self, failure: ThermoclineError | None) -> bytes:
         if failure is not None:
-            return sse.error_event(failure) + sse.DONE
-        return _events(self._view.closing()) + sse.DONE
+            return self._view.failed(failure) + self._framing.end
+        return self._events(self._view.closing()) + self._framing.end
+
+    def _events(self, chunks: Iterable[bytes]) -> bytes:
+        return b"".join(map(self._framing.event, chunks))
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with asyncio.timeout(self._times.send_s):
             await send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def _events(chunks: Iterable[bytes]) -> bytes:
-    return b"".join(sse.event(chunk) for chunk in chunks)

@@ -15,9 +15,12 @@ from services.gateway.context_limit import ContextLimit
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
+from services.gateway.grammars.checking import GrammarChecks
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
+from services.gateway.replies.choosing import ReplyFormats
+from services.gateway.responses.kept import KeptResponses
 from services.gateway.tenants import Tenant
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
@@ -45,6 +48,9 @@ class Gateway:
     callers: Callers
     recent: RecentRequests
     explainer: Explainer
+    replies: ReplyFormats
+    kept: KeptResponses
+    grammars: GrammarChecks
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None

@@ -13,6 +13,7 @@ HTTP_REQUESTS = counter("http_requests", "HTTP responses", ("route", "method", "
 IN_FLIGHT = gauge("num_requests_in_flight", "Choices in progress at this gateway")
 CONNECTIONS_OPEN = gauge("http_requests_open", "HTTP requests being answered")
 REQUEST_SUCCESS = counter("request_success", "Choices that ended well", ("finished_reason",))
+RESPONSES_NOT_KEPT = counter("responses_not_kept", "Responses that were to be kept and are not", ("reason",))
 REQUEST_FAILURE = counter("request_failure", "Choices that ended with an error", ("code",))
 TIME_TO_FIRST_TOKEN = histogram("time_to_first_token_seconds", "From submission to the first token at the gateway")
 INTER_TOKEN_LATENCY = histogram("inter_token_latency_seconds", "Between two messages with tokens of one choice")

@@ -37,6 +37,7 @@ class ModelFacts:
     max_context: int  # Prompt and answer together, tokens.
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = 0  # Unix seconds, for /v1/models.
+    eos_token_ids: tuple[int, ...] = ()
 
 
 def read_model_facts(
@@ -56,6 +57,7 @@ def read_model_facts(
         max_context=max_context,
         defaults=sampling_defaults(model_files.load_generation_config(model_dir)),
         created=int(time.time()),
+        eos_token_ids=eos_token_ids(model_dir),
     )
 
 
@@ -74,6 +76,18 @@ def check_facts(model_dir: Path, max_context_tokens: int = 0) -> tuple[int, int]
     if max_context < 1:
         raise UnsupportedModel(f"{model_dir}: config.json names no context length; set --max-context-tokens")
     return vocab_size, max_context
+
+
+def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
+    """Tokens that end an answer: those of generation_config.json, else those of config.json; sorted, as workers do."""
+    config = model_files.load_config(model_dir)
+    text = config.get("text_config")
+    merged = {**config, **(text if isinstance(text, dict) else {})}
+    for given in (model_files.load_generation_config(model_dir), merged):
+        found = given.get("eos_token_id")
+        if found is not None:
+            return tuple(sorted(found)) if isinstance(found, list) else (int(found),)
+    return ()
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,22 +28,26 @@ def describes(
     request: type[msgspec.Struct] | None,
     response: type[msgspec.Struct],
     *,
-    streams: type[msgspec.Struct] | None = None,
+    streams: type[msgspec.Struct] | Sequence[type[msgspec.Struct]] | None = None,
+    errors: type[msgspec.Struct] = ErrorResponse,
     query: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events, whose data is this.
+    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events, whose data is this, or
+    one of these. ``errors`` is the body of every error.
 
     ``query`` says what each parameter of its query string means; all may be left out.
     """
     content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
     if streams is not None:
-        content["text/event-stream"] = {"schema": _reference(streams)}
+        kinds = [streams] if isinstance(streams, type) else streams
+        references = [_reference(kind) for kind in kinds]
+        content["text/event-stream"] = {"schema": references[0] if len(kinds) == 1 else {"anyOf": references}}
     extra: dict[str, Any] = {
         "responses": {
             "200": {"description": "Success", "content": content},
             "default": {
                 "description": "Any error",
-                "content": {"application/json": {"schema": _reference(ErrorResponse)}},
+                "content": {"application/json": {"schema": _reference(errors)}},
             },
         }
     }

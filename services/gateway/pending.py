@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from services.gateway.assembly import Assembly, Placement
+from services.gateway.replies.reading import Reply
 from shared.errors import DeadlineExceeded, InternalError, RequestCancelled, ThermoclineError, TooManyConnections
 from shared.messages.requests import SubmitRequest
 from shared.messages.tokens import TokenItem
@@ -24,12 +25,15 @@ RETRY_AFTER_MS = 1_000
 class Choice:
     """One request of the cell, and its place in the answer. Times are seconds of the event loop's clock."""
 
-    def __init__(self, request: SubmitRequest, position: int, prompt: int, now_s: float) -> None:
-        """``position`` counts choices of the answer, ``prompt`` its prompts."""
+    def __init__(
+        self, request: SubmitRequest, position: int, prompt: int, now_s: float, reply: Reply | None = None
+    ) -> None:
+        """``position`` counts choices of the answer, ``prompt`` its prompts. Without a ``reply`` all is text."""
         self.request = request
         self.position = position
         self.prompt = prompt
         self.assembly = Assembly()
+        self.reply = reply if reply is not None else Reply()
         self.failure: ThermoclineError | None = None
         self.is_settled = False  # The cell knows that it is over; there is nothing to cancel.
         self.workers: dict[int, str] = {}  # Worker by attempt, oldest first.

@@ -40,20 +40,29 @@ class Asked:
     model: str = ""
     session: str = ""
     is_stream: bool = False
+    previous: str = ""  # The kept response that it goes on from: its text is not in the body.
 
 
 class _Message(msgspec.Struct):
     role: Any = None
     content: Any = None
     tool_calls: msgspec.Raw = msgspec.Raw()
+    # Of items of the Responses API that are no messages.
+    name: Any = None
+    arguments: Any = None
+    output: Any = None
 
 
 class _Body(msgspec.Struct):
-    """Of both APIs; nothing is refused here, for the cell's gateway says better what is wrong."""
+    """Of all APIs; nothing is refused here, for the cell's gateway says better what is wrong."""
 
     model: Any = None
     messages: list[_Message] | None = None
     prompt: Any = None
+    system: Any = None
+    instructions: Any = None
+    input: str | list[_Message] | None = None
+    previous_response_id: Any = None
     tools: msgspec.Raw = msgspec.Raw()
     cache_salt: Any = None
     prompt_cache_key: Any = None
@@ -69,32 +78,59 @@ def next_depth(depth: int) -> int:
 
 
 def asked_of(body: bytes | bytearray) -> Asked:
-    """What a body of a completion or a chat asks for; a body that cannot be read has no head."""
+    """What a body of a prompt asks for; a body that cannot be read, or says a part of the prompt alone, has no head."""
     try:
         read = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Asked()
+    previous = read.previous_response_id if isinstance(read.previous_response_id, str) else ""
     return Asked(
-        head=_head_of(_parts(read)),
+        head=Head() if previous else _head_of(_parts(read)),
         model=read.model if isinstance(read.model, str) else "",
         session=read.prompt_cache_key if isinstance(read.prompt_cache_key, str) else "",
         is_stream=read.stream is True,
+        previous=previous,
     )
 
 
 def _parts(body: _Body) -> Iterator[bytes]:
     """The text in the order in which templates write it, with what keeps different requests apart in front."""
     yield from (_FORM, _ROLE, _text(body.model), _ROLE, _text(body.cache_salt), _ROLE, bytes(body.tools))
-    if body.messages is None:
+    for system in (body.system, body.instructions):
+        if system:
+            yield from (_ROLE, b"system", _TEXT)
+            yield from _content(system)
+            yield _CALLS
+    messages = body.messages if body.messages is not None else body.input
+    if messages is None:
         yield _prompt(body.prompt)
+    elif isinstance(messages, str):
+        yield from (_ROLE, b"user", _TEXT, _text(messages), _CALLS)
+    else:
+        for message in messages:
+            yield from _message(message)
+
+
+def _message(message: _Message) -> Iterator[bytes]:
+    yield from (_ROLE, _text(message.role), _TEXT)
+    yield from _content(message.content)
+    for part in (message.name, message.arguments, message.output):
+        if part is not None:
+            yield from _content(part)
+    yield from (_CALLS, bytes(message.tool_calls))
+
+
+def _content(content: object) -> Iterator[bytes]:
+    """The texts of content in either form; of blocks that are no text, what stands for one in them."""
+    if not isinstance(content, list):
+        yield _text(content)
         return
-    for message in body.messages:
-        yield from (_ROLE, _text(message.role), _TEXT)
-        if isinstance(message.content, list):
-            yield from (_text(part.get("text")) for part in message.content if isinstance(part, dict))
-        else:
-            yield _text(message.content)
-        yield from (_CALLS, bytes(message.tool_calls))
+    for part in content:
+        if isinstance(part, dict):
+            yield _text(part.get("text"))
+            if part.get("type") in ("tool_use", "tool_result"):
+                yield _text(part.get("name"))
+                yield from _content(part.get("content"))
 
 
 def _prompt(prompt: object) -> bytes:

@@ -38,6 +38,7 @@ def _content_weight(messages: Sequence[ChatMessage]) -> int:
             total += sum(MESSAGE_CHARACTERS + len(part.text or "") for part in message.content)
         if message.tool_calls is not None:
             total += INLINE_CHARACTERS
+        total += sum(len(said) for said in (message.reasoning_content, message.reasoning, message.refusal) if said)
     return total
 
 

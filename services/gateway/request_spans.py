@@ -14,7 +14,7 @@ from shared import logs
 from shared.messages.tokens import Timing
 from shared.tracing import TRACEPARENT, OpenSpan, Tracer, is_sampled, is_traceparent
 
-TRACED_PATHS = ("/v1/chat/completions", "/v1/completions")
+TRACED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 class TracedApp:

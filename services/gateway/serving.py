@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,17 +12,19 @@ from starlette.responses import Response
 
 from services.gateway.accounts import Account
 from services.gateway.admission import cache_hints, check_priority, derive_seed
+from services.gateway.cache_hints import returns_in_ms, session_lease, with_leases
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
+from services.gateway.replies.reading import Reply
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import AnswerView
 from shared.errors import RequestCancelled
 from shared.ids import key_digest
 from shared.messages.base import pack_int32
-from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.requests import Lease, SamplingParams, SubmitRequest
 
 
 def make_generation(
@@ -34,8 +37,13 @@ def make_generation(
     received_ns: int,
     seed: int,
     prompts: Sequence[tuple[Sequence[int], SamplingParams]],
+    new_reply: Callable[[str], Reply] | None = None,
+    leases: tuple[Lease, ...] = (),
 ) -> Generation:
     """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
+
+    ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`), and
+    ``leases`` are what breakpoints in the only prompt ask for.
 
     Raises InvalidRequest for a fidelity that this deployment does not allow.
     """
@@ -50,7 +58,10 @@ def make_generation(
         importance = gateway.fidelity.importance(
             fields.cache or CacheOptions(), is_scored=is_scored, tenant=account.name
         )
+        hints = cache_hints(fields, params, importance)
+        asked = (*leases, *session_lease(fields, len(tokens), prompt))
         for number in range(count):
+            kept = asked if not number else ()  # A prompt is kept once, however many answers it has.
             position = prompt * count + number
             request = SubmitRequest(
                 request_id=f"{answer_id}-{position}",
@@ -61,7 +72,7 @@ def make_generation(
                 tenant=account.name,
                 priority=priority,
                 deadline_ms=fields.deadline_ms or 0,
-                cache=cache_hints(fields, params, importance),
+                cache=with_leases(hints, kept, tenant.max_leased_tokens, returns_in_ms(fields)),
                 # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.
                 key_id=key_digest(tenant.salt or fields.cache_salt or ""),
                 max_queued=tenant.max_queued,
@@ -69,17 +80,22 @@ def make_generation(
                 trace=trace,
                 received_ns=received_ns,
             )
-            choices.append(Choice(request, position, prompt, gateway.clock()))
+            reply = new_reply(request.request_id) if new_reply is not None else None
+            choices.append(Choice(request, position, prompt, gateway.clock(), reply))
     return Generation(choices, is_streaming=bool(fields.stream))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile."""
+    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile.
+
+    ``before_closing`` is awaited between the last token and the end of the answer.
+    """
 
     ticket: Ticket
     generation: Generation
     view: AnswerView
+    before_closing: Callable[[], Awaitable[None]] | None = None
 
 
 async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
@@ -88,14 +104,12 @@ async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     A stream starts with its first token (or a while later without one), so that what fails before it is an HTTP
     error with a status of its own.
     """
-    with asked.ticket as ticket:
-        return await _answer(gateway, http, ticket, asked.generation, asked.view)
+    with asked.ticket:
+        return await _answer(gateway, http, asked)
 
 
-async def _answer(
-    gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView
-) -> Response:
-    config = gateway.config
+async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
+    config, ticket, generation, view = gateway.config, asked.ticket, asked.generation, asked.view
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
     ticket.spend_prompts(generation)
@@ -108,11 +122,14 @@ async def _answer(
     failure = generation.first_failure()
     if failure is not None:
         raise failure
+    before_closing = asked.before_closing
+    if view.wants_explanation:
+        before_closing = functools.partial(_explain, gateway, generation, view)
     if generation.is_streaming:
         times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
-        return EventStream(generation, view, ticket, times, lambda: _explain(gateway, generation, view))
-    if view.wants_explanation:
-        await _explain(gateway, generation, view)
+        return EventStream(generation, view, ticket, times, before_closing)
+    if before_closing is not None:
+        await before_closing()
     body = view.whole()
     ticket.close()
     return Response(body, media_type="application/json")

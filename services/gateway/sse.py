@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from services.gateway.openai_schema.errors import error_body
 from shared.errors import ThermoclineError
 
@@ -25,3 +28,24 @@ def event(data: bytes) -> bytes:
 def error_event(error: ThermoclineError) -> bytes:
     """An error in the middle of a stream, in OpenAI's shape."""
     return event(error_body(error))
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    """One event with a name, as APIs write them whose clients choose by it."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an API's chunks become a stream: ``event`` frames one, ``end`` follows the last."""
+
+    event: Callable[[bytes], bytes]
+    keepalive: bytes
+    end: bytes
+
+
+DATA_ONLY = Framing(event=event, keepalive=KEEPALIVE, end=DONE)
+"""OpenAI's completions and chats: events have no name, and the last says that it is."""
+
+NAMED = Framing(event=bytes, keepalive=KEEPALIVE, end=b"")
+"""Chunks are whole events with names already, and the API's own last event ends the stream."""

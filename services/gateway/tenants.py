@@ -10,6 +10,7 @@
     max_concurrent = 32
     max_queued = 64
     max_priority = 10                  # the highest priority that its requests may ask for, 0 where left out
+    max_leased_tokens = 262_144        # what its leases may keep in the cell, 0 where left out
     device_bytes = 8_589_934_592       # of its KV, on each device,
     host_bytes = 34_359_738_368        # in each node's host memory,
     disk_bytes = 214_748_364_800       # on each node's disk
@@ -53,7 +54,8 @@ Salt = Annotated[str, Meta(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+$", min_length=MI
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` in the whole cell.
+    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` and
+    ``max_leased_tokens`` in the whole cell.
 
     Bytes are of cached KV, in each pool for itself; tenants of one salt have one cache and the same bytes.
     """
@@ -65,6 +67,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_concurrent: Limit = 0  # Choices in progress.
     max_queued: Limit = 0  # Choices that wait in the cell's queue.
     max_priority: Annotated[int, Meta(ge=0, le=MAX_PRIORITY)] = 0  # The highest that its requests may ask for.
+    max_leased_tokens: Limit = 0  # That its leases keep in the cell; 0 is none.
     device_bytes: Bytes = 0
     host_bytes: Bytes = 0
     disk_bytes: Bytes = 0
@@ -89,7 +92,15 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 Tenants = Mapping[str, Tenant]
 
 QUOTAS = ("device_bytes", "host_bytes", "disk_bytes", "remote_bytes")
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued", "max_priority", *QUOTAS)
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "max_queued",
+    "max_priority",
+    "max_leased_tokens",
+    *QUOTAS,
+)
 
 
 def name_fault(name: str) -> str:

@@ -20,7 +20,9 @@ import jinja2
 import jinja2.meta
 import jinja2.sandbox
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from services.gateway import verbatim
 from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
@@ -89,12 +91,19 @@ class Tokenizer:
         self.template_variables = template_variables(self.template_source)
         vocabulary: Mapping[str, int] = self._tokenizer.get_vocab()
         self.longest_token_characters = max((len(piece) for piece in vocabulary), default=1)
+        self.special_ids = special_ids(self._backend)
         self.texts = TokenTexts(
             decode=lambda token: self.decode([token]),
             piece=self._tokenizer.convert_ids_to_tokens,
             byte_level="ByteLevel" in repr(getattr(self._backend, "decoder", None)),
             special=set(self._tokenizer.all_special_ids) | set(getattr(self._tokenizer, "added_tokens_decoder", {})),
         )
+
+    def definition(self) -> str:
+        """The whole tokenizer, as in ``tokenizer.json``. Raises InvalidRequest where it has no such form."""
+        if self._backend is None:
+            raise InvalidRequest("this model's tokenizer has no tokenizer.json, so a grammar cannot be kept to")
+        return str(self._backend.to_str())
 
     def close(self) -> None:
         """Stop the threads; texts that wait for one are given up."""
@@ -164,6 +173,10 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_arguments=template_arguments,
         )
+        return self.encode_rendered(text, most=most)
+
+    def encode_rendered(self, text: str, *, most: int = 0) -> list[int]:
+        """Tokenise what :meth:`render` made, or a part of it; ``most`` as in :meth:`encode_now`."""
         if self._specials is None:
             return self.encode_now(text, add_special_tokens=False, most=most)
         return self._specials.encode(text, lambda piece: self.encode_now(piece, add_special_tokens=False, most=most))
@@ -181,18 +194,29 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
         try:
-            said = list(messages)
-            rendered: str = self._tokenizer.apply_chat_template(
-                said if self._specials is None else self._specials.marked(said),
+            said, texts = verbatim.hidden(messages)
+            rendered = self._apply(
+                self._marked(said),
                 tools=[dict(tool) for tool in tools] if tools else None,
-                tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **(template_arguments or {}),
             )
         except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
-        return rendered
+        return verbatim.shown(rendered, texts, self._marked)
+
+    def _apply(self, messages: list[Any], **arguments: Any) -> str:
+        if any("content" in message and message["content"] is None for message in messages):
+            # ``apply_chat_template`` leaves out null content, by which some templates know a message with calls.
+            arguments = {**self._tokenizer.special_tokens_map, **arguments}
+            texts, _ = render_jinja_template([messages], chat_template=self.template_source, **arguments)
+            return str(texts[0])
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    def _marked(self, said: T) -> T:
+        """What callers said, with special tokens marked where they are text."""
+        return said if self._specials is None else self._specials.marked(said)
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
         """Do ``work`` on a text of about so many characters here when it is small, in a thread when it is not."""
@@ -200,6 +224,12 @@ class Tokenizer:
             return work()
         threads = self._short if characters <= LONG_CHARACTERS else self._long
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def special_ids(backend: Any) -> dict[str, int]:
+    """Numbers of the special tokens, which decoding leaves out, by their texts; none without a Rust tokenizer."""
+    added = backend.get_added_tokens_decoder() if backend is not None else {}
+    return {token.content: number for number, token in added.items() if token.special}
 
 
 def chat_template_of(tokenizer: Any) -> str:

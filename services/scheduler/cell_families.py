@@ -100,6 +100,13 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("scheduler_seq", "Last input folded", (), _one(lambda status: status.seq)),
     ("pins", "Pins that hold something", (), _one(lambda status: status.pins)),
     ("pinned_pages", "Host pages that pins hold", (), _one(lambda status: status.pinned_pages)),
+    ("cache_leases", "Cache leases in force", (), _one(lambda status: status.cache_leases)),
+    (
+        "cache_leased_tokens",
+        "Tokens that cache leases cover, on whatever tier; each counts once",
+        (),
+        _one(lambda status: status.leased_pages * status.page_size),
+    ),
     (
         "catalogue_chunks",
         "Chunks on disks that the scheduler knows of: KV, hidden states that it is restored from, and copies of KV for "
@@ -241,6 +248,16 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
         "Copies from devices to host memory",
         ("outcome",),
         ((("started",), "backups_started"), (("done",), "backups_done"), (("failed",), "backups_failed")),
+    ),
+    (
+        "cache_lease_events",
+        "Leases that requests asked for, and what became of them: replaced by a later one of the session, ended early "
+        "because the budget was full, or lost with the pages that they covered",
+        ("event",),
+        tuple(
+            ((event,), f"cache_leases_{event}")
+            for event in ("granted", "refused", "renewed", "replaced", "gave_way", "expired", "lost")
+        ),
     ),
     (
         "promotions",

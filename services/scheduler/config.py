@@ -163,6 +163,15 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = 2 * 1024**3
     stream_max_age_s: Annotated[float, Meta(description="age of the oldest stream message", gt=0)] = 24 * 3600.0
     stream_replicas: Annotated[int, Meta(description="copies of each stream in a NATS cluster", ge=1, le=5)] = 1
+    responses_max_age_s: Annotated[
+        float, Meta(description="how long answers of /v1/responses are kept, to be gone on from", gt=0)
+    ] = 24 * 3600.0
+    responses_max_bytes: Annotated[
+        int, Meta(description="size of all that are kept; beyond it the oldest go", ge=2**20)
+    ] = 256 * 2**20
+    responses_max_count: Annotated[
+        int, Meta(description="number of all that are kept; beyond it the oldest go", ge=1)
+    ] = 100_000
 
     def cell_config(self) -> CellConfig:
         """The part that the core folds."""
@@ -172,5 +181,10 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     def stream_limits(self) -> StreamLimits:
         """Bounds of the streams; those that exist are brought to them."""
         return StreamLimits(
-            max_bytes=self.stream_max_bytes, max_age_s=self.stream_max_age_s, replicas=self.stream_replicas
+            max_bytes=self.stream_max_bytes,
+            max_age_s=self.stream_max_age_s,
+            replicas=self.stream_replicas,
+            kept_entries=self.responses_max_count,
+            kept_bytes=self.responses_max_bytes,
+            kept_age_s=self.responses_max_age_s,
         )

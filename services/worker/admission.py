@@ -43,7 +43,9 @@ def admit(
         prompt_tokens=order.prompt_tokens,
         max_context=limits.max_context,
         eos_token_ids=limits.eos_token_ids,
-        stream=vocabulary.stream(skip_special_tokens=order.sampling.skip_special_tokens),
+        stream=vocabulary.stream(
+            skip_special_tokens=order.sampling.skip_special_tokens, shown=order.sampling.shown_special_tokens
+        ),
     )
     listed: list[int] = tokens.tolist()
     growths = answer.replay(listed[order.prompt_tokens :])
@@ -64,6 +66,7 @@ def admit(
         remote_tokens=order.remote_tokens,
         neighbour_tokens=order.neighbour_tokens,
         sparse=order.sparse,
+        leases=order.leases,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
     )

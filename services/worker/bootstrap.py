@@ -13,6 +13,7 @@ import torch
 
 from services.worker import metrics as measures
 from services.worker.admission import ModelLimits
+from services.worker.answer_grammars import AnswerGrammars
 from services.worker.bubble import Pace
 from services.worker.compute import Runner, StepComputer
 from services.worker.config import WorkerConfig
@@ -190,10 +191,11 @@ def make_executor(
     restoring: Restoring,
     lease_low_tokens: int,
     rows: StepRows | None = None,
+    grammars: AnswerGrammars | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
     """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
-    passes.
+    passes, ``grammars`` are followed in threads by default.
     """
     geometry = runner.geometry
     limits = ModelLimits(
@@ -205,7 +207,10 @@ def make_executor(
     )
     counters, pace = Counters(), Pace()
     reporter = Reporter(identity.worker_id, identity.incarnation)
-    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse)
+    grammars = grammars or AnswerGrammars(
+        vocabulary.tokenizer_json, limits.vocab_size, limits.eos_token_ids, inbox.wake
+    )
+    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars)
     passes = Passes(
         StepComputer(runner, sparse, rows=rows),
         saving,
@@ -227,6 +232,7 @@ def make_executor(
         reporter=reporter,
         counters=counters,
         pace=pace,
+        grammars=grammars,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,

@@ -12,7 +12,7 @@ function of (seed, output position, logits). So tokens come only from a pass in 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,9 +23,11 @@ from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
 from services.worker.engine.tables_ahead import TablesAhead
+from services.worker.engine.token_masks import without
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
+from services.worker.requests import RunningRequest
 from services.worker.restore.first_layers import PassRunner
 from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.step_rows import StepRows
@@ -57,10 +59,13 @@ class Runner(PassRunner, Protocol):
 
 @dataclass(slots=True)
 class Computed:
-    """Work that was computed. ``sampled`` is None where the chunk does not end its request's tokens."""
+    """Work that was computed. ``sampled`` is None where the chunk does not end its request's tokens, and where the
+    request's grammar is not compiled yet: ``held_logits`` float32 [vocab] are what its token is chosen from then.
+    """
 
     work: Work
     sampled: Sampled | None = None
+    held_logits: torch.Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
 
 
@@ -117,7 +122,12 @@ class StepComputer:
             if scored:
                 begin = end - len(rows)
                 one.prompt_logprobs.update(_score(piece, logits[begin : begin + scored]))
-        sampling = [(one, end - 1) for one, end in zip(computed, ends, strict=True) if one.work.samples]
+        sampling = []
+        for one, end in zip(computed, ends, strict=True):
+            if one.work.samples and _must_hold(one.work):
+                one.held_logits = logits[end - 1].clone()
+            elif one.work.samples:
+                sampling.append((one, end - 1))
         if sampling:
             if len(sampling) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
                 logits = logits[[row for _, row in sampling]]
@@ -185,16 +195,44 @@ class StepComputer:
             step = ImportanceStep(meta, self._runner.pool, self._runner.attention, prefixes)
             return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 
+    def choose_held(self, requests: Iterable[RunningRequest]) -> list[Computed]:
+        """The first tokens of requests whose logits were held and whose grammar is compiled now."""
+        ready = [
+            (Computed(Work(each, each.computed, each.computed, samples=True, is_chunk=False)), each.held_logits)
+            for each in requests
+            if each.held_logits is not None and each.grammar is not None and each.grammar.is_ready
+        ]
+        if ready:
+            drawn = sample(
+                torch.stack([logits for _, logits in ready]), [self._sample_row(one.work) for one, _ in ready]
+            )
+            for (one, _), sampled in zip(ready, drawn, strict=True):
+                one.sampled = sampled
+        return [one for one, _ in ready]
+
     def _sample_row(self, work: Work) -> SampleRow:
         request = work.request
         position = len(request.answer.tokens)
-        return SampleRow(
+        row = SampleRow(
             params=request.sampling,
             output_position=position,
             prompt_ids=request.prompt_ids,
             output_ids=request.answer.tokens,
             forbid=forbidden_ids(request.sampling, position, self._runner.eos_token_ids),
         )
+        if request.grammar is None:
+            return row
+        allowed = request.grammar.next_tokens()
+        words = without(allowed.words, row.forbid) if row.forbid else allowed.words
+        return replace(row, forbid=(), allowed=words, fault=allowed.fault)
+
+
+def _must_hold(work: Work) -> bool:
+    """Whether the token of a chunk has to wait for its grammar. Later masks are awaited, which takes no longer than a
+    step.
+    """
+    grammar = work.request.grammar
+    return work.is_chunk and grammar is not None and not grammar.is_ready
 
 
 def _prompt_rows(work: Work) -> range:

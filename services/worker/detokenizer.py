@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,9 +68,14 @@ class Vocabulary:
             raise UnsupportedModel(f"{model_dir} has no usable fast tokenizer: {error}") from error
         return cls(backend)
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
-        """A fresh stream for one answer."""
-        hidden = self._special if skip_special_tokens else frozenset()
+    def tokenizer_json(self) -> str:
+        """The whole tokenizer, as in ``tokenizer.json``."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    def stream(self, *, skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TokenStream:
+        """A fresh stream for one answer. Special tokens among ``shown`` are never left out."""
+        hidden = self._special.difference(shown) if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return _ByteStream(self._token_bytes, hidden)
         if self._chain is not None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.worker import bubble, counting, losses, metrics
+from services.worker.answer_grammars import AnswerGrammars
 from services.worker.counters import Counters
 from services.worker.hidden_saving import HiddenSaving
 from services.worker.inbox import Arrival, Inbox
@@ -63,6 +64,7 @@ class Executor:
         reporter: Reporter,
         counters: Counters,
         pace: bubble.Pace,
+        grammars: AnswerGrammars,
         geometry: KvGeometry,
         post: Callable[[Report], None],
         clock_ns: Callable[[], int],
@@ -74,6 +76,7 @@ class Executor:
         self._roster, self._passes, self._results = roster, passes, results
         self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
         self._reporter, self._pace, self._geometry = reporter, pace, geometry
+        self._grammars = grammars
         self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
@@ -94,6 +97,7 @@ class Executor:
         finally:
             self._restoring.close()
             self._sparse.close()
+            self._grammars.close()
         # What is saved by now outlives this worker.
         self._saving.end_all()
         self._post()
@@ -103,6 +107,7 @@ class Executor:
         batch = self._apply_orders()
         # Answers to orders do not wait for the step, which may take long.
         self._post()
+        self._choose_held()
         work = decodes(self._roster.requests.values())
         if batch is None and not work:
             return False
@@ -180,6 +185,13 @@ class Executor:
 
     # -- one step ---------------------------------------------------------------------------------------------
 
+    def _choose_held(self) -> None:
+        """First tokens that waited for their grammar."""
+        outcome = self._passes.choose_held()
+        if outcome.done:
+            self._results.take_in(outcome, self._clock_ns())
+            self._post()
+
     def _decode(self, work: list[Work]) -> None:
         """A step without chunks."""
         started_ns = self._clock_ns()
@@ -239,6 +251,7 @@ class Executor:
             if self.inbox.is_closed:
                 return 0
             self._overtake(order)
+            self._choose_held()
             work, before = decoding(), self.counters.decode_tokens
             if work:
                 self._decode(work)

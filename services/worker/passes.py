@@ -85,6 +85,10 @@ class Passes:
         elif outcome.done:
             self._lone_failures = 0
 
+    def choose_held(self) -> Outcome:
+        """The first tokens of requests that waited for their grammar and need not wait any more."""
+        return Outcome(done=self._computer.choose_held(self._requests.values()))
+
     def _take_loads(
         self, outcome: Outcome, work: list[Work], transfer: BatchTransfer, loads: Sequence[PageLoad], saved: SavedStep
     ) -> tuple[list[Work], bool]:

@@ -215,6 +215,7 @@ def usage_of(request: RunningRequest) -> Usage:
         computed_tokens=request.computed_tokens,
         sparse_tokens=request.sparse_tokens,
         importance=request.importance,
+        leases=request.leases,
     )
 
 

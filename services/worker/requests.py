@@ -16,13 +16,15 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from services.worker.answer_grammars import AnswerGrammar
 from services.worker.answers import Answer
 from shared.errors import IllegalTransition
 from shared.messages.base import unpack_int32
 from shared.messages.requests import SamplingParams
 from shared.messages.tokens import ImportanceUsage, TokenLogprob
-from shared.messages.worker_plans import SparsePrefix
+from shared.messages.worker_plans import LeaseGrant, SparsePrefix
 
 State = Literal["waiting", "prefilling", "decoding", "finished", "preempted", "replaced"]
 Change = Literal["compute", "sample", "finish", "preempt", "replace"]
@@ -94,6 +96,9 @@ class RunningRequest:
     sparse: SparsePrefix | None = None
     sparse_losses: int = 0  # How often KV before the sparse prefix was lost: what was chosen then is void.
     importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
+    leases: tuple[LeaseGrant, ...] = ()  # For usage alone.
+    grammar: AnswerGrammar | None = None
+    held_logits: torch.Tensor | None = None  # Float32 [vocab]: its first token waits for the grammar to be compiled.
 
     def change(self, change: Change) -> None:
         """Move on in the table. Raises IllegalTransition."""

@@ -13,6 +13,7 @@ from typing import cast, get_args
 import numpy as np
 
 from services.worker.admission import ModelLimits, admit
+from services.worker.answer_grammars import AnswerGrammars
 from services.worker.answers import Growth
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
@@ -43,8 +44,10 @@ class Roster:
         counters: Counters,
         saving: HiddenSaving,
         sparse: SparsePrefixes,
+        grammars: AnswerGrammars,
     ) -> None:
         """``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
+        self._grammars = grammars
         self.requests: dict[str, RunningRequest] = {}
         self._saving, self._sparse = saving, sparse
         self._limits = limits
@@ -78,6 +81,8 @@ class Roster:
             # The last attempt died after its last token and before it could say so. The gateway has that
             # token's text.
             self.finish(request, Growth("", growths[-1].finish, growths[-1].stop_match))
+        elif order.sampling.grammar is not None:
+            request.grammar = self._grammars.begin(order.sampling.grammar, request.answer.tokens)
 
     def extend(self, order: ExtendLease) -> None:
         """Grant pages to a running request; for one that has ended it means nothing."""

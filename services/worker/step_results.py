@@ -34,6 +34,7 @@ class StepResults:
             request.change("compute")
             request.computed_tokens += work.rows
             request.prompt_logprobs.update(computed.prompt_logprobs)
+        request.held_logits = computed.held_logits
         if computed.sampled is None:
             return
         if computed.sampled.error is not None:
@@ -49,6 +50,8 @@ class StepResults:
         self._reporter.item(request, (token,), growth, logprob=computed.sampled.logprob)
         if growth.finish is not None:
             self._roster.close(request, growth)
+        elif request.grammar is not None:
+            request.grammar.accept(token)
 
     def _ask_for_leases(self) -> None:
         """Ask for those that need pages now, and with them for those that would ask soon."""

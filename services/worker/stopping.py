@@ -1,7 +1,8 @@
 """When an answer ends: stop tokens, stop strings, token limits. Pure.
 
 ``min_tokens`` holds back every kind of stop alike: a token at an output position below it neither stops the
-answer by its id nor has its text examined for stop strings.
+answer by its id nor has its text examined for stop strings. Only the end of a grammar comes before it: an
+end-of-text token below ``min_tokens`` is chosen only where the grammar allows nothing else.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ def stop_by_token(
     params: SamplingParams, eos_token_ids: Collection[int], token: int, position: int
 ) -> StopByToken | None:
     """Whether ``token`` at output ``position`` (from 0) ends the answer."""
-    if position < params.min_tokens:
+    is_end = token in eos_token_ids and not params.ignore_eos
+    if position < params.min_tokens and not (is_end and params.grammar is not None):
         return None
-    if token in eos_token_ids and not params.ignore_eos:
+    if is_end:
         return StopByToken(None)
     if token in params.stop_token_ids:
         return StopByToken(token)

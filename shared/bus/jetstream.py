@@ -155,11 +155,12 @@ def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[
     present, stored = found["config"], found["state"]["bytes"]
     changes: dict[str, Any] = {}
     kept: dict[str, Any] = {}
-    for key in ("num_replicas", "max_bytes", "max_age", "duplicate_window"):
+    for key in ("num_replicas", "max_bytes", "max_age", "duplicate_window", "max_msgs"):
         if key not in wanted or present.get(key) == wanted[key]:
             continue
         # -1 is no bound. How old the oldest message is depends on clocks, so ages only grow while anything is stored.
-        is_smaller = key == "max_bytes" and 0 <= wanted[key] < stored
+        held = stored if key == "max_bytes" else found["state"].get("messages", 0)
+        is_smaller = key in ("max_bytes", "max_msgs") and 0 <= wanted[key] < held
         is_younger = key == "max_age" and stored and 0 < wanted[key] < (present.get(key) or wanted[key] + 1)
         (kept if is_smaller or is_younger else changes)[key] = wanted[key]
     if "max_age" in kept:

@@ -15,7 +15,7 @@ import nats.errors
 
 from shared import logs, subjects
 from shared.broker import BrokerSettings
-from shared.bus import jetstream, measures, record_bucket, requests
+from shared.bus import jetstream, kept_bucket, measures, record_bucket, requests
 from shared.bus.access import Access, access_of, from_urls
 from shared.bus.appends import Appender
 from shared.bus.beats import Beats
@@ -321,6 +321,7 @@ class NatsBus:
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
         for config in (inputs, outputs, jetstream.bucket_config(limits), record_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
+        await kept_bucket.ensure(self._client, limits)
         if limits.replicas == 1 and len(self._client.servers) > 1:
             _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
 
@@ -365,6 +366,20 @@ class NatsBus:
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         self._require(data)
         return await record_bucket.write(self._client, name, data, revision, timeout_s)
+
+    # -- kept answers ------------------------------------------------------------------------------------------
+
+    async def keep(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        self._require(data)
+        await kept_bucket.keep(self._client, name, data, timeout_s)
+
+    async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
+        self._require()
+        return await kept_bucket.kept(self._client, name, timeout_s)
+
+    async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
+        self._require()
+        return await kept_bucket.forget(self._client, names, timeout_s)
 
 
 async def _round_trip(client: Any) -> None:

@@ -49,11 +49,14 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of the two streams."""
+    """Bounds of the two streams, and (``kept``) of the bucket of kept answers."""
 
     max_bytes: int = 2 * 1024**3
     max_age_s: float = 24 * 3600.0
     replicas: int = 1
+    kept_entries: int = 100_000
+    kept_bytes: int = 256 * 1024**2
+    kept_age_s: float = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class Bus(Protocol):
         """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up."""
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
-        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots and records where they do not exist.
+        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots, records and kept answers where they do not
+        exist.
 
         Those that exist are brought to ``limits`` as far as nothing that they hold is lost by it.
         """
@@ -149,6 +153,21 @@ class Bus(Protocol):
 
         None when it has another revision by now. Raises Unavailable when no answer came in time: then the record
         may be written or not, now or later, and reading it tells.
+        """
+
+    async def keep(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        """Store in the bucket of kept answers, which gives up its oldest entries at its bounds.
+
+        Raises PayloadTooLarge beyond ``max_payload``, Unavailable when no answer came in time or there is no bucket.
+        """
+
+    async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
+        """What is kept under that name, or None. Raises Unavailable."""
+
+    async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
+        """Erase what is kept under names that match (``*`` is any one part, ``>`` the rest); how many there were.
+
+        Raises Unavailable.
         """
 
     async def flush(self) -> None:

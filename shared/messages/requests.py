@@ -7,6 +7,9 @@ from typing import Literal
 from shared.importance import DEFAULT_METRIC
 from shared.messages.base import Message, count_int32
 
+MAX_GRAMMAR_BYTES = 65_536
+"""Bytes of a grammar's text, in UTF-8."""
+
 
 class Grammar(Message, frozen=True):
     """What an answer's text must look like, from its first token to its end. The gateway has checked that it compiles.
@@ -38,6 +41,7 @@ class SamplingParams(Message, frozen=True):
     include_stop: bool = False  # Keep the matched stop string in the text.
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[int, ...] = ()  # These stay in the text although the others are left out of it.
     logprobs: int | None = None  # None: none. k: the chosen token's logprob and the k most likely.
     prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
     grammar: Grammar | None = None  # None: any text.
@@ -56,6 +60,18 @@ class Importance(Message, frozen=True):
     recent_tokens: int = 0
 
 
+class Lease(Message, frozen=True):
+    """A prefix of the prompt that is to be kept for a time, within the tenant's budget.
+
+    With a ``key`` it takes the place of the tenant's last lease of that key in the namespace.
+    """
+
+    tokens: int  # Of the prompt, from its start.
+    ttl_ms: int  # From the request's admission, and anew from each use.
+    key: str = ""
+    with_answer: bool = False  # The answer's tokens too, as far as the budget goes.
+
+
 class CacheHints(Message, frozen=True):
     """Per-request use of the prefix cache; the ``cache`` extension field of the HTTP API.
 
@@ -65,6 +81,9 @@ class CacheHints(Message, frozen=True):
     read: bool = True
     write: bool = True
     importance: Importance | None = None
+    leases: tuple[Lease, ...] = ()
+    max_leased_tokens: int = 0  # Budget of its tenant's leases in the cell; 0 grants none.
+    returns_in_ms: int = 0  # After the answer its caller will go on with it in about so long; 0 says nothing.
 
 
 class CacheQuota(Message, frozen=True):

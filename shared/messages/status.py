@@ -120,6 +120,8 @@ class CellStatus(Message, frozen=True):
     nodes: int = 0
     pins: int = 0
     pinned_pages: int = 0  # Host pages.
+    cache_leases: int = 0
+    leased_pages: int = 0  # That they cover, on whatever tier; each page counts once.
     chunks: int = 0  # Of KV on the disks, as far as the scheduler knows.
     hidden_chunks: int = field(name="state_chunks", default=0)  # The same of hidden states that KV is restored from.
     sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
@@ -220,6 +222,7 @@ class ListCache(Message, frozen=True):
     namespace: str = ""  # "" is all
     max_nodes: int = 256
     after: int = 0  # Go on after the node of this id.
+    max_leases: int = 0  # Cache leases to list beside the nodes, the first granted first.
 
 
 class CachedNode(Message, frozen=True):
@@ -251,11 +254,23 @@ class PinStatus(Message, frozen=True):
     refusal: str = ""  # Why it holds nothing.
 
 
+class LeaseStatus(Message, frozen=True):
+    """One cache lease: its tenant keeps the first ``tokens`` of a prompt of the namespace."""
+
+    tenant: str
+    namespace: str
+    key: str
+    tokens: int  # 0 once all of it was lost.
+    ttl_ms: int
+    expires_ns: int
+
+
 class CacheListing(Message, frozen=True):
     """Answer to ListCache. ``next_after`` is 0 at the end; before it, a page may have few nodes, or none."""
 
     nodes: tuple[CachedNode, ...] = ()
     pins: tuple[PinStatus, ...] = ()
+    leases: tuple[LeaseStatus, ...] = ()
     next_after: int = 0
 
 

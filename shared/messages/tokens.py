@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.messages.base import Message
 from shared.messages.worker_events import FinishReason
+from shared.messages.worker_plans import LeaseGrant
 
 
 class TokenLogprob(Message, frozen=True):
@@ -49,6 +50,7 @@ class Usage(Message, frozen=True):
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
     sparse_tokens: int = 0  # Of a sparse prefix: only the important ones among them were loaded.
     importance: ImportanceUsage | None = None  # None where nothing was loaded lossily.
+    leases: tuple[LeaseGrant, ...] = ()  # An answer to each lease that the request asked for.
 
 
 class TokenItem(Message, frozen=True):

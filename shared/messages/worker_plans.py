@@ -49,6 +49,20 @@ class SparsePrefix(Message, frozen=True):
     key_id: str = ""
 
 
+class LeaseGrant(Message, frozen=True):
+    """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are.
+
+    ``refusal`` is one of ``malformed`` (no whole page, or no time), ``no_budget`` (the tenant has none), ``over_budget``
+    (larger than what the budget has to give), ``no_host_pool`` (nothing could keep what leaves a device),
+    ``over_capacity`` (leases of all tenants have the whole share of the host pools) and ``too_many`` (as many as may
+    be, of the request or the cell).
+    """
+
+    tokens: int = 0
+    expires_ns: int = 0  # Wall clock; each use defers it.
+    refusal: str = ""  # "" is granted.
+
+
 class AdmitRequest(Message, frozen=True):
     """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
 
@@ -81,6 +95,7 @@ class AdmitRequest(Message, frozen=True):
     hidden_lease: HiddenLease | None = field(name="state_lease", default=None)
     sparse: SparsePrefix | None = None
     trace: str = ""  # As SubmitRequest has it.
+    leases: tuple[LeaseGrant, ...] = ()  # For usage: an answer to each lease that it asked for.
 
 
 class PrefillChunk(Message, frozen=True):

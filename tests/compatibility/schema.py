@@ -120,6 +120,14 @@ def breaks(old: Schema, new: Schema) -> Iterator[str]:
         yield from _field_breaks(name, before, after)
 
 
+def _is_same_default(old: str, new: str) -> bool:
+    """Whether a field that is not written means the same. A message may have got further fields, behind the others.
+
+    Those have defaults, as every new field must, and what the message is without them is what it was.
+    """
+    return new == old or (old.endswith(")") and new.startswith(f"{old[:-1]}, "))
+
+
 def _field_breaks(name: str, before: MessageSchema, after: MessageSchema) -> Iterator[str]:
     old_fields = {field.name: field for field in before.fields}
     new_fields = {field.name: field for field in after.fields}
@@ -131,7 +139,7 @@ def _field_breaks(name: str, before: MessageSchema, after: MessageSchema) -> Ite
         missing = set(old.alternatives) - set(new.alternatives)
         if missing:
             yield f"{name}.{field_name} cannot be {', '.join(sorted(missing))} any more"
-        if old.default and new.default != old.default:
+        if old.default and not _is_same_default(old.default, new.default):
             yield f"{name}.{field_name} means {new.default or 'an error'} where it is not written, not {old.default}"
     for field_name, new in new_fields.items():
         if field_name not in old_fields and not new.default:

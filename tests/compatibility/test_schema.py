@@ -61,6 +61,20 @@ def test_additions_break_nothing(after: Schema) -> None:
     assert list(breaks(BEFORE, after)) == []
 
 
+def nested(**fields: object) -> Schema:
+    """Of a message that has another one as a default."""
+    parts: list[Any] = [(name, int, value) for name, value in fields.items()]
+    inner: Any = msgspec.defstruct("Inner", parts, bases=(Message,), frozen=True, kw_only=True)
+    return schema(inner=(inner, inner()))
+
+
+def test_a_message_that_is_a_default_may_get_further_fields() -> None:
+    """Without them it is what it was; another value of one that it had is another message."""
+    assert list(breaks(nested(page=1), nested(page=1, more=0))) == []
+    assert "Moved.inner means" in "".join(breaks(nested(page=1), nested(page=2, more=0)))
+    assert "Moved.inner means" in "".join(breaks(nested(page=1, more=0), nested(page=1)))
+
+
 def test_instances_have_no_default() -> None:
     """Every field of every message is written, so that none can be lost unnoticed."""
     for each in message_types():

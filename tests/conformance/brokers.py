@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shared.broker import BrokerSettings
 from shared.bus.nats_bus import connect_with
@@ -15,6 +15,8 @@ from tests.certificates import Authority
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.nats_server import NatsServer
 from tests.waiting import until
+
+T = TypeVar("T")
 
 MAX_PAYLOAD = 64 * 1024
 LIMITS = StreamLimits(max_bytes=64 * 1024 * 1024, max_age_s=3600.0)
@@ -108,8 +110,8 @@ class MemoryWorld:
             await bus.close()
 
 
-async def retried(operation: Callable[[], Awaitable[int]]) -> int:
-    """Repeat an append until the broker has recovered, as its callers do."""
+async def retried(operation: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call until the broker has recovered, as its callers do."""
     async with asyncio.timeout(20.0):
         while True:
             try:

@@ -106,7 +106,7 @@ class Cases:
             path, method, operation = chance.choices(self._operations, self._weights)[0]
             if not served or path != ENDLESS:
                 break
-        names = {"{model}": "test-model", "{name}": "pin-1"}
+        names = {"{model}": "test-model", "{name}": "pin-1", "{response_id}": "resp_" + "0" * 40}
         for name, good in names.items():
             value = chance.choice((good, "a b", "..", "%", "é" * 9, "a" * 3000, "\0", "chatcmpl-1")) if spoil else good
             path = path.replace(name, urllib.parse.quote(value, safe=""))

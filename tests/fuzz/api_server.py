@@ -26,7 +26,12 @@ ANSWER = "Once upon a time there was a small gateway."
 _HINTS: dict[str, list[Any]] = {
     "prompt": ["Once upon a time", "a", ["a", "b"], [1, 2, 3], [[1, 2], [3]]],
     "messages": [[{"role": "user", "content": "Hello."}]],
+    "input": ["Hello.", [{"role": "user", "content": "Hello."}]],
+    "system": ["Be short.", [{"type": "text", "text": "Be short."}], None],
     "max_tokens": [1, 2, 5],
+    "max_output_tokens": [1, 3, None],
+    "truncation": [None, "disabled"],
+    "text": [None, {"format": {"type": "text"}}],
     "max_completion_tokens": [1, 3],
     "n": [1, 1, 2],
     "best_of": [1, 2],
@@ -39,7 +44,12 @@ _HINTS: dict[str, list[Any]] = {
     "ttl_s": [1, 0.5],
     "seed": [0, None],
     "cache": [None, {"read": False}, {"write": False}],
-    "response_format": [None, {"type": "text"}],
+    "response_format": [None, {"type": "text"}, {"type": "json_object"}],
+    "guided_json": [None],
+    "guided_regex": [None, None, "[ab]+"],
+    "guided_choice": [None],
+    "guided_grammar": [None],
+    "structured_outputs": [None],
     "stop_token_ids": [[], [5]],
     "logit_bias": [None, {"5": 1.0}],
     # What is refused whatever else is asked would leave little to be served.
@@ -48,6 +58,8 @@ _HINTS: dict[str, list[Any]] = {
         for name in (
             *REFUSED_FIELDS,
             *("suffix", "functions", "function_call", "modalities", "audio", "tools", "chat_template_kwargs"),
+            *("container", "context_management", "mcp_servers", "background", "conversation", "moderation"),
+            *("tool_choice", "output_config", "previous_response_id"),
         )
     },
 }
@@ -91,6 +103,7 @@ class ScriptedServer:
         stream = broker.stream(subjects.INPUTS_STREAM)
         broker.drop_oldest(subjects.INPUTS_STREAM, max(0, len(stream.messages) - 100))
         stream.seen.clear()
+        broker.forget_answers(">")
         gc.collect()
         return ""
 

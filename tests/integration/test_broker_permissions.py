@@ -22,6 +22,7 @@ from shared.bus.protocol import Bus, Delivery, StreamLimits
 from shared.errors import ConfigError, Unavailable
 from tests.nats_server import NatsServer
 from tests.waiting import until
+from thermocline.broker.permissions import Permissions
 from thermocline.broker.users import User, authorization_text, cell_users, quoted
 
 pytestmark = pytest.mark.integration
@@ -231,6 +232,46 @@ async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: s
             with pytest.raises(Unavailable, match="does not let us publish"):
                 await worker.append(subject, b"forged", timeout_s=600.0)
         assert [await scheduler.stream_info(stream) for stream in streams] == before
+
+
+async def test_kept_answers_are_the_gateways_alone(refusing: NatsServer) -> None:
+    """Gateways write, read and erase them; a worker does nothing of it."""
+    async with connected(refusing, "scheduler", "gateway", "worker-0") as (scheduler, gateway, worker):
+        await scheduler.ensure_streams(LIMITS)
+        await gateway.keep("a.b.c", b"kept")
+        assert await gateway.kept("a.b.c") == b"kept"
+        for denied_call in (worker.keep("a.b.c", b"forged"), worker.kept("a.b.c"), worker.forget(">")):
+            with pytest.raises(Unavailable):
+                await denied_call
+        assert await gateway.kept("a.b.c") == b"kept"
+        assert await gateway.forget("a.>") == 1
+
+
+async def test_a_scheduler_starts_without_leave_to_keep_answers(tmp_path: Path) -> None:
+    """Its broker may have the permissions of an earlier release: then it says so, and all else is there."""
+    users = tuple(
+        User(
+            user.name,
+            Permissions(
+                tuple(subject for subject in user.permissions.publish if subjects.KEPT_BUCKET not in subject),
+                user.permissions.subscribe,
+                user.permissions.answers,
+            ),
+        )
+        for user in USERS
+    )
+    server = served_with(tmp_path, users)
+    try:
+        with capture_logs() as logged:
+            async with connected(server, "scheduler", "gateway") as (scheduler, gateway):
+                await scheduler.ensure_streams(LIMITS)
+                await scheduler.append(subjects.cell_input(), b"ticked")
+                with pytest.raises(Unavailable):
+                    await gateway.keep("a.b.c", b"kept", timeout_s=0.2)
+    finally:
+        server.stop()
+
+    assert "answers_are_not_kept" in [entry["event"] for entry in logged]
 
 
 class Caller:

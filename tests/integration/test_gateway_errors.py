@@ -73,7 +73,7 @@ async def test_malformed_completion_bodies_are_refused() -> None:
         {"messages": [{"role": "wizard", "content": "hi"}]}, {"messages": [{"content": "hi"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         {"max_tokens": 0}, {"max_completion_tokens": -5}, {"logprobs": 3}, {"top_logprobs": 3},
-        {"logprobs": True, "top_logprobs": 21}, {"response_format": {"type": "json_object"}},
+        {"logprobs": True, "top_logprobs": 21}, {"response_format": {"type": "json_schema"}},
         {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"tools": "x"}, {"tool_choice": "required"},
         {"chat_template_kwargs": {"tokenize": True}}, {"n": 1000},
     ],

@@ -231,13 +231,16 @@ def test_the_reference_lists_every_error(kind: type[errors.ThermoclineError]) ->
 
 async def test_the_reference_names_every_endpoint_and_field() -> None:
     """A field that is decoded is documented."""
+    from services.gateway.messages_api.schema import MessagesRequest
     from services.gateway.openai_schema.chat import ChatRequest
     from services.gateway.openai_schema.completions import CompletionRequest
+    from services.gateway.responses.schema import ResponsesRequest
 
     text = REFERENCE.read_text(encoding="utf-8")
     async with running_gateway() as harness:
         paths = list((await harness.client.get("/openapi.json")).json()["paths"])
-    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    schemas = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+    fields = {field for schema in schemas for field in schema.__struct_fields__}
 
     assert [path for path in paths if f"`{path}`" not in text] == []
     assert sorted(field for field in fields if f"`{field}`" not in text) == []

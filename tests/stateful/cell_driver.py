@@ -266,6 +266,10 @@ class CellDriver:
             waits = [name for name in cell.timers if name.startswith("lease.")]
             if waits:
                 cell.fire(waits[index % len(waits)])
+        elif kind == "cache_lease_timer":
+            waits = [name for name in cell.timers if name.startswith("cache_lease.")]
+            if waits:
+                cell.fire(waits[index % len(waits)])
         elif kind == "submit_again" and known:
             cell.submit([1], request_id=known[index % len(known)], gateway_id=GATEWAYS[index % 2])
         elif kind == "old_message":
@@ -322,6 +326,11 @@ class CellDriver:
             cell.drain(steps_a_check=STEPS_A_CHECK)
         for timer_id in list(cell.state.late_reads):
             cell.fire(timer_id)
+        while leases := list(cell.state.cache_leases.leases.values()):
+            cell.fire(leases[0].timer_id)
+        assert not cell.state.cache_leases.nodes
+        assert not cell.state.cache_leases.accounts
+        assert not cell.state.cache_leases.pending
         cell.check_answers()
         assert not cell.state.requests
         assert not cell.state.transfers

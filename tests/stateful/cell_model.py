@@ -216,6 +216,9 @@ class CellModel:
         ignore_eos: bool = False,
         importance: requests.Importance | None = None,
         quota: requests.CacheQuota | None = None,
+        leases: tuple[requests.Lease, ...] = (),
+        max_leased_tokens: int = 0,
+        returns_in_ms: int = 0,
     ) -> str:
         """Submit a request; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
@@ -231,7 +234,14 @@ class CellModel:
             tenant=tenant,
             max_queued=max_queued,
             deadline_ms=deadline_ms,
-            cache=requests.CacheHints(read=read, write=write, importance=importance),
+            cache=requests.CacheHints(
+                read=read,
+                write=write,
+                importance=importance,
+                leases=leases,
+                max_leased_tokens=max_leased_tokens,
+                returns_in_ms=returns_in_ms,
+            ),
             key_id=key_id,
             quota=quota,
         )

@@ -94,7 +94,8 @@ def a_cell(**changes: Any) -> dict[str, Any]:
         ],
         "counters": {"hit_tokens_device": 54_400, "hit_tokens_host": 21_000, "hit_tokens_disk": 3_840,
                      "evicted_pages_device": 12},
-        "nodes": 300, "pins": 1, "pinned_pages": 32, "chunks": 90, "hidden_chunks": 0, "sparse_chunks": 0, "fetches": 1,
+        "nodes": 300, "pins": 1, "pinned_pages": 32, "cache_leases": 1, "leased_pages": 128,
+        "chunks": 90, "hidden_chunks": 0, "sparse_chunks": 0, "fetches": 1,
         "saves": 2, "deferred": 0, "in_queue_nodes": 0, "in_flight_nodes": 1, "restorations": [], **changes,
     }  # fmt: skip
 
@@ -214,6 +215,11 @@ def build(stand_in: StandIn) -> FastAPI:
         }
         stand_in.pins.append(pin)
         return JSONResponse(pin)
+
+    @app.get("/v1/cache/leases", response_model=None)
+    async def leases(http: Request) -> Response:
+        lease = {"tenant": "acme", "key": "s", "tokens": 2048, "ttl_s": 300, "expires_at": 1.9e9}
+        return stand_in.refusal(http) or JSONResponse({"data": [lease]})
 
     @app.delete("/v1/cache/pins/{name}", response_model=None)
     async def unpin(name: str, http: Request) -> Response:

@@ -182,6 +182,7 @@ async def test_nothing_changes_without_a_second_yes(page: Page, gateway: StandIn
         "Dropped 3 device pages, 2 host pages and 0 chunks on disk."
     )
     await page.fill("#pin-prompt", "You are the harbour office.")
+    await expect(page.locator("#view-cache")).to_contain_text("2,048")
     await page.fill("#pin-name", "office")
     await page.click("text=Pin…")
     await page.click("#confirm-yes")

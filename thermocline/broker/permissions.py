@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from shared import subjects
 from shared.bus.access import inbox_prefix
 from shared.bus.jetstream import BUCKET_STREAM
+from shared.bus.kept_bucket import STREAM as KEPT_STREAM
 from shared.bus.record_bucket import STREAM as RECORD_STREAM
 
 ANY = "*"
@@ -46,6 +47,8 @@ def gateway(user: str) -> Permissions:
             *_reading(subjects.OUTPUTS_STREAM, subjects.gateway_output(ANY)),
             subjects.CELLS_HEADS,
             subjects.CELLS_LOAD,
+            f"$KV.{subjects.KEPT_BUCKET}.>",
+            *(f"$JS.API.STREAM.{verb}.{KEPT_STREAM}" for verb in ("MSG.GET", "PURGE")),
         ),
         subscribe=(
             *(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
@@ -56,7 +59,7 @@ def gateway(user: str) -> Permissions:
 
 def scheduler(user: str) -> Permissions:
     """Any scheduler: it owns the streams, and reads every input."""
-    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM)
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM, KEPT_STREAM)
     return Permissions(
         publish=(
             subjects.cell_input(),

@@ -18,7 +18,7 @@ from thermocline.cache.tables import table
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_over",
+    "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_over", "cache_lease",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 
@@ -53,6 +53,9 @@ def stat_lines(stats: CacheStats) -> list[str]:
         f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks of KV and "
         f"{stats.hidden_chunks:,} of hidden states on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"
     )
+    if stats.cache_leases:
+        tokens = stats.leased_pages * stats.page_size
+        lines.append(f"{stats.cache_leases:,} leases keep {tokens:,} tokens that callers asked for")
     if stats.sparse_chunks:
         lines.append(f"{stats.sparse_chunks:,} of these chunks of KV can be read in part")
     lines += ["", *lower_tier_lines(stats), "", "hits, tokens"]

@@ -160,6 +160,7 @@ class SimulatedCell:
             prompt=self._tokens.prompt(asked.spans),
             sampling=requests.SamplingParams(max_tokens=asked.answer.tokens, ignore_eos=True),
             received_ns=self.queue.now_ns,
+            cache=_hints(asked),
         )
 
     def sampled_first(self, request_id: str) -> None:
@@ -249,3 +250,14 @@ class SimulatedCell:
 
     def _fire(self, timer_id: str) -> None:
         self.fold(cell_events.TimerFired(timer_id=timer_id))
+
+
+_MOST_LEASED = 1 << 40
+"""The only tenant of a simulation may expect whatever it says."""
+
+
+def _hints(asked: Asked) -> requests.CacheHints:
+    if not asked.returns_in_s:
+        return requests.CacheHints()
+    returns_in_ms = max(1, round(asked.returns_in_s * 1000))
+    return requests.CacheHints(returns_in_ms=returns_in_ms, max_leased_tokens=_MOST_LEASED)

@@ -68,6 +68,23 @@ class PinDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
+class CacheLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix that a tenant's request asked to keep. ``key`` is its ``prompt_cache_key``, "" without one."""
+
+    object: str = "cache.lease"
+    tenant: str
+    namespace: str
+    key: str
+    tokens: int
+    ttl_s: float
+    expires_at: float  # Unix seconds.
+
+
+class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[CacheLease]
+
+
 class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
 
@@ -119,6 +136,8 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     pins: int
     pinned_pages: int
+    cache_leases: int = 0
+    leased_pages: int = 0
     chunks: int  # Of KV on the disks, as far as the scheduler knows.
     hidden_chunks: int  # The same of hidden states from which KV is restored.
     sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
@@ -130,9 +149,13 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt`` and one ``tenant``."""
+    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt`` and one ``tenant``.
+
+    ``responses``: erase the kept answers of /v1/responses as well, all of them where neither salt nor tenant is given.
+    """
 
     tiers: Annotated[tuple[Tier, ...], Meta(min_length=1)] = ("device", "host")
+    responses: bool = False
     namespace: Namespace | None = None
     cache_salt: Salt | None = None
     tenant: TenantName | None = None
@@ -146,6 +169,7 @@ class FlushReport(msgspec.Struct, frozen=True, kw_only=True):
     device_pages: int
     host_pages: int
     disk_chunks: int
+    responses: int = 0
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -93,6 +93,8 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     pins: int
     pinned_pages: int
+    cache_leases: int = 0
+    leased_pages: int = 0
     chunks: int
     hidden_chunks: int
     sparse_chunks: int

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from services.gateway.openai_schema.explanation import Explanation
+from services.gateway.openai_schema.leases import CacheControl
 from services.gateway.openai_schema.sampling import Logprobs, SamplingFields
 from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, UsageReport
 
@@ -18,10 +19,12 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One part of a message's content; only ``text`` is served."""
+    """One part of a message's content; only ``text``, and an assistant's ``refusal``, are served."""
 
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -30,8 +33,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    cache_control: CacheControl | None = None  # Of content that is one text.
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # Another name of it, as newer clients have it.
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -84,10 +91,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """``arguments`` is JSON text as the model said it; whether it is valid is for the caller to see."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """``content`` is null where there is nothing but reasoning or calls."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +137,25 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     explanation: Explanation | UnsetType | None = UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A call's first delta has ``id``, ``type`` and the name; each has more of its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from services.gateway.openai_schema.leases import CacheKey, Retention, ReturnsIn
 from shared.importance import LEAST_RATIO
+from shared.messages.requests import MAX_GRAMMAR_BYTES
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -16,6 +18,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_PRIORITY = 1000
+MAX_OPTIONS = 1000
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -57,10 +60,32 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None  # Checked in ``admission``, whose refusal names those that exist.
     first_tokens: KeptTokens | None = None
     recent_tokens: KeptTokens | None = None
+    returns_in_s: ReturnsIn | None = None  # The caller will go on with the answer in about so long.
 
 
 IMPORTANCE_FIELDS = ("ratio", "metric", "first_tokens", "recent_tokens")
 """Fields of ``cache`` that mean something under fidelity ``importance`` alone."""
+
+
+Schema = dict[str, Any] | str
+Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
+Options = Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
+WrittenGrammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's ``structured_outputs``: one of the first five says what the answer must look like."""
+
+    json: Schema | None = None
+    regex: Pattern | None = None
+    choice: Options | None = None
+    grammar: WrittenGrammar | None = None
+    json_object: bool | None = None
+    # Refused, since ignoring them would change the answer.
+    structural_tag: Any = None
+    whitespace_pattern: Any = None
+    disable_any_whitespace: Any = None
+    disable_additional_properties: Any = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +115,14 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Options | None = None
+    guided_grammar: WrittenGrammar | None = None
     # Extensions of Thermocline.
     cache: CacheOptions | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
@@ -98,11 +130,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     explain: bool | None = None
     # Known to other servers and not offered here: refused, since ignoring them would change the answer.
     use_beam_search: bool | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
+    guided_whitespace_pattern: Any = None
     json_schema: Any = None
     regex: Any = None
     ebnf: Any = None
@@ -118,8 +146,15 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 REFUSED_FIELDS = (
     "use_beam_search",
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    *("json_schema", "regex", "ebnf", "bad_words", "allowed_token_ids", "logits_processors"),
+    *(
+        "guided_whitespace_pattern",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "bad_words",
+        "allowed_token_ids",
+        "logits_processors",
+    ),
     *("truncate_prompt_tokens", "prompt_embeds", "lora", "lora_path", "thinking"),
 )
 """Fields that must be absent, null or false."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from services.gateway.openai_schema.leases import CacheLeaseReport
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,6 +14,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
     ``neighbour_tokens`` were copied from another device of the node, ``hidden_tokens`` restored from hidden states or a
     mix of them, KV and recomputation. Of ``sparse_tokens`` only the important ones were loaded.
+
+    ``cache_write_tokens`` were not found, and this request added their KV to the cache; those of a page that the prompt
+    does not fill are added once the answer fills it.
     """
 
     cached_tokens: int
@@ -21,6 +27,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
     sparse_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``reasoning_tokens`` stand between the markers of reasoning."""
+
+    reasoning_tokens: int = 0
 
 
 class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +55,16 @@ class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the request; a prompt counts once, however many choices it has.
 
-    ``importance`` is null where every token of every choice is exact.
+    ``importance`` is null where every token of every choice is exact, ``cache_lease`` absent where no lease was asked.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # Where the model reasons.
     importance: ImportanceReport | None = None
+    cache_lease: CacheLeaseReport | UnsetType = UNSET
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):

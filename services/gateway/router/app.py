@@ -9,14 +9,14 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from services.gateway.admin_key import check_admin
-from services.gateway.boundary import error_headers
+from services.gateway.error_answers import error_answer, error_headers
 from services.gateway.event_stream import ABORT_EXTENSION
-from services.gateway.openai_schema.errors import error_body
 from services.gateway.openai_schema.models import Version
 from services.gateway.router.forwarding import forward
 from services.gateway.router.metrics import OWN_FAMILIES
 from services.gateway.router.model_list import model_list
 from services.gateway.router.parts import Router
+from services.gateway.router.paths import forwarded_methods
 from services.gateway.router.relay import StreamLost
 from services.gateway.router.views import cells_view, health_view
 from services.gateway.routes.operations import METRICS_PATH, METRICS_TYPE, package_version
@@ -27,7 +27,6 @@ from shared.metrics import render
 
 JSON = b"application/json"
 MODELS = "/v1/models"
-FORWARDED = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 READY = ("/health", "/health/ready")
 
 _log = logs.get_logger("router.http")
@@ -75,12 +74,13 @@ class RouterApp:
         if has_begun:
             _drop(scope, failure)
         else:
-            await _send_error(send, failure, request_id)
+            await _send_error(scope["path"], send, failure, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path in FORWARDED:
-            _allow(method, path, "POST")
+        forwarded = forwarded_methods(path)
+        if forwarded:
+            _allow(method, path, *forwarded)
             await forward(self._router, scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -129,15 +129,15 @@ async def _send_whole(send: Send, status: int, content_type: bytes, body: bytes)
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_error(send: Send, error: ThermoclineError, request_id: str) -> None:
-    body = error_body(error)
+async def _send_error(path: str, send: Send, error: ThermoclineError, request_id: str) -> None:
+    status, body = error_answer(error, path, request_id)
     headers = [
         (b"content-type", JSON),
         (b"content-length", b"%d" % len(body)),
         (b"x-request-id", request_id.encode()),
         *((name.encode(), value.encode()) for name, value in error_headers(error).items()),
     ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -18,10 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.body import Body
 from services.gateway.disconnect import DisconnectWatch
+from services.gateway.messages_api.errors import OVERLOADED
 from services.gateway.prompt_heads import Asked, asked_of
+from services.gateway.responses.ids import cell_of
 from services.gateway.router import metrics
 from services.gateway.router.choice import Choice
 from services.gateway.router.parts import Router
+from services.gateway.router.paths import PROMPTS, RESPONSES, response_id_of
 from services.gateway.router.relay import Relay, StreamLost, forwardable
 from services.gateway.router.upstream import Exchange, Header, Upstream, UpstreamLost
 from shared import logs
@@ -31,9 +34,6 @@ FULL_CODES = ("queue_full", "too_many_requests")
 """Codes of 429 that another cell may not have."""
 
 REFUSAL_BYTES = 16 * 1024
-PROMPTS = ("/v1/chat/completions", "/v1/completions")
-"""Paths whose prompts are cached; others go wherever there is least to do."""
-
 GATEWAYS_OF_A_CELL = 2
 """That are tried of one cell before the next."""
 
@@ -63,12 +63,14 @@ class _ErrorBody(msgspec.Struct):
 class _Sent:
     """What goes to a gateway. ``gone`` is set when the client is."""
 
+    method: str
     path: str
     target: bytes
     headers: list[Header]
     body: Body
     asked: Asked
     session: str
+    cell: str  # Where what it is about is kept, "" for what any cell can answer.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     exchange: Exchange | None = None
 
@@ -80,7 +82,7 @@ class _Sent:
 
 
 async def forward(router: Router, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one POST. Raises ThermoclineError; where an answer had begun, its client has been told already."""
+    """Answer one request. Raises ThermoclineError; where an answer had begun, its client has been told already."""
     router.check_open()
     config = router.config
     router.slots.check(1)
@@ -95,6 +97,7 @@ async def forward(router: Router, scope: Scope, receive: Receive, send: Send) ->
             idle_s=config.idle_timeout_ms / 1000,
             send_s=config.send_timeout_ms / 1000,
             is_gone=sent.gone.is_set,
+            path=sent.path,
         )
         try:
             async with asyncio.timeout(config.request_timeout_ms / 1000):
@@ -109,6 +112,7 @@ def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
     with metrics.CHOICE_TIME.time():
         asked = asked_of(body)
     path: str = scope["path"]
+    response_id = response_id_of(path) or (asked.previous if path.startswith(RESPONSES) else "")
     if path not in PROMPTS:
         asked = Asked(model=asked.model)
     headers = forwardable(scope["headers"])
@@ -116,19 +120,21 @@ def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
     session = next((value.decode("latin-1") for key, value in headers if key == wanted), "") or asked.session
     query: bytes = scope.get("query_string", b"")
     return _Sent(
+        method=scope["method"],
         path=path,
         target=path.encode() + (b"?" + query if query else b""),
         headers=[(key, value) for key, value in headers if key not in _DROPPED],
         body=body,
         asked=asked,
         session=session[:256],
+        cell=cell_of(response_id, router.gateways),
     )
 
 
 async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
     """Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when no cell takes the request."""
     refusals: list[ThermoclineError] = []
-    refused: set[str] = set()
+    refused = {name for name in router.gateways if name != sent.cell} if sent.cell else set()
     while len(refusals) < router.config.tries:
         choice = router.cells.choose(sent.asked, session=sent.session, without=refused)
         if choice is None:
@@ -189,7 +195,7 @@ async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
     """Wait for the head of an answer. Raises UpstreamLost, also as soon as the gateway stops answering elsewhere, and
     RequestCancelled when the client goes.
     """
-    asking: asyncio.Task[Any] = asyncio.create_task(gateway.send("POST", sent.target, sent.headers, sent.body))
+    asking: asyncio.Task[Any] = asyncio.create_task(gateway.send(sent.method, sent.target, sent.headers, sent.body))
     lost: asyncio.Task[Any] = asyncio.create_task(gateway.lost.wait())
     gone: asyncio.Task[Any] = asyncio.create_task(sent.gone.wait())
     try:
@@ -214,9 +220,9 @@ async def _refusal_of(exchange: Exchange) -> _Refusal | None:
     Raises UpstreamLost.
     """
     status = exchange.head.status
-    if status not in (429, 503):
+    if status not in (429, 503, OVERLOADED):
         return None
-    if status == 429 and not exchange.head.header(b"content-type").startswith(b"application/json"):
+    if status != 503 and not exchange.head.header(b"content-type").startswith(b"application/json"):
         return None
     body = await exchange.whole(REFUSAL_BYTES)
     try:
@@ -228,9 +234,10 @@ async def _refusal_of(exchange: Exchange) -> _Refusal | None:
         return None
     retry = exchange.head.header(b"retry-after")
     retry_after_ms = int(retry) * 1000 if retry.isdigit() and len(retry) < 7 else 0
-    kind = QueueFull if status == 429 else Unavailable
+    is_full = detail.code in FULL_CODES
+    kind = QueueFull if is_full else Unavailable
     error = kind(detail.message[:500] or f"the cell answered {status}", retry_after_ms=retry_after_ms)
-    return _Refusal(error, is_full=status == 429)
+    return _Refusal(error, is_full=is_full)
 
 
 def _nobody(refusals: list[ThermoclineError]) -> ThermoclineError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.messages_api.models import ANTHROPIC_VERSION
 from services.gateway.router.parts import Router
 from services.gateway.router.relay import forwardable
 from services.gateway.router.upstream import Header, Upstream, UpstreamLost
@@ -16,6 +17,8 @@ from shared.errors import Unavailable
 MOST_BYTES = 2**20
 ANSWER_S = 5.0
 
+_PASSED = (b"authorization", b"x-api-key", ANTHROPIC_VERSION.encode(), b"accept")
+
 Answer = tuple[int, bytes, bytes]
 
 
@@ -23,7 +26,7 @@ async def model_list(router: Router, path: str, headers: Sequence[Header]) -> An
     """Status, content type and body. A refusal by every cell, as of a wrong key, is passed on; one model is looked for
     in each set. Raises Unavailable when no cell answers.
     """
-    sent = [(key, value) for key, value in forwardable(list(headers)) if key in (b"authorization", b"accept")]
+    sent = [(key, value) for key, value in forwardable(list(headers)) if key in _PASSED]
     asked = [_get(gateway, path, sent) for cell in _one_of_each(router) for gateway in router.open_gateways(cell)[:1]]
     answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
     if not answers:
@@ -31,14 +34,19 @@ async def model_list(router: Router, path: str, headers: Sequence[Header]) -> An
     good = [answer for answer in answers if answer[0] == 200]
     if not good or path != "/v1/models" or len(good) == 1:
         return (good or answers)[0]
+    page: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for _, _, body in good:
         try:
-            for card in msgspec.json.decode(body)["data"]:
+            told = msgspec.json.decode(body)
+            page = page or told
+            for card in told["data"]:
                 models.setdefault(str(card["id"]), card)
         except (msgspec.DecodeError, KeyError, TypeError):
             continue  # It is no gateway of ours; the others' models are told.
-    return 200, b"application/json", msgspec.json.encode({"object": "list", "data": list(models.values())})
+    ids = {"first_id": next(iter(models), None), "last_id": next(reversed(models), None)}
+    page |= {"data": list(models.values()), **(ids if "first_id" in page else {})}
+    return 200, b"application/json", msgspec.json.encode(page)
 
 
 def _one_of_each(router: Router) -> list[str]:

@@ -4,7 +4,7 @@ A stream passes event by event as it comes; only the part of an event that a pac
 answer that is no stream is held until it is whole, up to ``WHOLE_BYTES``, so that one whose cell is lost can still be
 asked of another. A stream that has begun is not taken up by another cell: its text would have to be tokenized again,
 which need not give the tokens that were sampled, and a draw depends on the place of each. It ends with an error in
-OpenAI's shape.
+the shape of its API.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import Send
 
-from services.gateway import sse
+from services.gateway.router.paths import last_event
 from services.gateway.router.upstream import Exchange, Header, UpstreamLost
 from shared.errors import RequestCancelled, Unavailable
 
 WHOLE_BYTES = 2**20
 MOST_EVENT_BYTES = 2**20
 """Of an event whose end has not come; more is passed on as it is."""
+
+_NAME = b"event: "
 
 HOP_BY_HOP = frozenset(
     (
@@ -51,6 +53,7 @@ class EventCutter:
 
     def __init__(self) -> None:
         self._rest = b""
+        self.named = 0  # Events with a name that are whole.
 
     def take(self, data: bytes) -> bytes:
         """What is whole by now."""
@@ -59,7 +62,9 @@ class EventCutter:
         if end < 2:
             end = len(data) if len(data) > MOST_EVENT_BYTES else 0
         self._rest = data[end:]
-        return data[:end]
+        whole = data[:end]
+        self.named += whole.startswith(_NAME) + whole.count(b"\n" + _NAME)
+        return whole
 
     def take_rest(self) -> bytes:
         rest, self._rest = self._rest, b""
@@ -69,11 +74,13 @@ class EventCutter:
 class Relay:
     """Sends one answer. ``has_begun`` says whether anything has been sent."""
 
-    def __init__(self, send: Send, *, idle_s: float, send_s: float, is_gone: Callable[[], bool]) -> None:
+    def __init__(self, send: Send, *, idle_s: float, send_s: float, is_gone: Callable[[], bool], path: str) -> None:
+        """``path`` is the one that was asked: its API says how a stream ends that breaks."""
         self._send_message = send
         self._idle_s = idle_s
         self._send_s = send_s
         self._is_gone = is_gone
+        self._path = path
         self.has_begun = False
 
     async def relay(self, exchange: Exchange, cell: str) -> None:
@@ -98,7 +105,7 @@ class Relay:
             lost = StreamLost(
                 f"cell {cell} was lost while it answered; ask again", retry_after_ms=error.retry_after_ms or 1_000
             )
-            await self._send(sse.error_event(lost) + sse.DONE, more=False)
+            await self._send(last_event(self._path, lost, cutter.named), more=False)
             lost.was_told = True
             raise lost from error
 

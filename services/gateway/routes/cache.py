@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.accounts import OPEN
+from services.gateway.accounts import OPEN, Account
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.cache import (
@@ -16,6 +16,7 @@ from services.gateway.openai_schema.cache import (
     CacheStats,
     FlushReport,
     FlushRequest,
+    LeaseList,
     Pin,
     PinDeleted,
     PinList,
@@ -33,7 +34,7 @@ from services.gateway.prompt_source import tokenize_source
 from services.gateway.query import whole_number
 from services.gateway.scrub_walk import scrub_next
 from services.gateway.tenants import Tenant
-from services.gateway.views.cache_view import node_view, pin_view, stats_view
+from services.gateway.views.cache_view import lease_view, node_view, pin_view, stats_view
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import is_valid_name, new_id
 from shared.messages.base import pack_int32, unpack_int32
@@ -115,6 +116,28 @@ def cache_router(gateway: Gateway) -> APIRouter:
         with slots.taken():
             return _json(PinList(data=[pin_view(pin) for pin in await calls.pins()]))
 
+    @router.get(
+        "/v1/cache/leases",
+        response_model=None,
+        openapi_extra=describes(
+            None,
+            LeaseList,
+            query={
+                "namespace": "only this namespace (32 hex digits)",
+                "cache_salt": "only the namespace of this salt",
+                "tenant": "only the namespace of this tenant, and of this salt of its requests",
+                "limit": f"leases to list, 1 to {MAX_LISTED}, {LISTED} without it",
+            },
+        ),
+        summary="Prefixes that requests asked to keep",
+    )
+    async def list_leases(http: Request) -> Response:
+        with slots.taken():
+            query = http.query_params
+            namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
+            limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
+            return _json(LeaseList(data=[lease_view(each) for each in await calls.leases(namespace, limit=limit)]))
+
     @router.delete(
         "/v1/cache/pins/{name}",
         response_model=None,
@@ -157,16 +180,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def flush(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, FlushRequest, is_optional=True)
-            namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
-            flushed = await calls.flush(request.tiers, namespace)
-        return _json(
-            FlushReport(
-                tiers=list(request.tiers),
-                device_pages=flushed.device_pages,
-                host_pages=flushed.host_pages,
-                disk_chunks=flushed.disk_chunks,
-            )
-        )
+            return _json(await _flush(gateway, calls, request))
 
     @router.post(
         "/v1/cache/verify",
@@ -186,14 +200,37 @@ async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional
         return await gateway.bodies.decode(body or (b"{}" if is_optional else b""), schema)
 
 
+async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> FlushReport:
+    namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
+    if request.responses and request.namespace:
+        raise InvalidRequest("a namespace does not say whose responses are meant", param="responses")
+    flushed = await calls.flush(request.tiers, namespace)
+    erased = 0
+    if request.responses:
+        erased = await gateway.kept.erase_all(_account(gateway, request.tenant), request.cache_salt)
+    return FlushReport(
+        tiers=list(request.tiers),
+        device_pages=flushed.device_pages,
+        host_pages=flushed.host_pages,
+        disk_chunks=flushed.disk_chunks,
+        responses=erased,
+    )
+
+
 def _tenant(gateway: Gateway, name: str | None) -> Tenant:
     """The tenant of this name; without one, what holds for callers without. Raises NotFound."""
+    account = _account(gateway, name)
+    return account.tenant if account is not None else OPEN
+
+
+def _account(gateway: Gateway, name: str | None) -> Account | None:
+    """The account of a tenant; None without a name. Raises NotFound."""
     if name is None:
-        return OPEN
+        return None
     account = gateway.callers.account(name)
     if account is None:
         raise NotFound(f"there is no tenant {name[:64]!r} in --tenants", param="tenant", code="tenant_not_found")
-    return account.tenant
+    return account
 
 
 def _namespace(gateway: Gateway, namespace: str | None, salt: str | None, tenant: str | None) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation, prompt_weight
 from services.gateway.body import Body
+from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
+from services.gateway.pending import Generation
+from services.gateway.replies.asking import AskedReply, ask_reply
+from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
+from shared.messages.requests import Grammar, Lease
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -47,22 +57,53 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 
 async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ticket, received_ns: int) -> Asked:
+    answer_id = new_id("chatcmpl")
+    generation = await chat_generation(gateway, http, request, ticket, received_ns=received_ns, answer_id=answer_id)
+    view = ChatView(
+        generation,
+        head_of(answer_id, received_ns // 10**9, gateway.facts),
+        wanted_by(request, _logprobs(request)),
+        gateway.tokenizer.texts,
+        gateway.wall_ns,
+    )
+    return Asked(ticket, generation, view)
+
+
+async def chat_generation(
+    gateway: Gateway,
+    http: Request,
+    request: ChatRequest,
+    ticket: Ticket,
+    *,
+    received_ns: int,
+    answer_id: str,
+    is_clipped: bool = False,
+) -> Generation:
+    """What a chat asks of the cell, not yet submitted; all APIs of conversations end here.
+
+    ``is_clipped``: an answer that is wanted longer than the context has room for is as long as it has. Raises
+    InvalidRequest, NotFound, ContextTooLong, TooManyConnections, RateLimited.
+    """
     facts = gateway.facts
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
-    tokens = await tokenize_chat(gateway, request)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
+    tokens, leases = await leased_prompt(gateway, request, breakpoints(request))
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    if is_clipped and asked is not None:
+        asked = min(asked, max(1, gateway.max_context - len(tokens)))
     params = admission.sampling_params(
         request,
         facts,
         max_tokens=admission.output_room(len(tokens), asked, None, gateway.context_limit),
-        logprobs=logprobs,
+        logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
     )
-    answer_id = new_id("chatcmpl")
-    generation = make_generation(
+    reply = await asked_reply(gateway, request, tokens, grammar)
+    params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
+    return make_generation(
         gateway,
         request,
         answer_id=answer_id,
@@ -71,40 +112,58 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         received_ns=received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],
+        new_reply=reply.new_reply,
+        leases=leases,
     )
-    view = ChatView(
-        generation,
-        head_of(answer_id, received_ns // 10**9, facts),
-        wanted_by(request, logprobs),
-        gateway.tokenizer.texts,
-        gateway.wall_ns,
-    )
-    return Asked(ticket, generation, view)
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+async def asked_reply(
+    gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None
+) -> AskedReply:
+    """What a conversation of these tokens means for its answers, whose text has this grammar. Raises InvalidRequest."""
+
+    def work() -> AskedReply:
+        return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
+
+    reply = await gateway.tokenizer.run(work, prompt_weight.weight(request))
+    if reply.grammar is not None and reply.grammar is not grammar:
+        await gateway.grammars.check(reply.grammar, param="tools")
+    return reply
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
     """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    tokens, _ = await leased_prompt(gateway, request, ())
+    return tokens
+
+
+async def leased_prompt(
+    gateway: Gateway, request: ChatRequest, marks: Sequence[Breakpoint]
+) -> tuple[list[int], tuple[Lease, ...]]:
+    """The same, and what breakpoints in it ask to keep."""
     tokenizer, context = gateway.tokenizer, gateway.facts.max_context
     admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
 
-    def work() -> list[int]:
-        messages = conversation.template_messages(
-            request.messages, knows_developer="developer" in tokenizer.template_source
-        )
-        tools = conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables)
+    def work() -> tuple[list[int], tuple[Lease, ...]]:
+        messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
+        check_rendered(request.tools, tokenizer.template_variables)
+        asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+        tools = without_controls(request.tools)
         arguments = conversation.template_arguments(request, tokenizer.template_variables)
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
-        tokens = tokenizer.encode_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=not continues and request.add_generation_prompt is not False,
-            continue_final_message=continues,
-            template_arguments=arguments,
-            most=context,
-        )
+        how: dict[str, Any] = {
+            "add_generation_prompt": not continues and request.add_generation_prompt is not False,
+            "continue_final_message": continues,
+            "template_arguments": arguments,
+        }
+        tokens = tokenizer.encode_chat(messages, tools=tools, most=context, **how)
         admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
-        return tokens
+        return tokens, chat_leases(marks, tokens, messages, tools, partial(tokenizer.render, **how), tokenizer)
 
-    return await tokenizer.run(work, prompt_weight.weight(request))
+    return await tokenizer.run(work, prompt_weight.weight(request) * (1 + len(marks)))

@@ -10,6 +10,7 @@ from services.gateway import admission
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
 from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
@@ -19,7 +20,7 @@ from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.completion_view import CompletionView
 from shared.errors import InvalidRequest
 from shared.ids import new_id
-from shared.messages.requests import SamplingParams
+from shared.messages.requests import Grammar, SamplingParams
 
 
 def completions_router(gateway: Gateway) -> APIRouter:
@@ -57,6 +58,7 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
     if choices > gateway.slots.limit:
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
     ticket.extend(choices)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
     tokenised = await _tokenise(gateway, request, prompts)
     answer_id = new_id("cmpl")
     generation = make_generation(
@@ -67,7 +69,7 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
         trace=trace_of(http),
         received_ns=received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
-        prompts=[(tokens, _params(gateway, request, len(tokens))) for tokens in tokenised],
+        prompts=[(tokens, _params(gateway, request, len(tokens), grammar)) for tokens in tokenised],
     )
     view = CompletionView(
         generation,
@@ -98,7 +100,9 @@ async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[
     return tokenised
 
 
-def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) -> SamplingParams:
+def _params(
+    gateway: Gateway, request: CompletionRequest, prompt_tokens: int, grammar: Grammar | None
+) -> SamplingParams:
     asked = request.max_tokens
     room = admission.output_room(prompt_tokens, asked, admission.COMPLETION_MAX_TOKENS, gateway.context_limit)
     # An echoed prompt has logprobs where the answer has them.
@@ -109,6 +113,7 @@ def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) ->
         max_tokens=max(1, room),  # A worker generates at least one token; the view hides it where none is wanted.
         logprobs=request.logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -1,12 +1,15 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, in the shape that the caller's client knows."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from services.gateway.admission import check_model
 from services.gateway.gateway import Gateway
+from services.gateway.messages_api.models import ANTHROPIC_VERSION, ModelInfo, ModelInfoList
 from services.gateway.openai_schema.models import ModelCard, ModelList
 from services.gateway.openapi import describes
 
@@ -27,8 +30,10 @@ def models_router(gateway: Gateway) -> APIRouter:
     @router.get(
         "/v1/models", response_model=None, openapi_extra=describes(None, ModelList), summary="The model of this cell"
     )
-    async def list_models() -> Response:
-        return Response(msgspec.json.encode(ModelList(data=[card()])), media_type="application/json")
+    async def list_models(http: Request) -> Response:
+        if ANTHROPIC_VERSION in http.headers:
+            return _json(ModelInfoList.of([_info(card())]))
+        return _json(ModelList(data=[card()]))
 
     @router.get(
         "/v1/models/{model:path}",
@@ -36,8 +41,17 @@ def models_router(gateway: Gateway) -> APIRouter:
         openapi_extra=describes(None, ModelCard),
         summary="One model by its name",
     )
-    async def get_model(model: str) -> Response:
+    async def get_model(http: Request, model: str) -> Response:
         check_model(model, gateway.facts.name)
-        return Response(msgspec.json.encode(card()), media_type="application/json")
+        return _json(_info(card()) if ANTHROPIC_VERSION in http.headers else card())
 
     return router
+
+
+def _info(card: ModelCard) -> ModelInfo:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat(timespec="seconds")
+    return ModelInfo(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from msgspec import UNSET
 
 from services.gateway.admin_key import holds_admin_key
-from services.gateway.boundary import error_headers
+from services.gateway.error_answers import error_headers
 from services.gateway.gateway import Gateway
 from services.gateway.listening import ApiMetrics
 from services.gateway.openai_schema.errors import error_detail

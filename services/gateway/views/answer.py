@@ -1,15 +1,17 @@
-"""What the views of both endpoints have in common."""
+"""What the views of all endpoints have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.gateway import sse
 from services.gateway.assembly import Delta
 from services.gateway.model_facts import ModelFacts
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.sampling import SamplingFields
 from services.gateway.pending import Choice, Generation
+from shared.errors import ThermoclineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class AnswerView(Protocol):
     explanation: Explanation | None
 
     @property
+    def framing(self) -> sse.Framing:
+        """How chunks become events of a stream."""
+
+    @property
     def wants_explanation(self) -> bool:
         """Whether the caller asked for an explanation."""
 
@@ -63,8 +69,20 @@ class AnswerView(Protocol):
     def closing(self) -> list[bytes]:
         """Chunks after the last token."""
 
+    def failed(self, error: ThermoclineError) -> bytes:
+        """Events in place of those of ``closing``, framed, for an answer that cannot be completed."""
+
     def whole(self) -> bytes:
         """The body of an answer that is not streamed; takes the choices' tokens."""
+
+
+class DataEvents:
+    """How views of completions and chats write their events."""
+
+    framing = sse.DATA_ONLY
+
+    def failed(self, error: ThermoclineError) -> bytes:
+        return sse.error_event(error)
 
 
 def head_of(answer_id: str, created: int, facts: ModelFacts) -> Head:

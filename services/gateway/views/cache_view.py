@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.gateway.openai_schema.cache import CacheNode, CacheStats, Pin, PoolReport
+from services.gateway.openai_schema.cache import CacheLease, CacheNode, CacheStats, Pin, PoolReport
 from services.gateway.openai_schema.models import Shortfall
 from shared.messages.base import unpack_int32
 from shared.messages.pools import form_name
-from shared.messages.status import CachedNode, CellStatus, Inventory, PinStatus, PoolStatus
+from shared.messages.status import CachedNode, CellStatus, Inventory, LeaseStatus, PinStatus, PoolStatus
 
 HIT_TIERS = ("device", "neighbour", "host", "disk", "remote")
 
@@ -47,6 +47,18 @@ def pin_view(pin: PinStatus) -> Pin:
     )
 
 
+def lease_view(lease: LeaseStatus) -> CacheLease:
+    """A cache lease."""
+    return CacheLease(
+        tenant=lease.tenant,
+        namespace=lease.namespace,
+        key=lease.key,
+        tokens=lease.tokens,
+        ttl_s=lease.ttl_ms / 1000,
+        expires_at=lease.expires_ns / 1e9,
+    )
+
+
 def pool_view(pool: PoolStatus) -> PoolReport:
     """A pool's pages."""
     return PoolReport(
@@ -67,6 +79,8 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
         nodes=status.nodes,
         pins=status.pins,
         pinned_pages=status.pinned_pages,
+        cache_leases=status.cache_leases,
+        leased_pages=status.leased_pages,
         chunks=status.chunks,
         hidden_chunks=status.hidden_chunks,
         sparse_chunks=status.sparse_chunks,

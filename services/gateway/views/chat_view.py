@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from services.gateway.assembly import Delta
 from services.gateway.openai_schema.chat import (
     AnswerDelta,
-    AnswerMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -21,13 +20,14 @@ from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
-from services.gateway.views.answer import Head, Wanted
+from services.gateway.views.answer import DataEvents, Head, Wanted
+from services.gateway.views.chat_reply import answer_delta, answer_message
 from services.gateway.views.logprobs import chat_logprobs, prompt_logprob_list
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import unpack_int32
 
 
-class ChatView:
+class ChatView(DataEvents):
     """Implements ``AnswerView``. ``now_ns`` is the wall clock."""
 
     def __init__(
@@ -54,14 +54,15 @@ class ChatView:
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
         has_prompt_logprobs = self._wanted.prompt_logprobs and delta.prompt_logprobs is not None
-        has_news = bool(delta.text) or delta.finish is not None or has_prompt_logprobs
+        parts = choice.reply.read(delta)
+        has_news = bool(parts) or delta.finish is not None or has_prompt_logprobs
         if not has_news and not (delta.tokens and self._wanted.tokens_matter):
             return None
         body = ChatChunkChoice(
             index=choice.position,
-            delta=AnswerDelta(content=delta.text) if delta.text or delta.finish is None else AnswerDelta(),
+            delta=answer_delta(parts) if parts or delta.finish is not None else AnswerDelta(content=""),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish,
+            finish_reason=choice.reply.finish_reason(delta.finish),
             stop_reason=delta.stop_match if delta.finish is not None else UNSET,
             token_ids=delta.tokens if self._wanted.token_ids else UNSET,
         )
@@ -81,9 +82,9 @@ class ChatView:
             choices.append(
                 ChatChoice(
                     index=choice.position,
-                    message=AnswerMessage(content=delta.text),
+                    message=answer_message(choice.reply.read(delta)),
                     logprobs=self._logprobs(delta),
-                    finish_reason=delta.finish,
+                    finish_reason=choice.reply.finish_reason(delta.finish),
                     stop_reason=delta.stop_match,
                     token_ids=delta.tokens if self._wanted.token_ids else UNSET,
                 )

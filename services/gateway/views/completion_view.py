@@ -13,14 +13,14 @@ from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
-from services.gateway.views.answer import Head, Wanted
+from services.gateway.views.answer import DataEvents, Head, Wanted
 from services.gateway.views.logprobs import TextOffsets, completion_logprobs, prompt_logprob_list
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import unpack_int32
 from shared.messages.tokens import TokenLogprob
 
 
-class CompletionView:
+class CompletionView(DataEvents):
     """Implements ``AnswerView``. ``now_ns`` is the wall clock.
 
     ``echoes`` are the prompts' texts when they are to be repeated. ``hides_output`` drops the one token that is

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET, UnsetType
+
 from services.gateway.assembly import Assembly
-from services.gateway.openai_schema.usage import ImportanceReport, PromptTokensDetails, TimingReport, UsageReport
-from services.gateway.pending import Generation
+from services.gateway.openai_schema.leases import CacheLeaseReport
+from services.gateway.openai_schema.usage import (
+    CompletionTokensDetails,
+    ImportanceReport,
+    PromptTokensDetails,
+    TimingReport,
+    UsageReport,
+)
+from services.gateway.pending import Choice, Generation
 from services.gateway.views.answer import first_choices
 from shared.messages.tokens import ImportanceUsage, Timing, Usage
+from shared.messages.worker_plans import LeaseGrant
 
 _TIERS = (
     "device_tokens",
@@ -26,15 +36,46 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
     firsts = first_choices(generation)
     prompt_tokens = sum(choice.request.prompt_tokens for choice in firsts)
     output = sum(len(choice.assembly.tokens) for choice in generation.choices) if count_output else 0
+    counts = [choice.reply.reasoning_tokens for choice in generation.choices]
+    reasoning = sum(count for count in counts if count is not None) if counts[0] is not None else None
     usages = [choice.assembly.usage or Usage() for choice in firsts]
     found = {name: sum(getattr(usage, name) for usage in usages) for name in _TIERS}
     return UsageReport(
         prompt_tokens=prompt_tokens,
         completion_tokens=output,
         total_tokens=prompt_tokens + output,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(found.values()), **found),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(found.values()), cache_write_tokens=sum(map(_written_tokens, firsts)), **found
+        ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning)
+        if reasoning is not None
+        else UNSET,
         importance=importance_report(generation),
+        cache_lease=lease_report([usage.leases for usage in usages]),
     )
+
+
+def lease_report(answered: Sequence[tuple[LeaseGrant, ...]]) -> CacheLeaseReport | UnsetType:
+    """What became of the leases that each prompt asked for: the longest of each counts. Unset where none was asked."""
+    longest = [max(grants, key=lambda grant: grant.tokens) for grants in answered if grants]
+    if not longest:
+        return UNSET
+    ends = [grant.expires_ns for grant in longest if not grant.refusal]
+    refusals = [grant.refusal for grants in answered for grant in grants if grant.refusal]
+    return CacheLeaseReport(
+        granted_tokens=sum(grant.tokens for grant in longest),
+        expires_at=min(ends) // 10**9 if ends else None,
+        refused=refusals[0] if refusals else None,
+    )
+
+
+def _written_tokens(choice: Choice) -> int:
+    """Tokens of a prompt that were not found, and that a later one may find. 0 before anything is known of it."""
+    usage = choice.assembly.usage
+    if usage is None or not choice.request.cache.write or usage.sparse_tokens:
+        return 0
+    found: int = sum(getattr(usage, name) for name in _TIERS)
+    return max(0, choice.request.prompt_tokens - found)
 
 
 def importance_report(generation: Generation) -> ImportanceReport | None:

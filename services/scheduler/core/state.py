@@ -10,8 +10,8 @@ import msgspec
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.kept import CacheLeases, Pin, Return
 from services.scheduler.core.cache.page_pool import LostPool, PagePool
-from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease
@@ -129,6 +129,8 @@ class CellState(msgspec.Struct):
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
+    returns: dict[int, Return] = {}  # By the deepest node of a session that is expected back; the first said first.
+    cache_leases: CacheLeases = msgspec.field(default_factory=CacheLeases)  # What callers asked to keep.
     timers: dict[str, Timer] = {}
     late_reads: dict[str, list[LateRead]] = {}  # By the timer that ends them.
     gateways: dict[str, int] = {}  # Last notice number of each gateway.

@@ -29,6 +29,7 @@ TimerKind = Literal[
     "fetch",
     "hidden_fetch",
     "pin",
+    "cache_lease",
     "reads",
     "drain",
     "strike",

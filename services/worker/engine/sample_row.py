@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.errors import InternalError
 from shared.messages.requests import SamplingParams
 from shared.messages.tokens import TokenLogprob
@@ -16,7 +19,8 @@ class SampleRow:
 
     ``output_position`` counts output tokens of all attempts from 0. ``prompt_ids`` and ``output_ids`` (lists or
     integer arrays) are read only when a penalty asks for them. ``forbid`` are tokens that cannot be chosen here;
-    see :func:`forbidden_ids`.
+    see :func:`forbidden_ids`. ``allowed`` is the mask of those that can (``engine.token_masks``); None allows all, and
+    ``fault`` is why a mask allows none.
     """
 
     params: SamplingParams
@@ -24,6 +28,8 @@ class SampleRow:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     forbid: tuple[int, ...] = ()
+    allowed: npt.NDArray[np.int32] | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

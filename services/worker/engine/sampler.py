@@ -37,10 +37,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     final = logits
     if edited:
         final = logits.clone()
-        which = torch.tensor(edited, device=logits.device)
-        changed = final[which]
-        edit_logits(changed, [rows[number] for number in edited])
-        final[which] = changed
+        if len(edited) == len(rows):
+            edit_logits(final, rows)
+        else:
+            which = torch.tensor(edited, device=logits.device)
+            changed = final[which]
+            edit_logits(changed, [rows[number] for number in edited])
+            final[which] = changed
     best, tokens, usable = _likeliest(final)
     drawn = [number for number, row in enumerate(rows) if usable[number] and row.params.temperature > 0]
     if drawn:
@@ -59,7 +62,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
             tokens[number] = token
     logprobs = _logprobs(logits, rows, tokens, usable)
     return [
-        Sampled(token, logprobs.get(number)) if usable[number] else _unusable(final[number])
+        Sampled(token, logprobs.get(number)) if usable[number] else _unusable(final[number], rows[number].fault)
         for number, token in enumerate(tokens)
     ]
 
@@ -109,6 +112,7 @@ def _logprobs(
     return dict(zip(numbers, found, strict=True))
 
 
-def _unusable(logits: torch.Tensor) -> Sampled:
-    why = "every token is banned" if bool(torch.isneginf(logits).all()) else "the model's logits are not finite"
+def _unusable(logits: torch.Tensor, fault: str) -> Sampled:
+    banned = bool(torch.isneginf(logits).all())
+    why = (fault or "every token is banned") if banned else "the model's logits are not finite"
     return Sampled(-1, error=InternalError(f"no token can be chosen: {why}", code="unusable_logits"))

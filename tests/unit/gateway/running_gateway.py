@@ -41,6 +41,7 @@ FACTS = ModelFacts(
     max_context=512,
     defaults=SamplingDefaults(),
     created=1_700_000_000,
+    eos_token_ids=(2,),
 )
 
 
@@ -98,10 +99,11 @@ async def running_gateway(
     facts: ModelFacts = FACTS,
     max_payload: int = 1024 * 1024,
     limits_clock: Callable[[], float] = time.monotonic,
+    model_tokenizer: Tokenizer | None = None,
     **settings: object,
 ) -> AsyncIterator[Harness]:
     """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port. What callers may do
-    each minute grows with ``limits_clock``, in seconds.
+    each minute grows with ``limits_clock``, in seconds. ``model_tokenizer`` is by default that of the bundled model.
     """
     broker = MemoryBroker(max_payload=max_payload)
     bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
@@ -109,7 +111,9 @@ async def running_gateway(
     await cell.start()
     config = msgspec.convert({"model": str(MODEL_DIR), "id": "gw", **settings}, GatewayConfig)
     fidelity = fidelity_rules(config, facts.fingerprint)
-    gateway = compose(config, bus, facts, tokenizer(), "beef0001", fidelity, callers_of(config, limits_clock))
+    gateway = compose(
+        config, bus, facts, model_tokenizer or tokenizer(), "beef0001", fidelity, callers_of(config, limits_clock)
+    )
     app = build_app(gateway)
     shell = GatewayShell(gateway, "beef0001")
     life = Lifecycle()

@@ -17,6 +17,7 @@ from shared.messages.status import (
     ChunksVerified,
     GetInventory,
     Inventory,
+    LeaseStatus,
     ListCache,
     PinStatus,
     PoolStatus,
@@ -50,6 +51,7 @@ class ScriptedCache:
     forgets_pins: bool = False
     folds: bool = True
     pins: dict[str, PinStatus] = field(default_factory=dict)
+    leases: list[LeaseStatus] = field(default_factory=list)
     orders: list[object] = field(default_factory=list)
     calls: list[ListCache | VerifyChunks] = field(default_factory=list)
     seq: int = 0
@@ -127,6 +129,7 @@ class ScriptedCache:
             CacheListing(
                 nodes=tuple(some),
                 pins=tuple(self.pins.values()),
+                leases=tuple(each for each in self.leases if call.namespace in ("", each.namespace))[: call.max_leases],
                 next_after=some[-1].id if len(wanted) > len(some) else 0,
             )
         )

@@ -110,7 +110,7 @@ def test_parameters_outside_the_model_are_refused(request_: CompletionRequest, p
         (completion(max_tokens=0), "max_tokens"),
         (completion(stream_options={"include_usage": True}), "stream_options"),
         (completion(use_beam_search=True), "use_beam_search"),
-        (completion(guided_json={}), "guided_json"),
+        (completion(guided_whitespace_pattern=" "), "guided_whitespace_pattern"),
         (completion(cache={"ratio": 0.5}), "cache.ratio"),
         (completion(cache={"fidelity": "exact", "ratio": 0.5}), "cache.ratio"),
         (completion(cache={"metric": "h2o"}), "cache.metric"),
@@ -118,7 +118,6 @@ def test_parameters_outside_the_model_are_refused(request_: CompletionRequest, p
         (completion(cache={"recent_tokens": 4}), "cache.recent_tokens"),
         (completion(cache={"fidelity": "importance", "read": False}), "cache.read"),
         (completion(cache={"fidelity": "importance", "metric": "l2"}), "cache.metric"),
-        (completion(response_format={"type": "json_object"}), "response_format"),
     ],
 )
 def test_completions_refuse_what_is_not_served(request_: CompletionRequest, param: str) -> None:
@@ -133,7 +132,6 @@ def test_completions_refuse_what_is_not_served(request_: CompletionRequest, para
     ("request_", "param"),
     [
         (chat(top_logprobs=2), "top_logprobs"),
-        (chat(response_format={"type": "json_schema"}), "response_format"),
         (chat(functions=[]), "functions"),
         (chat(modalities=["text", "audio"]), "modalities"),
         (chat(audio={"voice": "x"}), "audio"),

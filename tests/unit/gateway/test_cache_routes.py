@@ -12,11 +12,12 @@ import httpx
 import msgspec
 import pytest
 
+from services.gateway.keys import key_hash
 from services.gateway.openai_schema.cache import CacheNode, FlushRequest, Pin, PinRequest, PrewarmRequest, VerifyRequest
 from shared.ids import namespace_digest
 from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, UnpinPrefix
-from shared.messages.status import VerifyChunks
+from shared.messages.status import LeaseStatus, VerifyChunks
 from tests.unit.gateway.running_gateway import FACTS, Harness, running_gateway, says, tokenizer
 from tests.unit.gateway.scripted_cache import NAMESPACE, ScriptedCache, node
 from tests.waiting import until
@@ -26,10 +27,10 @@ KEY = "an-admin-key-of-some-length"
 
 
 @contextlib.asynccontextmanager
-async def administered(**script: Any) -> AsyncIterator[tuple[Harness, ScriptedCache]]:
+async def administered(*, tenants: str = "", **script: Any) -> AsyncIterator[tuple[Harness, ScriptedCache]]:
     """A gateway whose client carries the admin key, and the cell behind it."""
     async with (
-        running_gateway(says("yes"), admin_key=KEY) as harness,
+        running_gateway(says("yes"), admin_key=KEY, tenants=tenants) as harness,
         ScriptedCache(harness.cell.bus, **script) as cache,
     ):
         harness.client.headers["x-admin-key"] = KEY
@@ -87,6 +88,23 @@ async def test_stats_unite_scheduler_and_storages() -> None:
     }  # fmt: skip
     assert stats["hit_tokens"] == {"device": 96, "neighbour": 0, "host": 0, "disk": 0, "remote": 0}
     assert (stats["storages"]["storage-0"]["disk_chunks"], stats["storages"]["storage-1"]) == (2, None)
+
+
+async def test_leases_are_listed_by_namespace() -> None:
+    """With whose they are, what they cover and until when."""
+    async with administered() as (harness, cache):
+        cache.leases = [
+            LeaseStatus(tenant=name, namespace=space * 32, key="s", tokens=64, ttl_ms=300_000, expires_ns=10**18)
+            for name, space in (("acme", "a"), ("zoo", "b"))
+        ]
+        every = (await harness.client.get("/v1/cache/leases")).json()["data"]
+        (one,) = (await harness.client.get(f"/v1/cache/leases?namespace={'b' * 32}")).json()["data"]
+
+    assert [lease["tenant"] for lease in every] == ["acme", "zoo"]
+    assert one == {
+        "object": "cache.lease", "tenant": "zoo", "namespace": "b" * 32, "key": "s", "tokens": 64, "ttl_s": 300.0,
+        "expires_at": 1e9,
+    }  # fmt: skip
 
 
 async def test_a_pin_is_set_listed_and_let_go() -> None:
@@ -176,11 +194,63 @@ async def test_a_flush_says_what_went() -> None:
 
     assert salted.json() == {
         "object": "cache.flush", "tiers": ["disk"], "device_pages": 3, "host_pages": 2, "disk_chunks": 2,
+        "responses": 0,
     }  # fmt: skip
     assert plain.json()["tiers"] == ["device", "host"]
     first, second = (order for order in cache.orders if isinstance(order, FlushCache))
     assert (first.tiers, first.namespace) == (("disk",), namespace_digest(FACTS.fingerprint, salt="s"))
     assert (second.tiers, second.namespace) == (("device", "host"), "")
+
+
+@pytest.mark.parametrize(
+    ("whose", "stay"),
+    [
+        ({}, []),
+        ({"cache_salt": "s"}, ["one", "two"]),
+        ({"tenant": "first"}, ["two"]),
+        ({"tenant": "first", "cache_salt": "s"}, ["one", "two"]),
+    ],
+)
+async def test_a_flush_erases_kept_responses_where_it_says_so(
+    tmp_path: Path, whose: dict[str, str], stay: list[str]
+) -> None:
+    """All, a salt's, a tenant's, or a salt's of a tenant; without being told to, none."""
+    text = "".join(
+        f'[tenants.{name}]\nsalt = "{name * 8}"\nkeys = ["{key_hash(key.encode())}"]\n'
+        for name, key in (("first", "one"), ("second", "two"))
+    )
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    body = {"model": "test-model", "input": "hi"}
+    async with administered(tenants=str(path)) as (harness, _):
+        kept = {}
+        for name, salt in (("one", ""), ("two", ""), ("salted", "s")):
+            key = {"authorization": f"Bearer {'one' if name == 'salted' else name}"}
+            more = {"cache_salt": salt} if salt else {}
+            answer = await harness.client.post("/v1/responses", json=body | more, headers=key)
+            kept[name] = (f"/v1/responses/{answer.json()['id']}", key, more)
+
+        async def found() -> list[str]:
+            asked = {name: harness.client.get(at, headers=key, params=more) for name, (at, key, more) in kept.items()}
+            return [name for name, asking in asked.items() if (await asking).status_code == 200]
+
+        await harness.client.post("/v1/cache/flush", json=whose)
+        before = await found()
+        report = await harness.client.post("/v1/cache/flush", json=whose | {"responses": True})
+        after = await found()
+
+    assert before == ["one", "two", "salted"]
+    assert after == stay
+    assert report.json()["responses"] == 3 - len(stay)
+
+
+async def test_a_namespace_does_not_say_whose_responses_are_meant() -> None:
+    """It is a digest of the model and both salts."""
+    async with administered() as (harness, _):
+        answer = await harness.client.post("/v1/cache/flush", json={"namespace": "0" * 32, "responses": True})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "responses")
 
 
 async def test_a_verification_goes_through_all_disks() -> None:

@@ -64,6 +64,19 @@ def test_a_key_whose_digest_begins_like_another_opens_nothing(monkeypatch: pytes
             callers.identify(bearer(wrong))
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    """In a header of its own; where both are given, the general one counts."""
+    callers = Callers(api_keys=("one", "two"))
+
+    assert callers.identify(Headers({"x-api-key": "one"})) is callers.identify(bearer("one"))
+    assert callers.identify(Headers({"x-api-key": "one", "authorization": "Bearer two"})) is callers.identify(
+        bearer("two")
+    )
+    for wrong in ({"x-api-key": "three"}, {"x-api-key": ""}, {"x-api-key": "one", "authorization": "Bearer x"}):
+        with pytest.raises(NotAuthenticated):
+            callers.identify(Headers(wrong))
+
+
 def test_a_file_without_tenants_lets_nobody_in(tmp_path: Path) -> None:
     """It is not the same as no file."""
     path = tmp_path / "tenants.toml"

@@ -9,6 +9,8 @@ import pytest
 
 from services.gateway import conversation
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
+from services.gateway.replies.template_traits import TemplateTraits
+from services.gateway.verbatim import Verbatim
 from shared.errors import InvalidRequest
 
 
@@ -30,7 +32,7 @@ def test_a_developer_is_a_system_where_the_template_knows_no_other() -> None:
     given = messages({"role": "developer", "content": "x"})
 
     assert conversation.template_messages(given)[0]["role"] == "system"
-    assert conversation.template_messages(given, knows_developer=True)[0]["role"] == "developer"
+    assert conversation.template_messages(given, traits=TemplateTraits(knows_developer=True))[0]["role"] == "developer"
 
 
 def test_tool_calls_carry_objects_and_missing_content_is_empty() -> None:
@@ -51,10 +53,6 @@ def test_tool_calls_carry_objects_and_missing_content_is_empty() -> None:
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_content_that_is_not_served_is_refused(message: dict[str, Any], param: str) -> None:
@@ -65,28 +63,60 @@ def test_content_that_is_not_served_is_refused(message: dict[str, Any], param: s
     assert refusal.value.param == param
 
 
-TOOL = {"type": "function", "function": {"name": "f"}}
+def call_with(arguments: Any, traits: TemplateTraits) -> Any:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (converted,) = conversation.template_messages(messages({"role": "assistant", "tool_calls": [call]}), traits=traits)
+    return converted["tool_calls"][0]["function"]["arguments"]
 
 
-def test_tools_need_a_template_with_a_place_for_them() -> None:
-    """Elsewhere they are refused, with none they are not rendered."""
-    assert conversation.template_tools([TOOL], "auto", {"tools"}) == [TOOL]
-    assert conversation.template_tools([TOOL], "none", {"tools"}) is None
-    assert conversation.template_tools([], None, set()) is None
-    with pytest.raises(InvalidRequest) as refusal:
-        conversation.template_tools([TOOL], None, {"messages"})
-    assert (refusal.value.param, refusal.value.code) == ("tools", "unsupported_parameter")
+def test_arguments_have_the_form_that_the_template_takes() -> None:
+    """What is no JSON goes to every template as the text that it is."""
+    text, verbatim, parsed = (TemplateTraits(arguments=kind) for kind in ("text", "verbatim", "object"))
+
+    assert call_with("{ }", text) == "{ }"
+    assert call_with({"a": "ü"}, text) == '{"a": "ü"}'
+    assert call_with("", text) == "{}"
+    assert isinstance(call_with("{ }", verbatim), Verbatim)
+    assert call_with({"a": 1}, verbatim) == {"a": 1}
+    assert call_with('{"a": 1}', parsed) == {"a": 1}
+    assert [call_with("{oops", traits) for traits in (text, verbatim, parsed)] == ["{oops"] * 3
+    assert call_with(None, parsed) == {}
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice"), [([TOOL], "required"), ([TOOL], {"type": "function"}), (None, "required")]
-)
-def test_a_tool_call_cannot_be_forced(tools: Any, choice: Any) -> None:
-    """tool_choice other than none and auto is refused."""
-    with pytest.raises(InvalidRequest) as refusal:
-        conversation.template_tools(tools, choice, {"tools"})
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    """As a field, or as a part of its content."""
+    part = {"type": "refusal", "refusal": "no"}
 
-    assert refusal.value.param == "tool_choice"
+    assert (
+        conversation.template_messages(
+            messages({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": [part]})
+        )
+        == [{"role": "assistant", "content": "no"}] * 2
+    )
+
+
+def test_null_content_stays_null_for_a_template_that_tells_calls_by_it() -> None:
+    """But not where there is text, or no call."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    given = messages(
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "x", "tool_calls": [call]},
+        {"role": "assistant", "content": None},
+    )
+    converted = conversation.template_messages(given, traits=TemplateTraits(needs_null_content=True))
+
+    assert [message["content"] for message in converted] == [None, "x", ""]
+
+
+def test_reasoning_goes_by_the_names_that_the_template_reads() -> None:
+    """None of them where it reads none."""
+    given = messages({"role": "assistant", "content": "a", "reasoning": "hm"})
+    traits = TemplateTraits(reasoning_fields=("reasoning_content", "thinking"))
+
+    assert conversation.template_messages(given, traits=traits) == [
+        {"role": "assistant", "content": "a", "reasoning_content": "hm", "thinking": "hm"}
+    ]
+    assert conversation.template_messages(given) == [{"role": "assistant", "content": "a"}]
 
 
 def arguments_of(*variables: str, **fields: Any) -> dict[str, Any]:

@@ -5,10 +5,25 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from services.gateway.error_answers import error_answer
 from services.gateway.failures import error_of_body, error_of_notice, error_of_status, retry_after_s
 from services.gateway.openai_schema.completions import CompletionRequest
 from services.gateway.openai_schema.errors import error_body
-from shared.errors import AttemptsExhausted, ContextTooLong, DeadlineExceeded, QueueFull, Unavailable
+from shared.errors import (
+    AttemptsExhausted,
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotAuthenticated,
+    NotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RateLimited,
+    ThermoclineError,
+    TooManyConnections,
+    Unavailable,
+)
 from shared.messages.gateway_notices import RequestFailed
 
 
@@ -65,6 +80,32 @@ def test_the_body_of_an_error_has_openais_shape() -> None:
     decoded = msgspec.json.decode(error_body(QueueFull("full")))
 
     assert decoded == {"error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequest("x"), 400, "invalid_request_error"),
+        (NotAuthenticated("x"), 401, "authentication_error"),
+        (NotFound("x"), 404, "not_found_error"),
+        (PayloadTooLarge("x"), 413, "request_too_large"),
+        (RateLimited("x"), 429, "rate_limit_error"),
+        (QueueFull("x"), 529, "overloaded_error"),
+        (TooManyConnections("x"), 529, "overloaded_error"),
+        (Unavailable("x"), 529, "overloaded_error"),
+        (DeadlineExceeded("x"), 504, "timeout_error"),
+        (InternalError("x"), 500, "api_error"),
+    ],
+)
+def test_errors_of_the_messages_api_are_anthropics(error: ThermoclineError, status: int, kind: str) -> None:
+    """429 is the caller's own limit; where others are the reason it is 529. Other paths have OpenAI's."""
+    found = error_answer(error, "/v1/messages/count_tokens", "http-1")
+    other = error_answer(error, "/v1/messages-of-others", "http-1")
+
+    detail = {"type": kind, "message": "x", "code": error.code, "param": None}
+    assert found[0] == status
+    assert msgspec.json.decode(found[1]) == {"type": "error", "error": detail, "request_id": "http-1"}
+    assert other == (error.status, error_body(error))
 
 
 def test_retry_after_is_said_where_retrying_helps() -> None:

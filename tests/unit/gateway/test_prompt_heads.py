@@ -109,3 +109,41 @@ def test_depths_grow_by_a_sixteenth() -> None:
 
     assert len(depths) < 160
     assert all(after - before <= max(FIRST_DEPTH_BYTES, before / 16) for before, after in pairwise(depths))
+
+
+def head_of(**body: Any) -> Asked:
+    return asked_of(json.dumps({"model": "m", **body}).encode())
+
+
+def test_all_apis_share_heads_where_they_share_a_prompt() -> None:
+    """System prompt, instructions and turns are known under each API's names."""
+    said = [{"role": "user", "content": LONG}]
+    chats = head_of(messages=[{"role": "system", "content": LONG}, *said])
+    messages = head_of(system=LONG, messages=said)
+    blocks = head_of(system=[{"type": "text", "text": LONG}], messages=said)
+    responses = head_of(instructions=LONG, input=LONG)
+    items = head_of(instructions=LONG, input=[{"role": "user", "content": [{"type": "input_text", "text": LONG}]}])
+
+    assert chats.head.digests
+    assert messages.head == blocks.head == responses.head == items.head == chats.head
+
+
+def test_what_tools_said_is_part_of_the_head() -> None:
+    """Two conversations that differ in it part there."""
+    asked = {"role": "user", "content": LONG}
+
+    def result(text: str) -> Asked:
+        return head_of(messages=[asked, {"role": "user", "content": [{"type": "tool_result", "content": text}]}])
+
+    def output(text: str) -> Asked:
+        return head_of(input=[asked, {"type": "function_call_output", "call_id": "c", "output": text}])
+
+    assert 0 < shared(result("x" + LONG), result("y" + LONG)) <= len(LONG) + 100
+    assert 0 < shared(output("x" + LONG), output("y" + LONG)) <= len(LONG) + 100
+
+
+def test_a_body_without_what_was_said_before_has_no_head() -> None:
+    """It says which response it goes on from instead."""
+    asked = head_of(input=LONG, previous_response_id="resp_1")
+
+    assert (asked.head.digests, asked.previous) == ((), "resp_1")

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from services.worker.answer_grammars import AnswerGrammars
 from services.worker.bootstrap import make_executor
 from services.worker.detokenizer import Vocabulary
 from services.worker.hidden_saving import HiddenSaving
@@ -81,10 +82,11 @@ class Driven:
         importance: ImportanceSettings | None = None,
         mover: PageMover | None = None,
         rows: StepRows | None = None,
+        grammars: AnswerGrammars | None = None,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
         so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
-        sparse prefixes can be read.
+        sparse prefixes can be read. ``grammars`` are followed in threads by default.
         """
         self.runner = cast("Any", runner or FakeRunner())
         geometry = self.runner.geometry
@@ -125,6 +127,7 @@ class Driven:
             restoring=self.restoring,
             lease_low_tokens=2,
             rows=rows,
+            grammars=grammars,
             clock_ns=self._clock,
         )
         self._now = 0

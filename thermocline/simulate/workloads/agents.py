@@ -43,6 +43,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens: Count = 0  # On average.
     tool_s: Real = 0.0  # A tool takes, on average; exponential.
     failing: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Share of steps after which the agent goes back by one.
+    hinting: Annotated[float, Meta(ge=0, le=1)] = 0.0  # Share of steps that say when the next one comes.
+    hint_error: Annotated[float, Meta(ge=0)] = 0.5  # Spread of what they say, as a log-normal factor.
     max_tokens: Annotated[int, Meta(ge=1)] = 32_768  # A session ends before a prompt would be longer.
 
 
@@ -96,7 +98,15 @@ class AgentWorkload:
         number = session.number * _MOST_STEPS + session.steps_left
         result = Span(name(QUESTION, number), around(rng, self._result_tokens, SPREAD))
         answer = Span(name(OUTPUT, number), around(rng, self._answer_tokens, SPREAD))
-        return Asked((*said, result), answer, time_s, session)
+        return Asked((*said, result), answer, time_s, session, self._returns_in_s(session))
+
+    def _returns_in_s(self, session: _Session) -> float:
+        """What a step says of the next one; its draws are apart, so that hints change nothing else."""
+        rng = Random((self._seed * 1_000_003 + session.number) * 4099 + session.steps_left + 0x817)
+        if session.steps_left < 1 or rng.random() >= self._options.hinting:
+            return 0.0
+        tool_s = self._draws(session.number, session.steps_left).expovariate(1 / self._tool_s)
+        return tool_s * rng.lognormvariate(0, self._options.hint_error)
 
     def _draws(self, session: int, steps_left: int) -> Random:
         return Random((self._seed * 1_000_003 + session) * 4099 + steps_left)

@@ -29,6 +29,7 @@ class Asked:
     answer: Span
     time_s: float | None = None
     session: Any = None
+    returns_in_s: float = 0.0  # What its caller says of when it will go on; 0 is nothing.
 
     @property
     def prompt_tokens(self) -> int:

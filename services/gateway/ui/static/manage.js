@@ -3,20 +3,22 @@
 import { ask } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { fill, h, panel, table } from "./dom.js";
-import { count, percent, plural } from "./words.js";
+import { count, duration, percent, plural } from "./words.js";
 
 const LONG_MS = 10 * 60 * 1000; // Prewarming computes, and a flush waits for disks.
 const TIERS = [["device", "device memory"], ["host", "host memory"], ["disk", "disks"], ["remote", "object stores"]];
 
 export class Manage {
-  #place; #pins; #said;
+  #place; #pins; #leases; #said;
 
   constructor(place, feed) {
     this.#place = place;
     this.#pins = h("div", {});
+    this.#leases = h("div", {});
     this.#said = h("p", { role: "status", id: "manage-said", class: "small" });
     fill(place, h("div", { class: "column" }, this.#said, h("div", { class: "grid" }, this.#pinForm(), this.#warmForm(), this.#flushForm(),
-      panel("Pins", { className: "span12", aside: h("button", { type: "button", class: "small", text: "Refresh", onclick: () => this.show() }) }, this.#pins))));
+      panel("Pins", { className: "span12", aside: h("button", { type: "button", class: "small", text: "Refresh", onclick: () => this.show() }) }, this.#pins),
+      panel("Leases", { className: "span12" }, this.#leases))));
     feed.addEventListener("link", (event) => event.detail.state === "live" && !this.#pins.firstChild && this.show());
   }
 
@@ -29,6 +31,10 @@ export class Manage {
         pin.refusal ? h("span", { class: "bad", text: pin.refusal }) : new Date(pin.expires_at * 1000).toLocaleString("en-GB"),
         h("button", { type: "button", class: "danger", text: "Unpin", "aria-label": `Unpin ${pin.name}`, onclick: () => this.#unpin(pin.name) })]))
         : h("p", { class: "quiet", text: "There is no pin." }));
+      const leases = (await ask("/v1/cache/leases")).data;
+      fill(this.#leases, leases.length ? table("Leases", [["tenant", false], ["key", false], ["tokens", true], ["kept for", true], ["until", false]], leases.map((lease) => [
+        lease.tenant || "–", lease.key || "–", count(lease.tokens), duration(1000 * lease.ttl_s), new Date(lease.expires_at * 1000).toLocaleString("en-GB")]))
+        : h("p", { class: "quiet", text: "No caller has asked to keep a prefix." }));
     } catch (error) {
       fill(this.#pins, h("p", { class: "bad", text: error.message }));
     }

@@ -138,7 +138,7 @@ function workers(cell) {
 
 function moving(cell) {
   const facts = [["fetches from below host memory", cell.fetches], ["saves to disk", cell.saves], ["requests that wait for another's KV", cell.deferred],
-    ["spans being computed", cell.in_flight_nodes], ["pages pinned", cell.pinned_pages],
+    ["spans being computed", cell.in_flight_nodes], ["pages pinned", cell.pinned_pages], ["pages that callers lease", cell.leased_pages],
     ["pages evicted from devices", cell.counters.evicted_pages_device ?? 0], ["pages evicted from host memory", cell.counters.evicted_pages_host ?? 0]];
   return panel("Under way", { className: "span6", aside: h("span", { class: "quiet small", text: `scheduler ${cell.scheduler_id}, epoch ${cell.epoch}` }) },
     h("dl", { class: "facts" }, facts.flatMap(([what, number]) => [h("dt", { text: what }), h("dd", { class: "num", text: count(number) })])));

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.pin import Pin
+from services.scheduler.core.cache.kept import Pin, pinned_pages
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
@@ -111,11 +111,6 @@ def forget_hold(state: CellState, storage_id: str) -> None:
             pin.node, pin.pages, pin.chunks = 0, 0, b""
 
 
-def pinned_pages(state: CellState, storage_id: str) -> int:
-    """Host pages that pins hold in this pool; a page of two pins counts twice. Does not mutate."""
-    return sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage_id)
-
-
 def _fault(state: CellState, message: PinPrefix) -> str:
     if message.ttl_ms < 1:
         return "a pin must last for a millisecond at least"
@@ -152,7 +147,8 @@ def _take_hold(step: Step, pin: Pin) -> None:
     storage = state.storages.get(pin.storage_id)
     if storage is None or storage.pool is None or pin.refusal:
         return
-    room = int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, pin.storage_id)
+    leased = state.cache_leases.locked.get(pin.storage_id, 0)
+    room = int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, pin.storage_id) - leased
     before = pin.pages
     for node, pages in match_prefix(state.tree, pin.namespace, pin.prefix, _whole_pages(state, pin.prefix)):
         if node.depth + len(node.tokens) // 4 <= pin.pages * state.tree.page_size:

@@ -31,6 +31,7 @@ from services.scheduler.core.cache.candidates import (
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
 from services.scheduler.core.cache.holdings import with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
+from services.scheduler.core.cache.kept import pinned_pages
 from services.scheduler.core.cache.page_pool import LostPool
 from services.scheduler.core.cache.prefix_tree import (
     Node,
@@ -46,6 +47,7 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from services.scheduler.core.cache.kept import LeasedNode
     from services.scheduler.core.cache.page_pool import PagePool
     from services.scheduler.core.cache.prefix_tree import PrefixTree
     from services.scheduler.core.state import CellState, Storage, Worker
@@ -244,6 +246,8 @@ def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
 
 def quarantine(state: CellState, node: Node, storage: Storage) -> None:
     """Never match this host copy again; drop it as soon as no load reads it. May remove the node."""
+    if state.cache_leases.nodes:
+        _let_go_of_leased_copy(state, node, storage)
     if node.host_locks.get(storage.storage_id):
         if storage.storage_id not in node.quarantined:
             node.quarantined = (*node.quarantined, storage.storage_id)
@@ -326,8 +330,67 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
     now = moment(state, computed.admission_of(node) if computed is not None else 0)
     node.put_in_host(storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
+    if state.cache_leases.nodes:
+        hold_leased_copy(state, node)
     order_of(state, HOST, storage.storage_id).add(node, now)
     offer(state, node)
+
+
+def forget_return(state: CellState, node_id: int) -> None:
+    """Nobody is expected behind a node any more: it is on offer like any other."""
+    del state.returns[node_id]
+    offer(state, state.tree.nodes[node_id])
+
+
+def forget_late_returns(state: CellState) -> None:
+    """Forget sessions that were expected back by now."""
+    for node_id in [node_id for node_id, expected in state.returns.items() if expected.until_ns <= state.now_ns]:
+        state.count("returns_late")
+        forget_return(state, node_id)
+
+
+def hold_leased_copy(state: CellState, node: Node) -> None:
+    """Lock the host copies of a leased node, each as far as its pool's share for leases and pins goes."""
+    leases = state.cache_leases
+    entry = leases.nodes.get(node.id)
+    if entry is None:
+        return
+    pages = page_count(state.tree, node)
+    for storage_id in copies_of(state, node):
+        if storage_id in entry.storages or storage_id in node.quarantined:
+            continue
+        most = int(host_pool(state.storages[storage_id]).total * state.config.pin_fraction)
+        locked = leases.locked.get(storage_id, 0) + pages
+        if locked + pinned_pages(state, storage_id) <= most:
+            lock_host(node, storage_id)
+            entry.storages += (storage_id,)
+            leases.locked[storage_id] = locked
+
+
+def let_go_of_leased_copies(state: CellState, node: Node, entry: LeasedNode) -> None:
+    """The leases of a node are over: its copies may be evicted again."""
+    for storage_id in entry.storages:
+        state.cache_leases.locked[storage_id] -= page_count(state.tree, node)
+        unlock_host(state, node, state.storages[storage_id])
+    entry.storages = ()
+
+
+def _let_go_of_leased_copy(state: CellState, node: Node, storage: Storage) -> None:
+    """A copy failed verification: no lease keeps it."""
+    entry = state.cache_leases.nodes.get(node.id)
+    if entry is not None and storage.storage_id in entry.storages:
+        entry.storages = tuple(name for name in entry.storages if name != storage.storage_id)
+        state.cache_leases.locked[storage.storage_id] -= page_count(state.tree, node)
+        unlock_host(state, node, storage)
+
+
+def _lose_leased(state: CellState, gone: Sequence[Node], parent: Node | None) -> None:
+    """Nodes left the tree: what leased them ends at ``parent`` now, and no session is expected back behind them."""
+    for node in gone if state.returns else ():
+        state.returns.pop(node.id, None)
+    if state.cache_leases.nodes:
+        lost = state.cache_leases.lose([(node, page_count(state.tree, node)) for node in gone], parent)
+        state.count("cache_leased_pages_lost", lost)
 
 
 def drop_host(state: CellState, node: Node, storage: Storage, departure: Departure = "evicted") -> int:
@@ -385,6 +448,7 @@ def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) ->
     now = moment(state)
     gone, parent = remove_subtree(state.tree, top)
     move_up(state, gone, parent)
+    _lose_leased(state, gone, parent)
     for node in gone:
         for storage_id in copies_of(state, node):
             pages = node.host_pages(storage_id)
@@ -413,6 +477,8 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
     """Cut a node after ``pages`` pages; returns the new upper part (see :func:`prefix_tree.split`)."""
     upper = split(state.tree, node, pages)
     node_split(state, upper, node)
+    if state.cache_leases.nodes:
+        state.cache_leases.split(upper, node)
     if node.transfer:
         members = state.transfers[node.transfer].nodes
         members.insert(members.index(node.id) + 1, upper.id)
@@ -429,6 +495,9 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
 
 def give_up_copies(state: CellState, node: Node) -> None:
     """Free the host copies of a node that no match reaches any more, and that no load reads."""
+    leased = state.cache_leases.nodes.get(node.id)
+    if leased is not None:
+        let_go_of_leased_copies(state, node, leased)
     for storage_id in copies_of(state, node):
         pages = node.take_from_host(storage_id)
         pool = host_pool(state.storages[storage_id])
@@ -446,6 +515,7 @@ def remove_struck(state: CellState, node: Node) -> Node | None:
         _count_below(state, node, worker_id, -1)
     parent = remove_leaf(state.tree, node)
     move_up(state, [node], parent)
+    _lose_leased(state, [node], parent)
     if parent is None or not parent.parent:
         return None
     if not parent.children:

@@ -11,6 +11,7 @@ from services.scheduler.core.cache.prefix_tree import Node, page_count
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
+    forget_late_returns,
     is_device_evictable,
     is_host_evictable,
     is_left_bare,
@@ -22,7 +23,7 @@ from services.scheduler.core.cache.residency import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from services.scheduler.core.cache.eviction import Evictable
+    from services.scheduler.core.cache.eviction import Evictable, Policy
     from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.state import CellState
 
@@ -36,7 +37,7 @@ def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, i
     ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
     whose children do may be named too, and leaves after them.
     """
-    return order_of(state, DEVICE, worker_id).victim(_device_evictable(state, worker_id, leaving), moment(state))
+    return _victim(state, order_of(state, DEVICE, worker_id), _device_evictable(state, worker_id, leaving))
 
 
 def take_device_excess(
@@ -49,7 +50,7 @@ def take_device_excess(
 
 def take_host_victim(state: CellState, storage_id: str) -> Node | None:
     """The next node to leave this storage's host pool. Nothing but the policy changes."""
-    return order_of(state, HOST, storage_id).victim(_host_evictable(state, storage_id), moment(state))
+    return _victim(state, order_of(state, HOST, storage_id), _host_evictable(state, storage_id))
 
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:
@@ -80,6 +81,27 @@ def _host_evictable(state: CellState, storage_id: str) -> Evictable:
         return node if node is not None and is_host_evictable(node, storage_id) else None
 
     return evictable
+
+
+def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | None:
+    """What a pool's policy names, passing over what is expected back soon; nothing else is left: what is expected last.
+
+    What is passed over leaves the policy's order, and is offered again when its time is over (:func:`forget_return`).
+    """
+    if not state.returns:
+        return order.victim(evictable, moment(state))
+    forget_late_returns(state)
+    returns = state.returns
+    victim = order.victim(lambda node_id: None if node_id in returns else evictable(node_id), moment(state))
+    if victim is not None:
+        return victim
+    for node_id, _ in sorted(returns.items(), key=lambda item: -item[1].until_ns):
+        victim = evictable(node_id)
+        if victim is not None:
+            del returns[node_id]
+            state.count("returns_given_up")
+            return victim
+    return None
 
 
 # Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.

@@ -129,7 +129,7 @@ _TIMER = "flush"
 
 
 def flush(step: Step, message: FlushCache) -> None:
-    """Drop every unlocked page of the named tiers and namespace that no pin is for, without backing anything up.
+    """Drop every unlocked page of the named tiers and namespace without a pin or lease, and back nothing up.
 
     Of a large tree a slice at a time, so what was locked when its turn came stays, and what came meanwhile may.
     """
@@ -208,7 +208,8 @@ def _flush_device(step: Step, node: Node, awaited: Mapping[str, set[int]]) -> in
         worker = state.workers.get(name)
         if worker is None or not is_device_evictable(state, node, name):
             continue
-        if node.id not in awaited.get(worker.node, ()) or _has_copy(state, node, worker):
+        is_awaited = node.id in awaited.get(worker.node, ()) or node.id in state.cache_leases.nodes
+        if not is_awaited or _has_copy(state, node, worker):
             state.count("flushed_pages_device", drop_device(state, node, worker, "flushed"))
             dropped += 1
     return dropped

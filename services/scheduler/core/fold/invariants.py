@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP
+from services.scheduler.core.cache.lease_invariants import check_cache_leases
 from services.scheduler.core.cache.prefix_tree import (
     IDENTITY_BYTES,
     Node,
@@ -62,6 +63,7 @@ def check_invariants(state: CellState) -> None:
     _check_requests(state)
     check_queues(state)
     _check_pins(state)
+    check_cache_leases(state)
     _check_timers(state)
     _check_hotness(state)
     for name, order in state.orders.items():
@@ -254,6 +256,9 @@ def _check_transfers(state: CellState) -> None:
     for pin in state.pins.values():
         for node in ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else ():
             host_locks[node.id, pin.storage_id] = host_locks.get((node.id, pin.storage_id), 0) + 1
+    for node_id, entry in state.cache_leases.nodes.items():
+        for storage_id in entry.storages:
+            host_locks[node_id, storage_id] = host_locks.get((node_id, storage_id), 0) + 1
     for node in state.tree.nodes.values():
         require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
         require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
@@ -347,6 +352,9 @@ def _check_timers(state: CellState) -> None:
             require(bool(state.flushes), f"timer {timer_id} is for no flush")
         elif timer.kind == "pin":
             require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
+        elif timer.kind == "cache_lease":
+            lease = state.cache_leases.leases[int(timer.subject)]
+            require(lease.timer_id == timer_id, f"timer {timer_id} is for no lease")
         elif timer.kind == "save":
             is_known = int(timer.subject) in state.saves or int(timer.subject) in state.hidden_saves
             require(is_known, f"timer {timer_id} is for no save")

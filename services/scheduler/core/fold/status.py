@@ -5,6 +5,7 @@ Nothing here mutates or decides.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import chunks_ending_in
@@ -19,6 +20,7 @@ from shared.messages.status import (
     CachedNode,
     CacheListing,
     CellStatus,
+    LeaseStatus,
     ListCache,
     OwnerBytes,
     PinStatus,
@@ -30,8 +32,10 @@ from shared.messages.status import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.cache.kept import Pin
     from services.scheduler.core.cache.page_pool import PagePool
-    from services.scheduler.core.cache.pin import Pin
     from services.scheduler.core.quotas.quota_accounts import Account
     from services.scheduler.core.speed_fit import MethodError
     from services.scheduler.core.state import CellState, Storage, Worker
@@ -81,6 +85,8 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         saves=len(state.saves) + len(state.hidden_saves),
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
+        cache_leases=len(state.cache_leases.leases),
+        leased_pages=state.cache_leases.pages,
         chunks=sum(len(storage.disk.chunks) for storage in state.storages.values()),
         hidden_chunks=sum(len(storage.hidden.chunks) for storage in state.storages.values()),
         sparse_chunks=sum(len(storage.sparse.chunks) for storage in state.storages.values()),
@@ -231,7 +237,23 @@ def list_cache(state: CellState, call: ListCache) -> CacheListing:
             if len(nodes) == most:
                 break
     pins = tuple(_pin(state, pin) for pin in state.pins.values() if call.namespace in ("", pin.namespace))
-    return CacheListing(nodes=tuple(nodes), pins=pins, next_after=last if last + 1 < tree.next_id else 0)
+    leases = tuple(islice(_leases(state, call.namespace), max(0, min(call.max_leases, MOST_NODES))))
+    next_after = last if last + 1 < tree.next_id else 0
+    return CacheListing(nodes=tuple(nodes), pins=pins, leases=leases, next_after=next_after)
+
+
+def _leases(state: CellState, namespace: str) -> Iterator[LeaseStatus]:
+    """Cache leases of a namespace, "" of all. Does not mutate."""
+    for lease in state.cache_leases.leases.values():
+        if namespace in ("", lease.namespace):
+            yield LeaseStatus(
+                tenant=lease.tenant,
+                namespace=lease.namespace,
+                key=lease.key,
+                tokens=state.tree.nodes[lease.node].end if lease.node else 0,
+                ttl_ms=lease.ttl_ms,
+                expires_ns=lease.expires_ns,
+            )
 
 
 def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> CachedNode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.leasing import expire_cache_lease
 from services.scheduler.core.cache.pins import expire_pin
 from services.scheduler.core.fold.configure import go_on_flushing
 from services.scheduler.core.hidden.hidden_leases import expire_lease
@@ -88,6 +89,10 @@ def _pin(step: Step, timer: Timer) -> None:
     expire_pin(step, step.state.pins[timer.subject])
 
 
+def _cache_lease(step: Step, timer: Timer) -> None:
+    expire_cache_lease(step, step.state.cache_leases.leases[int(timer.subject)])
+
+
 def _reads(step: Step, timer: Timer) -> None:
     end_late_reads(step, timer.subject)
 
@@ -106,6 +111,7 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "resume": _resume,
     "backup": _backup,
     "pin": _pin,
+    "cache_lease": _cache_lease,
     "save": _save,
     "hidden_lease": _hidden_lease,
     "reads": _reads,

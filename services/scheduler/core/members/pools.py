@@ -45,6 +45,7 @@ def strike(step: Step, tier: str, owner: str) -> None:
         left = [root_id for root_id in state.tree.roots.values() if owner in nodes[root_id].below]
     else:
         forget_hold(state, owner)
+        state.cache_leases.forget_storage(owner)
         left = list(nodes)
     state.lost[f"{tier}/{owner}"] = LostPool(left=left)
     if len(state.lost) == 1 and len(left) <= STRIKE_UNITS:  # Otherwise the timer comes to it.

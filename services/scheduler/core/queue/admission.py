@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.eviction_orders import visit
 from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.leasing import answers_to, grant_leases
 from services.scheduler.core.cache.prefix_match import PrefixMatch, matched_path, reach
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, ancestors, page_count
 from services.scheduler.core.cache.residency import (
@@ -196,6 +197,8 @@ def _take_over(
     request.admission = state.admissions
     request_admitted(step, reused)
     visit(state, worker.worker_id, state.storage_id_of(worker), reused, request.token_count)
+    if request.submit.cache.leases or state.cache_leases.nodes or state.returns:
+        grant_leases(step, request, reused)
 
 
 def _begin_loads(
@@ -294,6 +297,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             hidden_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
             sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
+            leases=answers_to(state, request) if submit.cache.leases else (),
         ),
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction_orders import ended
 from services.scheduler.core.cache.insertion import publish_computed, publish_final
+from services.scheduler.core.cache.leasing import settle_leases
 from services.scheduler.core.hidden.hidden_leases import leave_lease
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.restorations import refused, run_went_on
@@ -118,7 +119,10 @@ def request_finished(step: Step, worker: Worker, request: Request, message: Requ
     """The worker ended a request for its caller."""
     step.state.count(f"finished_{message.reason}")
     valid = -1 if message.reason != "error" else 0
-    _leave_worker(step, worker, request, _whole_tokens(message.output), valid)
+    output = _whole_tokens(message.output)
+    _leave_worker(step, worker, request, output, valid)
+    if request.submit.cache.leases or request.submit.cache.returns_in_ms:
+        settle_leases(step, request, request.submit.prompt + output)
     forget(step, request, RequestEvent.FINISHED)
 
 

@@ -222,6 +222,8 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
     state = step.state
     if state.recollection is not None:
         state.recollection.forget_waits(request.request_id)
+    if request.submit.cache.leases:
+        state.cache_leases.take_pending(request.request_id)
     del state.requests[request.request_id]
     state.ended[request.request_id] = request.attempt
     if len(state.ended) > _ENDED_REMEMBERED:

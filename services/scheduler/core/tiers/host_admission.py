@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import HeatRank, coldest_of_host, index_of, refresh
 from services.scheduler.core.cache.heat import coldest_together, worth
-from services.scheduler.core.cache.pin import is_wanted
+from services.scheduler.core.cache.kept import is_wanted
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.cache.residency import (
     HOST,
@@ -44,7 +44,7 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     config = state.config
     size = page_count(state.tree, node)
     pages = None
-    if config.admission == "all" or is_wanted(state, storage, node):
+    if config.admission == "all" or node.id in state.cache_leases.nodes or is_wanted(state, storage, node):
         pages = take_host_pages(step, storage, size, node.owner)
     elif config.admission == "selective":
         frequency, _ = state.hotness.lookup(node.digest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from services.gateway.cache_calls import Flushed
 from services.gateway.openai_schema.cache import CacheNode, Pin
@@ -104,6 +105,14 @@ def test_a_cell_without_lower_tiers_says_so() -> None:
     found = Inventory(id="storage-0", incarnation="i", last_plan=1, counters={"backups_done": 1})
 
     assert "no storage has a disk or an object store" in stat_lines(stats_view(STATUS, {"storage-0": found}))
+
+
+def test_leases_are_told_where_there_are_any() -> None:
+    """How many, and how much they keep; nobody's are passed over in silence."""
+    leased = structs.replace(STATUS, cache_leases=3, leased_pages=2, page_size=16)
+
+    assert "3 leases keep 32 tokens that callers asked for" in stat_lines(stats_view(leased, {}))
+    assert not any("leases keep" in line for line in stat_lines(stats_view(STATUS, {})))
 
 
 def test_pins_are_listed_with_what_they_hold() -> None:

@@ -1,0 +1,106 @@
+"""Whether a grammar compiles, found out in a thread of its own before anything of the request is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from llguidance import LLTokenizer
+
+from services.gateway.grammars.requested import Asked
+from services.gateway.grammars.schemas import check_schema
+from shared.errors import InvalidRequest, Unavailable
+from shared.grammars import compile_grammar, compiling_thread, token_table
+from shared.messages.requests import Grammar
+
+REMEMBERED: Final = 256
+"""Grammars of which is kept whether they compile, those asked for last; each is at most 64 KiB."""
+
+CHECK_TIMEOUT_S: Final = 10.0
+"""How long a request waits for its verdict, behind those of others: each takes a second at most."""
+
+
+class GrammarChecks:
+    """Owned by the event loop. The model's tokens are read with the first grammar."""
+
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        executor: Executor | None = None,
+        timeout_s: float = CHECK_TIMEOUT_S,
+    ) -> None:
+        self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
+        self._eos_token_ids, self._timeout_s = tuple(eos_token_ids), timeout_s
+        self._executor = executor
+        # Of the executor's one thread.
+        self._tokens: LLTokenizer | None = None
+        self._faults: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+
+    async def made(self, asked: Asked | None) -> Grammar | None:
+        """The grammar that a request asks for, which compiles. Raises InvalidRequest, and Unavailable where too many
+        others are being checked.
+        """
+        return None if asked is None else await self._in_thread(lambda: self._made(asked))
+
+    async def check(self, grammar: Grammar, *, param: str) -> None:
+        """Raises as :meth:`made`, with ``param`` for what is wrong."""
+        await self.made(Asked(param, lambda: grammar))
+
+    def close(self) -> None:
+        """Stop the thread; checks that wait for it are given up."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[[], Grammar]) -> Grammar:
+        self._executor = self._executor or compiling_thread("grammar-checks")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except TimeoutError as error:
+            raise Unavailable("too many grammars are being checked", retry_after_ms=1000) from error
+
+    def _made(self, asked: Asked) -> Grammar:
+        """In the thread."""
+        grammar = asked.make()
+        key = (grammar.kind, grammar.text)
+        if key not in self._faults:
+            self._faults[key] = self._fault(grammar)
+            if len(self._faults) > REMEMBERED:
+                self._faults.popitem(last=False)
+        self._faults.move_to_end(key)
+        fault = self._faults[key]
+        if fault is not None:
+            raise InvalidRequest(fault, param=asked.param, code="invalid_grammar")
+        return grammar
+
+    def _fault(self, grammar: Grammar) -> str | None:
+        try:
+            if grammar.kind == "lark":
+                check_embedded(grammar.text)
+            if self._tokens is None:
+                self._tokens = token_table(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
+            compile_grammar(self._tokens, grammar)
+        except InvalidRequest as error:
+            return error.message
+        return None
+
+
+def check_embedded(lark: str) -> None:
+    """Check the schemas that a Lark grammar has in ``%json``. Raises InvalidRequest."""
+    decoder, place = json.JSONDecoder(), 0
+    while (place := lark.find("%json", place)) >= 0:
+        place += len("%json")
+        start = place + len(lark[place:]) - len(lark[place:].lstrip())
+        try:
+            schema: Any = decoder.raw_decode(lark, start)[0]
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"%json is followed by no JSON: {error}") from error
+        if isinstance(schema, dict):
+            check_schema(schema, param="")

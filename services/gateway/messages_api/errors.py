@@ -1,0 +1,71 @@
+"""Errors in Anthropic's shape, for the paths of its API."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shared.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    NotAuthenticated,
+    NotFound,
+    PayloadTooLarge,
+    RateLimited,
+    ThermoclineError,
+)
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large",
+    "rate_limit_error", "timeout_error", "overloaded_error", "api_error",
+]  # fmt: skip
+
+OVERLOADED = 529
+
+_TYPES: tuple[tuple[type[ThermoclineError], ErrorType], ...] = (
+    (NotAuthenticated, "authentication_error"),
+    (NotFound, "not_found_error"),
+    (PayloadTooLarge, "request_too_large"),
+    (RateLimited, "rate_limit_error"),
+    (CapacityError, "overloaded_error"),
+    (DeadlineExceeded, "timeout_error"),
+)
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """``code`` and ``param`` are extensions: the same as in OpenAI's shape."""
+
+    type: ErrorType
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer with a status of 400 or more."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str | None = None
+
+
+def error_type(error: ThermoclineError) -> ErrorType:
+    """Anthropic's name for the kind of ``error``."""
+    for kind, name in _TYPES:
+        if isinstance(error, kind):
+            return name
+    if error.status == 403:
+        return "permission_error"
+    return "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+
+
+def error_status(error: ThermoclineError) -> int:
+    """The status of ``error``: 529 where others are the reason, 429 for the caller's own limit alone."""
+    return OVERLOADED if error_type(error) == "overloaded_error" else error.status
+
+
+def messages_error_body(error: ThermoclineError, request_id: str | None = None) -> bytes:
+    """The JSON body for ``error``; also the data of the event ``error`` in a stream."""
+    detail = MessagesErrorDetail(type=error_type(error), message=error.message, code=error.code, param=error.param)
+    return msgspec.json.encode(MessagesError(error=detail, request_id=request_id))

@@ -1,0 +1,22 @@
+"""Ids of tool calls: the same for the same call of the same request, whoever computes them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+SHORT_ID_CHARACTERS = 9
+"""Templates of Mistral's models refuse ids that are not nine letters or digits."""
+
+
+def call_id(request_id: str, index: int, *, is_short: bool = False) -> str:
+    """The id of call ``index`` of one choice: ``call_`` and 24 hex digits, or nine letters and digits."""
+    digest = hashlib.blake2b(f"tool-call-1:{request_id}:{index}".encode(), digest_size=12).digest()
+    if not is_short:
+        return f"call_{digest.hex()}"
+    number, letters = int.from_bytes(digest, "big"), ""
+    for _ in range(SHORT_ID_CHARACTERS):
+        number, place = divmod(number, len(_LETTERS))
+        letters += _LETTERS[place]
+    return letters

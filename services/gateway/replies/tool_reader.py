@@ -1,0 +1,240 @@
+"""Tool calls in a model's text, for every syntax in which calls are JSON.
+
+The reader is a small state machine over a buffer. What turns out to be no call is given as the text that it is, its
+markers included; what has begun as a call stays one. Blank space before the first call, between calls and behind the
+last one belongs to the syntax, and goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.gateway.replies.call_scanner import CallScanner, ScanState
+from services.gateway.replies.markers import find_first, withheld
+from services.gateway.replies.parts import CallArguments, CallBegun, ReplyPart, Text
+
+ARGUMENTS_MARKER = "[ARGS]"
+ID_MARKER = "[CALL_ID]"
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+_NAME_MOST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """How calls are written around their JSON."""
+
+    opener: str = ""  # Begins calls anywhere in the text; "": there is none.
+    closer: str = ""  # Ends each call.
+    is_bare: bool = False  # An answer that begins with the JSON of a known tool is a call, without an opener.
+    has_lists: bool = False  # ``[{...}, {...}]``.
+    has_names: bool = False  # ``name[ARGS]{...}`` behind the opener.
+    separators: str = ""  # Characters between calls without an opener of their own.
+    joint: str = ""  # What templates write between text and the first call; it is no part of the text.
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that the reader must see, though they may be special tokens."""
+        names = (ARGUMENTS_MARKER, ID_MARKER) if self.has_names else ()
+        return tuple(marker for marker in (self.opener, self.closer, *names) if marker)
+
+
+class _At(Enum):
+    START = auto()  # Nothing but blank space was read.
+    TEXT = auto()
+    HEAD = auto()  # Behind an opener, or before bare JSON.
+    CALL = auto()
+    AFTER = auto()  # Behind a call.
+
+
+class ToolReader:
+    """Implements ``ReplyReader``."""
+
+    def __init__(self, syntax: ToolSyntax, *, known_names: Collection[str], new_id: Callable[[int], str]) -> None:
+        """``new_id`` gives the id of a call by its index. Bare JSON is a call only of a tool of ``known_names``."""
+        self._syntax = syntax
+        self._known_names = known_names
+        self._new_id = new_id
+        self._openers = tuple({syntax.joint + syntax.opener: None, syntax.opener: None}) if syntax.opener else ()
+        self._at = _At.START
+        self._buffer = ""
+        self._is_final = False
+        self._head = ""  # Syntax in front of a call that has not begun: it is text where none does.
+        self._is_marked = False  # An opener stands before this call.
+        self._is_in_list = False
+        self._scanner: CallScanner | None = None
+        self._calls = 0
+        self._parts: list[ReplyPart] = []
+        # Each step returns whether there may be more to do with what is in the buffer.
+        self._steps: dict[_At, Callable[[], bool]] = {
+            _At.START: self._start,
+            _At.TEXT: self._text,
+            _At.HEAD: self._read_head,
+            _At.CALL: self._call,
+            _At.AFTER: self._after,
+        }
+
+    def feed(self, text: str) -> list[ReplyPart]:
+        self._buffer += text
+        return self._read()
+
+    def end(self) -> list[ReplyPart]:
+        self._is_final = True
+        return self._read()
+
+    def _read(self) -> list[ReplyPart]:
+        while self._steps[self._at]():
+            pass
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _start(self) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            if self._is_final:
+                self._say(self._take(len(self._buffer)))
+            return False
+        if self._syntax.is_bare and (rest[0] == "{" or (rest[0] == "[" and self._syntax.has_lists)):
+            self._head = self._take(len(self._buffer) - len(rest))
+            self._at = _At.HEAD
+            return True
+        if not self._is_final and any(len(rest) < len(each) and each.startswith(rest) for each in self._openers):
+            return False
+        if self._syntax.opener and rest.startswith(self._syntax.opener):
+            self._open(len(self._buffer) - len(rest), self._syntax.opener)
+            return True
+        self._at = _At.TEXT
+        return True
+
+    def _text(self) -> bool:
+        found = find_first(self._buffer, self._openers)
+        if found is not None:
+            place, opener = found
+            self._say(self._take(place))
+            self._open(0, opener)
+            return True
+        kept = 0 if self._is_final else withheld(self._buffer, self._openers)
+        self._say(self._take(len(self._buffer) - kept))
+        return False
+
+    def _open(self, place: int, opener: str) -> None:
+        self._head = self._take(place + len(opener))
+        self._is_marked = True
+        self._at = _At.HEAD
+
+    def _read_head(self) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            return self._give_up() if self._is_final else False
+        if rest[0] == "[" and self._syntax.has_lists and not self._is_in_list:
+            self._head += self._take(len(self._buffer) - len(rest) + 1)
+            self._is_in_list = True
+            return True
+        if rest[0] == "{":
+            return self._scan(CallScanner(known_names=None if self._is_marked else self._known_names))
+        if self._syntax.has_names and not self._is_in_list:
+            return self._read_name(rest)
+        return self._give_up()
+
+    def _read_name(self, rest: str) -> bool:
+        """``name[ARGS]{``, or ``name[CALL_ID]id[ARGS]{``, or ``name{``."""
+        before = rest[: rest.find("{")] if "{" in rest else rest
+        if len(before) > _NAME_MOST:
+            return self._give_up()
+        if "{" not in rest and not self._is_final:
+            return False
+        name, _, middle = before.partition("[")
+        name, middle = name.strip(), "[" + middle.strip() if middle else ""
+        is_known = middle in ("", ARGUMENTS_MARKER) or (
+            middle.startswith(ID_MARKER) and middle.endswith(ARGUMENTS_MARKER)
+        )
+        if "{" not in rest or not _NAME.fullmatch(name) or not is_known:
+            return self._give_up()
+        self._head += self._take(len(self._buffer) - len(rest) + len(before))
+        return self._scan(CallScanner(name=name))
+
+    def _scan(self, scanner: CallScanner) -> bool:
+        self._scanner = scanner
+        self._at = _At.CALL
+        return True
+
+    def _call(self) -> bool:
+        scanner = self._scanner
+        assert scanner is not None, "a call is being read"
+        had_begun = scanner.has_begun
+        self._buffer = self._buffer[scanner.feed(self._buffer) :]
+        if scanner.has_begun and not had_begun:
+            self._head = ""
+            self._parts.append(CallBegun(self._calls, self._new_id(self._calls), scanner.name))
+            self._calls += 1
+        if scanner.has_begun and (arguments := scanner.take_arguments()):
+            self._parts.append(CallArguments(self._calls - 1, arguments))
+        if scanner.state is ScanState.RUNNING and not self._is_final:
+            return False
+        if not scanner.has_begun:
+            self._head += scanner.raw
+            return self._give_up()
+        self._at = _At.AFTER
+        return True
+
+    def _after(self) -> bool:
+        rest = self._buffer.lstrip()
+        closer = self._syntax.closer
+        if not rest:
+            if self._is_final:
+                self._buffer = ""
+            return False
+        if self._is_in_list:
+            return self._after_in_list(rest)
+        if closer and rest.startswith(closer):
+            self._buffer = rest[len(closer) :]
+            return True
+        if self._syntax.opener and rest.startswith(self._syntax.opener):
+            self._buffer = rest
+            self._open(0, self._syntax.opener)
+            return True
+        if rest[0] in self._syntax.separators:
+            behind = rest[1:].lstrip()
+            if not behind and not self._is_final:
+                return False
+            if behind.startswith("{"):
+                self._head = self._take(len(self._buffer) - len(behind))
+                self._at = _At.HEAD
+                return True
+        elif rest[0] == "{" and (closer or self._syntax.separators):
+            self._at = _At.HEAD
+            return True
+        if not self._is_final and any(each.startswith(rest) for each in (closer, self._syntax.opener) if each):
+            return False
+        self._at = _At.TEXT
+        return True
+
+    def _after_in_list(self, rest: str) -> bool:
+        if rest[0] == ",":
+            self._head = self._take(len(self._buffer) - len(rest) + 1)
+            self._at = _At.HEAD
+            return True
+        self._is_in_list = False
+        if rest[0] == "]":
+            self._buffer = rest[1:]
+            return True
+        self._at = _At.TEXT
+        return True
+
+    def _give_up(self) -> bool:
+        """What was read since the opener is text."""
+        self._say(self._head)
+        self._head, self._is_in_list, self._is_marked = "", False, False
+        self._at = _At.TEXT
+        return True
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._parts.append(Text(text))

@@ -1,0 +1,231 @@
+"""From a request of the Responses API to a chat request. Pure; every refusal names the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.admission import unsupported
+from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
+from services.gateway.responses.items import Item, ItemPart
+from services.gateway.responses.schema import REFUSED_FIELDS, InputTokensRequest, ResponsesRequest, TextOptions
+from shared.errors import InvalidRequest
+
+RENAMES = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("max_tokens", "max_output_tokens"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("tool_choice.function", "tool_choice"),
+    ("tool_choice.allowed_tools", "tool_choice"),
+)
+"""Names of a chat's fields, and of those that they were made of."""
+
+LOGPROBS = "message.output_text.logprobs"
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def check_responses(request: InputTokensRequest) -> None:
+    """Refuse what is not served. Raises InvalidRequest."""
+    for name in REFUSED_FIELDS:
+        if getattr(request, name) not in (None, False):
+            raise unsupported(name)
+    if request.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "only 'disabled' is: the conversation is served as it is sent")
+
+
+def own_items(request: InputTokensRequest) -> list[Item]:
+    """The request's input as items with a type. Raises InvalidRequest."""
+    if isinstance(request.input, str):
+        return [Item(type="message", role="user", content=[ItemPart(type="input_text", text=request.input)])]
+    return [_typed(item, place) for place, item in enumerate(request.input)]
+
+
+def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier: int = 0) -> ChatRequest:
+    """The chat request that means the same. ``items`` is the whole conversation, of which ``earlier`` items were kept.
+
+    Raises InvalidRequest.
+    """
+    messages = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
+    messages += _messages(items, earlier)
+    more: dict[str, Any] = {}
+    if isinstance(request, ResponsesRequest):
+        wants_logprobs = request.top_logprobs is not None or LOGPROBS in (request.include or ())
+        more = {
+            "stream": request.stream,
+            "max_completion_tokens": request.max_output_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "logprobs": True if wants_logprobs else None,
+            "top_logprobs": request.top_logprobs,
+            "user": request.user,
+            "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
+            "seed": request.seed,
+            "priority": request.priority,
+            "cache": request.cache,
+            "deadline_ms": request.deadline_ms,
+        }
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        tools=[_tool(tool, place) for place, tool in enumerate(request.tools)] if request.tools else None,
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_format(request.text),
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        cache_salt=request.cache_salt,
+        **more,
+    )
+
+
+def _typed(item: Item, place: int) -> Item:
+    kind = item.type or ("message" if item.role else None)
+    if kind not in ("message", "function_call", "function_call_output", "reasoning"):
+        raise InvalidRequest(
+            f"items of type {(kind or 'none')[:64]!r} are not served here",
+            param=f"input[{place}].type",
+            code="unsupported_content",
+        )
+    if kind == "message" and item.role is None:
+        raise InvalidRequest("a message needs a role", param=f"input[{place}].role")
+    if kind == "function_call" and (not item.call_id or not item.name):
+        raise InvalidRequest("a function_call needs a call_id and a name", param=f"input[{place}]")
+    if kind == "function_call_output" and not item.call_id:
+        raise InvalidRequest("a function_call_output needs a call_id", param=f"input[{place}].call_id")
+    return Item(
+        type=kind,
+        id=item.id,
+        role=item.role,
+        content=_parts(item, f"input[{place}].content"),
+        call_id=item.call_id,
+        name=item.name,
+        arguments=item.arguments,
+        output=item.output if isinstance(item.output, str) else _text_parts(item.output, f"input[{place}].output"),
+        summary=_text_parts(item.summary, f"input[{place}].summary"),
+    )
+
+
+def _parts(item: Item, param: str) -> list[ItemPart] | None:
+    if isinstance(item.content, str):
+        return [ItemPart(type="output_text" if item.role == "assistant" else "input_text", text=item.content)]
+    return _text_parts(item.content, param)
+
+
+def _text_parts(parts: list[ItemPart] | None, param: str) -> list[ItemPart] | None:
+    for place, part in enumerate(parts or ()):
+        if part.type not in (*_TEXTS, "refusal"):
+            raise InvalidRequest(
+                f"content of type {part.type[:64]!r} is not served here; only text is",
+                param=f"{param}[{place}].type",
+                code="unsupported_content",
+            )
+        if (part.refusal if part.type == "refusal" else part.text) is None:
+            raise InvalidRequest("a part needs a text", param=f"{param}[{place}].text")
+    return parts
+
+
+class _Turn:
+    """One turn of the assistant while its items are gathered: texts, calls and reasoning are one message of a chat."""
+
+    def __init__(self) -> None:
+        self.parts: list[ContentPart] = []
+        self.calls: list[dict[str, Any]] = []
+        self.thoughts: list[str] = []
+
+    def message(self) -> ChatMessage | None:
+        """None of an empty turn: reasoning that nothing was said behind is left out."""
+        if not self.parts and not self.calls:
+            return None
+        return ChatMessage(
+            role="assistant",
+            content=self.parts or None,
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
+
+
+def _messages(items: Sequence[Item], earlier: int) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
+    turn = _Turn()
+
+    def end_turn() -> None:
+        nonlocal turn
+        message = turn.message()
+        if message is not None:
+            messages.append(message)
+        turn = _Turn()
+
+    for item in items:
+        if item.type == "function_call":
+            turn.calls.append(_call(item))
+        elif item.type == "message" and item.role == "assistant":
+            if turn.calls:
+                end_turn()
+            turn.parts += _content(item.content)
+        elif item.type == "reasoning":
+            if turn.parts or turn.calls:
+                end_turn()
+            turn.thoughts += [part.text or "" for part in _content(item.content or item.summary)]
+        else:
+            end_turn()
+            messages.append(_other(item))
+    end_turn()
+    return messages
+
+
+def _other(item: Item) -> ChatMessage:
+    if item.type == "function_call_output":
+        content = item.output if isinstance(item.output, str) else _content(item.output)
+        return ChatMessage(role="tool", tool_call_id=item.call_id, content=content)
+    assert item.role is not None
+    return ChatMessage(role=item.role, content=_content(item.content))
+
+
+def _content(parts: str | list[ItemPart] | None) -> list[ContentPart]:
+    return [
+        ContentPart(type="text", text=part.refusal if part.type == "refusal" else part.text)
+        for part in parts or ()
+        if isinstance(part, ItemPart)
+    ]
+
+
+def _call(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.call_id,
+        "type": "function",
+        "function": {"name": item.name, "arguments": item.arguments or "{}"},
+    }
+
+
+def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        kind = str(tool.get("type"))[:64]
+        raise unsupported(f"tools[{place}].type", f"{kind!r} runs at OpenAI; only function tools are served")
+    if not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise InvalidRequest("a function tool needs a name", param=f"tools[{place}].name")
+    known = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in known if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, dict):
+        return choice
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case _:
+            raise unsupported("tool_choice", "it can be none, auto, required, a function by its name, or allowed_tools")
+
+
+def _format(text: TextOptions | None) -> dict[str, Any] | None:
+    wanted = text.format if text else None
+    if wanted is None or wanted.get("type") != "json_schema":
+        return wanted
+    return {"type": "json_schema", "json_schema": {name: wanted[name] for name in wanted if name != "type"}}

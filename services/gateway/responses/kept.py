@@ -1,0 +1,120 @@
+"""Responses that are kept in the cell, so that any of its gateways can go on from them.
+
+An entry holds the whole conversation, so that going on from it takes one read, and lasts from its own answer on. It is
+found under its owner, who is the caller's tenant, and the digest of the request's salt: nobody else's names lead to it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from services.gateway import metrics
+from services.gateway.accounts import Account
+from services.gateway.responses.ids import is_response_id, suffix_of
+from services.gateway.responses.items import Item
+from services.gateway.responses.schema import ResponseObject
+from shared import logs
+from shared.bus.protocol import Bus
+from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, ThermoclineError, TransportError
+from shared.undecodable import UNDECODABLE
+
+_log = logs.get_logger("gateway.responses")
+
+
+class KeptResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """``response`` is the object as it was answered; ``items`` are what it was answered to, without instructions."""
+
+    version: int = 1
+    response: msgspec.Raw
+    items: list[Item]
+
+    def conversation(self) -> list[Item]:
+        """What a response that goes on from this one begins with."""
+        return [*self.items, *msgspec.json.decode(self.response, type=_Output).output]
+
+
+class _Output(msgspec.Struct, frozen=True):
+    output: list[Item]
+
+
+class KeptResponses:
+    """Keeps, finds and erases. Every call is one round trip to the broker."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def keep(self, account: Account, salt: str | None, response: ResponseObject, items: list[Item]) -> bool:
+        """Whether it is kept now: not where it is too large, or the broker does not answer."""
+        kept = KeptResponse(response=msgspec.Raw(msgspec.json.encode(response)), items=_identified(items, response.id))
+        try:
+            await self._bus.keep(_name(account, salt, response.id), msgspec.json.encode(kept))
+        except ThermoclineError as error:
+            reason = "too_large" if isinstance(error, PayloadTooLarge) else "unavailable"
+            metrics.RESPONSES_NOT_KEPT.labels(reason).inc()
+            _log.warning("response_not_kept", response_id=response.id, reason=error.message)
+            return False
+        return True
+
+    async def find(self, account: Account, salt: str | None, response_id: str) -> KeptResponse:
+        """Raises NotFound, Unavailable."""
+        data = await self._bus.kept(_name(account, salt, response_id))
+        if data is None:
+            raise _absent(response_id)
+        try:
+            return msgspec.json.decode(data, type=KeptResponse)
+        except UNDECODABLE as error:
+            raise TransportError(f"the kept response {response_id} cannot be read") from error
+
+    async def find_previous(self, account: Account, salt: str | None, response_id: str) -> KeptResponse:
+        """The one that a request goes on from. Raises InvalidRequest, as OpenAI does, and Unavailable."""
+        try:
+            return await self.find(account, salt, response_id)
+        except NotFound as error:
+            absent = InvalidRequest(
+                f"Previous response with id {response_id[:64]!r} not found: it is another caller's, was not kept, or "
+                "is kept no longer.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+            absent.status = 404
+            raise absent from error
+
+    async def erase(self, account: Account, salt: str | None, response_id: str) -> None:
+        """Raises NotFound, Unavailable."""
+        if not await self._bus.forget(_name(account, salt, response_id)):
+            raise _absent(response_id)
+
+    async def erase_all(self, account: Account | None, salt: str | None) -> int:
+        """Erase all of a caller, or of a salt, or of a salt of a caller; how many there were. Raises Unavailable."""
+        return await self._bus.forget(f"{_owner(account) if account else '*'}.{_digest(salt) if salt else '*'}.*")
+
+
+def _identified(items: list[Item], response_id: str) -> list[Item]:
+    """``items`` with an id and a status each, as they are listed."""
+    suffix = suffix_of(response_id)
+    return [
+        msgspec.structs.replace(item, id=item.id or f"item_{suffix}{place}", status=item.status or "completed")
+        for place, item in enumerate(items)
+    ]
+
+
+def _absent(response_id: str) -> NotFound:
+    return NotFound(f"Response with id {response_id[:64]!r} not found.", param="response_id", code="response_not_found")
+
+
+def _name(account: Account, salt: str | None, response_id: str) -> str:
+    """The entry's name. Raises NotFound for what is no id of ours, which may hold anything."""
+    if not is_response_id(response_id):
+        raise _absent(response_id)
+    return f"{_owner(account)}.{_digest(salt or '')}.{response_id}"
+
+
+def _owner(account: Account) -> str:
+    # With its salt: a tenant whose salt was changed has nothing of the time before, here as in the cache.
+    return _digest(f"{account.name}\0{account.tenant.salt}")
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,167 @@
+"""/v1/responses: requests and the response object. Unknown fields are ignored, as in the other endpoints.
+
+What is known and would change the answer is read, so that it can be refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from services.gateway.openai_schema.leases import CacheKey, Retention
+from services.gateway.openai_schema.sampling import (
+    MAX_PRIORITY,
+    CacheOptions,
+    Logprobs,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from services.gateway.responses.items import Item, OutputItem
+
+MAX_METADATA = 16
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``effort`` reaches templates that have a variable ``reasoning_effort``. Reasoning is given whole, so ``summary``
+    is taken and changes nothing.
+    """
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``format`` is ``{"type": "text"}``, ``json_object`` or ``json_schema``. ``verbosity`` is taken and changes
+    nothing.
+    """
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class InputTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes up the prompt."""
+
+    model: str | None = None
+    input: str | Annotated[list[Item], Meta(min_length=1)]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    truncation: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    # Refused, since ignoring them would change the answer.
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+
+class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True):
+    """A conversation to continue."""
+
+    stream: bool | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Logprobs | None = None
+    include: list[str] | None = None
+    metadata: ResponseMetadata | None = None
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
+    # Extensions, as in the other endpoints.
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache: CacheOptions | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+
+
+REFUSED_FIELDS = ("background", "conversation", "prompt", "context_management", "moderation")
+"""Fields that must be absent, null or false."""
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):
+    code: Literal["server_error", "rate_limit_exceeded"]
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, whole or so far. ``store`` says whether it is kept; it is false where it could not be."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -1,0 +1,53 @@
+"""What a router passes on to cells, and how its own errors look where that matters. Pure."""
+
+from __future__ import annotations
+
+from services.gateway import sse
+from services.gateway.error_answers import MESSAGES, is_messages_path
+from services.gateway.messages_api.errors import messages_error_body
+from services.gateway.responses.events import StreamError
+from services.gateway.responses.view import named
+from shared.errors import ThermoclineError
+
+RESPONSES = "/v1/responses"
+
+PROMPTS = ("/v1/chat/completions", "/v1/completions", MESSAGES, RESPONSES)
+"""Paths whose prompts are cached; others go wherever there is least to do."""
+
+_POSTED = (
+    *PROMPTS,
+    f"{MESSAGES}/count_tokens",
+    f"{RESPONSES}/input_tokens",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+def forwarded_methods(path: str) -> tuple[str, ...]:
+    """With which methods a path is passed on; none for one that is not."""
+    if path in _POSTED:
+        return ("POST",)
+    if not response_id_of(path):
+        return ()
+    return {"": ("GET", "DELETE"), "input_items": ("GET",), "cancel": ("POST",)}.get(_below_response(path), ())
+
+
+def response_id_of(path: str) -> str:
+    """The response that a path is about, "" for one that is about none."""
+    if path in _POSTED or not path.startswith(RESPONSES + "/"):
+        return ""
+    return path[len(RESPONSES) + 1 :].partition("/")[0]
+
+
+def _below_response(path: str) -> str:
+    return path[len(RESPONSES) + 1 :].partition("/")[2]
+
+
+def last_event(path: str, error: ThermoclineError, events_passed: int) -> bytes:
+    """The end of a stream whose cell was lost behind so many events, in the shape of the path's API."""
+    if is_messages_path(path):
+        return sse.named_event("error", messages_error_body(error))
+    if path == RESPONSES:
+        return named(StreamError(sequence_number=events_passed, code=error.code, message=error.message))
+    return sse.error_event(error) + sse.DONE

@@ -1,0 +1,29 @@
+"""POST /v1/embeddings, which is refused with its reason."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.errors import ErrorResponse
+from services.gateway.openapi import describes
+from shared.errors import InvalidRequest
+
+
+def embeddings_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["embeddings"])
+
+    @router.post(
+        "/v1/embeddings",
+        response_model=None,
+        openapi_extra=describes(None, ErrorResponse),
+        summary="Refused: this cell generates text",
+    )
+    async def create_embeddings() -> None:
+        raise InvalidRequest(
+            f"embeddings are not served: {gateway.facts.name!r} is trained to continue texts, not to tell how near two "
+            "of them are, and workers answer with tokens alone; ask a server of an embedding model",
+            code="unsupported_endpoint",
+        )
+
+    return router

@@ -1,0 +1,85 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's shapes."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.gateway import admission
+from services.gateway.body import Body
+from services.gateway.callers import caller_of
+from services.gateway.field_names import fields_named
+from services.gateway.gateway import Gateway
+from services.gateway.messages_api.answers import EVENTS, MessagesResponse, TokenCount
+from services.gateway.messages_api.conversion import RENAMES, chat_request
+from services.gateway.messages_api.errors import MessagesError
+from services.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
+from services.gateway.messages_api.view import MessagesView
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.openapi import describes
+from services.gateway.routes.chat import chat_generation, tokenize_chat
+from services.gateway.serving import Asked, answer
+from services.gateway.ticket import Ticket
+from shared.ids import new_id
+
+
+def messages_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["messages"])
+
+    @router.post(
+        "/v1/messages",
+        response_model=None,
+        openapi_extra=describes(MessagesRequest, MessagesResponse, streams=EVENTS, errors=MessagesError),
+        summary="Continue a conversation, in Anthropic's API",
+    )
+    async def create_message(http: Request) -> Response:
+        gateway.check_open()
+        async with gateway.bodies.read(http) as body:
+            asked = await _prepare(gateway, http, body)
+        return await answer(gateway, http, asked)
+
+    @router.post(
+        "/v1/messages/count_tokens",
+        response_model=None,
+        openapi_extra=describes(CountTokensRequest, TokenCount, errors=MessagesError),
+        summary="Tokens of a conversation, in Anthropic's API",
+    )
+    async def count_tokens(http: Request) -> Response:
+        account = caller_of(http)
+        async with gateway.bodies.read(http) as body:
+            request = await gateway.bodies.decode(body, CountTokensRequest)
+        with account.taken(), gateway.slots.taken():
+            chat = _chat_request(gateway, request)
+            with fields_named(RENAMES):
+                admission.check_model(chat.model, gateway.facts.name)
+                admission.check_chat(chat)
+                tokens = await tokenize_chat(gateway, chat)
+            account.spend_tokens(len(tokens))
+        return Response(msgspec.json.encode(TokenCount(input_tokens=len(tokens))), media_type="application/json")
+
+    return router
+
+
+async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
+    received_ns = gateway.wall_ns()
+    request = await gateway.bodies.decode(body, MessagesRequest)
+    with Ticket(gateway, caller_of(http)) as ticket:
+        ticket.read(body)
+        answer_id = new_id("msg")
+        chat = _chat_request(gateway, request)
+        with fields_named(RENAMES):
+            generation = await chat_generation(
+                gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id, is_clipped=True
+            )
+        view = MessagesView(
+            generation,
+            answer_id,
+            gateway.facts.name,
+            max_tokens=request.max_tokens,
+            hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
+        )
+        return Asked(ticket, generation, view)
+
+
+def _chat_request(gateway: Gateway, request: CountTokensRequest) -> ChatRequest:
+    return chat_request(request, gateway.tokenizer.template_variables, reasons=gateway.replies.reasoning is not None)

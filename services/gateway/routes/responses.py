@@ -1,0 +1,141 @@
+"""POST /v1/responses and /v1/responses/input_tokens, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.gateway import admission
+from services.gateway.body import Body
+from services.gateway.callers import caller_of
+from services.gateway.field_names import fields_named
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.openapi import describes
+from services.gateway.pending import Generation
+from services.gateway.responses.conversion import RENAMES, chat_request, check_responses, own_items
+from services.gateway.responses.events import EVENTS
+from services.gateway.responses.ids import new_response_id
+from services.gateway.responses.items import Item
+from services.gateway.responses.schema import (
+    InputTokens,
+    InputTokensRequest,
+    ReasoningOptions,
+    ResponseObject,
+    ResponsesRequest,
+    TextOptions,
+)
+from services.gateway.responses.view import ResponsesView
+from services.gateway.routes.chat import chat_generation, tokenize_chat
+from services.gateway.serving import Asked, answer
+from services.gateway.ticket import Ticket
+
+
+def responses_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["responses"])
+
+    @router.post(
+        "/v1/responses",
+        response_model=None,
+        openapi_extra=describes(ResponsesRequest, ResponseObject, streams=EVENTS),
+        summary="Continue a conversation, in OpenAI's newer API",
+    )
+    async def create_response(http: Request) -> Response:
+        gateway.check_open()
+        async with gateway.bodies.read(http) as body:
+            asked = await _prepare(gateway, http, body)
+        return await answer(gateway, http, asked)
+
+    @router.post(
+        "/v1/responses/input_tokens",
+        response_model=None,
+        openapi_extra=describes(InputTokensRequest, InputTokens),
+        summary="Tokens of a conversation, in OpenAI's newer API",
+    )
+    async def count_input_tokens(http: Request) -> Response:
+        account = caller_of(http)
+        async with gateway.bodies.read(http) as body:
+            request = await gateway.bodies.decode(body, InputTokensRequest)
+        with account.taken(), gateway.slots.taken():
+            _, chat = await _conversation(gateway, http, request)
+            with fields_named(RENAMES):
+                admission.check_model(chat.model, gateway.facts.name)
+                admission.check_chat(chat)
+                tokens = await tokenize_chat(gateway, chat)
+            account.spend_tokens(len(tokens))
+        return Response(msgspec.json.encode(InputTokens(input_tokens=len(tokens))), media_type="application/json")
+
+    return router
+
+
+async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
+    received_ns = gateway.wall_ns()
+    request = await gateway.bodies.decode(body, ResponsesRequest)
+    with Ticket(gateway, caller_of(http)) as ticket:
+        ticket.read(body)
+        return await _ask(gateway, http, request, ticket, received_ns)
+
+
+async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int) -> Asked:
+    account, answer_id = caller_of(http), new_response_id(gateway.config.cell)
+    items, chat = await _conversation(gateway, http, request)
+    with fields_named(RENAMES):
+        generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
+    view = ResponsesView(
+        generation,
+        _begun(gateway, request, generation, answer_id, received_ns // 10**9),
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        texts=gateway.tokenizer.texts,
+        now_ns=gateway.wall_ns,
+    )
+
+    async def finish() -> None:
+        view.finish()
+        if view.response.store and not await gateway.kept.keep(account, request.cache_salt, view.response, items):
+            view.response = msgspec.structs.replace(view.response, store=False)
+
+    return Asked(ticket, generation, view, finish)
+
+
+async def _conversation(gateway: Gateway, http: Request, request: InputTokensRequest) -> tuple[list[Item], ChatRequest]:
+    """All items, those that were kept first, and the chat that they are. Raises InvalidRequest, Unavailable."""
+    check_responses(request)
+    items = own_items(request)
+    earlier: Sequence[Item] = ()
+    if request.previous_response_id is not None:
+        kept = await gateway.kept.find_previous(caller_of(http), request.cache_salt, request.previous_response_id)
+        earlier = kept.conversation()
+    items = [*earlier, *items]
+    return items, chat_request(request, items, earlier=len(earlier))
+
+
+def _begun(
+    gateway: Gateway, request: ResponsesRequest, generation: Generation, answer_id: str, created: int
+) -> ResponseObject:
+    """The response before it says anything."""
+    sampling = generation.choices[0].request.sampling
+    return ResponseObject(
+        id=answer_id,
+        created_at=created,
+        status="in_progress",
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        model=gateway.facts.name,
+        output=[],
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=request.reasoning or ReasoningOptions(),
+        safety_identifier=request.safety_identifier,
+        store=request.store is not False and gateway.config.keep_responses,
+        temperature=sampling.temperature,
+        text=TextOptions(format=(request.text and request.text.format) or {"type": "text"}),
+        tool_choice=request.tool_choice if request.tool_choice is not None else "auto",
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=request.user,
+    )

@@ -1,0 +1,44 @@
+"""Texts that a chat template writes as JSON and that stand in its prompt as they were said.
+
+A template that writes ``{{ arguments | tojson }}`` makes its own text of an object, which differs in blanks and escapes
+from what the model said: the next turn would miss the cache from there on. So the template is given a mark, which it
+writes as a JSON string, and the text takes its place.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_NONCE = secrets.token_hex(8)  # Nobody can write a mark into a message.
+_MARK = re.compile(f'"verbatim-{_NONCE}-(\\d+)-"')
+
+
+class Verbatim(str):
+    """Arguments of a call, to stand in the prompt as they are."""
+
+    __slots__ = ()
+
+
+def hidden(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[str]]:
+    """The messages with a mark in the place of each :class:`Verbatim`, and the texts by number."""
+    texts: list[str] = []
+    return [_hidden_in(message, texts) if message.get("tool_calls") else message for message in messages], texts
+
+
+def shown(rendered: str, texts: Sequence[str], marked: Callable[[str], str]) -> str:
+    """The texts in the place of their marks; each goes through ``marked``, as everything that callers say."""
+    return _MARK.sub(lambda found: marked(texts[int(found[1])]), rendered) if texts else rendered
+
+
+def _hidden_in(message: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function.get("arguments"), Verbatim):
+            function = {**function, "arguments": f"verbatim-{_NONCE}-{len(texts)}-"}
+            texts.append(str(call["function"]["arguments"]))
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,236 @@
+"""What is to be kept, as plain data of a snapshot: operators' pins (:mod:`pins`) and callers' leases (:mod:`leasing`).
+
+Leases lie in tables beside the tree: a node without one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of
+from shared.messages.requests import Lease
+from shared.messages.worker_plans import LeaseGrant
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.state import CellState, Storage
+
+
+class Pin(msgspec.Struct):
+    """A prefix that is to be kept: a host lock on every node from the root to ``node`` at this storage.
+
+    ``node`` is 0 while nothing of it is held. ``refusal`` says why nothing is and nothing will be.
+    """
+
+    pin_id: str
+    storage_id: str
+    namespace: str
+    prefix: bytes  # Its tokens, packed.
+    expires_ns: int
+    timer_id: str
+    node: int = 0
+    pages: int = 0  # Host pages that it holds.
+    chunks: bytes = b""  # What the storage was told to keep on its disk.
+    refusal: str = ""
+
+
+def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
+    """Whether a pin of this storage asks for the node, which then gets a copy whatever admission says of it.
+
+    Does not mutate.
+    """
+    pins = [pin for pin in state.pins.values() if pin.storage_id == storage.storage_id]
+    if not pins:
+        return False
+    path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
+    namespace = namespace_of(state.tree, node)
+    return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)
+
+
+def pinned_pages(state: CellState, storage_id: str) -> int:
+    """Host pages that pins hold in this pool; a page of two pins counts twice. Does not mutate."""
+    return sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage_id)
+
+
+class CacheLease(msgspec.Struct):
+    """A prefix that a tenant keeps until ``expires_ns``: everything from the root to ``node``'s end.
+
+    ``node`` is 0 once all of it was lost. A use by its tenant begins the time anew.
+    """
+
+    lease_id: int
+    tenant: str
+    namespace: str
+    key: str  # ``prompt_cache_key``, "" without one.
+    ttl_ms: int
+    expires_ns: int
+    timer_id: str
+    node: int
+
+
+class LeasedNode(msgspec.Struct):
+    """A node that at least one lease covers. ``ends`` are leases whose deepest node it is.
+
+    ``storages`` are those on whose host copy of it leases have a lock, one for all of them.
+    """
+
+    tenants: dict[str, int]  # How many leases of each tenant cover it; none is 0.
+    ends: tuple[int, ...] = ()
+    storages: tuple[str, ...] = ()
+
+
+class PendingLeases(msgspec.Struct):
+    """What a running request was granted: it takes hold when the request ends and its pages are in the tree.
+
+    ``reserved`` pages of the tenant's budget are kept for it until then.
+    """
+
+    tenant: str
+    wanted: tuple[Lease, ...]  # As granted, the shortest first; tokens are whole pages.
+    admitted_ns: int
+    reserved: int
+    answers: tuple[LeaseGrant, ...]  # To everything that was asked for, refusals included.
+
+
+class LeaseAccount(msgspec.Struct):
+    """What a tenant's leases take, in pages: those of leased nodes, each counted once, and those reserved."""
+
+    pages: int = 0
+    reserved: int = 0
+    most_pages: int = 0  # As its last request said, or as much as could not be taken back since.
+
+    @property
+    def taken(self) -> int:
+        return self.pages + self.reserved
+
+
+class CacheLeases(msgspec.Struct):
+    """All leases of a cell. Empty, and never looked into further, where nobody asks for any."""
+
+    leases: dict[int, CacheLease] = {}
+    nodes: dict[int, LeasedNode] = {}
+    pending: dict[str, PendingLeases] = {}  # By request.
+    accounts: dict[str, LeaseAccount] = {}  # By tenant; none is empty.
+    keys: dict[str, int] = {}  # By :func:`key_name`: the lease that has the key now.
+    locked: dict[str, int] = {}  # Host pages on which leases have locks, by storage.
+    pages: int = 0  # Of leased nodes, each counted once whoever leases it.
+    next_id: int = 1
+
+    @property
+    def taken(self) -> int:
+        """Pages that leases hold or may come to hold; those of several tenants count for each."""
+        return sum(account.taken for account in self.accounts.values())
+
+    def account(self, tenant: str) -> LeaseAccount:
+        """A tenant's account, opened where there is none."""
+        account = self.accounts.get(tenant)
+        if account is None:
+            account = self.accounts[tenant] = LeaseAccount()
+        return account
+
+    def close_unused(self, tenant: str) -> None:
+        """Forget a tenant that has nothing leased and nothing reserved."""
+        if not self.account(tenant).taken:
+            del self.accounts[tenant]
+
+    def cover(self, lease: CacheLease, path: Iterable[tuple[Node, int]]) -> None:
+        """A lease covers these nodes from now on, each given with its pages."""
+        for node, pages in path:
+            entry = self.nodes.get(node.id)
+            if entry is None:
+                entry = self.nodes[node.id] = LeasedNode({})
+                self.pages += pages
+            leases = entry.tenants.get(lease.tenant, 0)
+            if not leases:
+                self.account(lease.tenant).pages += pages
+            entry.tenants[lease.tenant] = leases + 1
+
+    def uncover(self, lease: CacheLease, node: Node, pages: int) -> LeasedNode | None:
+        """A lease covers a node no longer; returns the node's entry if that was the last, which is forgotten then."""
+        entry = self.nodes[node.id]
+        leases = entry.tenants[lease.tenant] - 1
+        if leases:
+            entry.tenants[lease.tenant] = leases
+            return None
+        del entry.tenants[lease.tenant]
+        self.account(lease.tenant).pages -= pages
+        if entry.tenants:
+            return None
+        del self.nodes[node.id]
+        self.pages -= pages
+        return entry
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A node was cut: what covered it covers both parts. ``lower`` keeps the id."""
+        entry = self.nodes.get(lower.id)
+        if entry is not None:
+            self.nodes[upper.id] = LeasedNode(dict(entry.tenants), (), entry.storages)
+
+    def lose(self, gone: Iterable[tuple[Node, int]], parent: Node | None) -> int:
+        """Nodes, each given with its pages, left the tree below ``parent``: their leases end there from now on.
+
+        Returns how many leased pages are lost.
+        """
+        before = self.pages
+        ends: tuple[int, ...] = ()
+        for node, pages in gone:
+            entry = self.nodes.pop(node.id, None)
+            if entry is None:
+                continue
+            ends += entry.ends
+            self.pages -= pages
+            for tenant in entry.tenants:
+                self.account(tenant).pages -= pages
+                self.close_unused(tenant)
+            for storage_id in entry.storages:
+                self.locked[storage_id] -= pages
+        above = parent if parent is not None and parent.parent else None
+        for lease_id in ends:
+            self.leases[lease_id].node = 0 if above is None else above.id
+        if ends and above is not None:
+            self.nodes[above.id].ends += ends
+        return before - self.pages
+
+    def forget_storage(self, storage_id: str) -> None:
+        """A host pool is gone with all its locks."""
+        if self.locked.pop(storage_id, None) is None:
+            return
+        for entry in self.nodes.values():
+            if storage_id in entry.storages:
+                entry.storages = tuple(name for name in entry.storages if name != storage_id)
+
+    def reserve(self, request_id: str, pending: PendingLeases, most_pages: int) -> None:
+        """A request was granted leases, by a tenant with a budget of so many pages."""
+        self.pending[request_id] = pending
+        if pending.reserved:
+            account = self.account(pending.tenant)
+            account.reserved += pending.reserved
+            account.most_pages = max(account.most_pages, most_pages)
+
+    def take_pending(self, request_id: str) -> PendingLeases | None:
+        """A request ends: what it was granted, of which nothing is reserved any more."""
+        pending = self.pending.pop(request_id, None)
+        if pending is not None and pending.reserved:
+            self.account(pending.tenant).reserved -= pending.reserved
+            self.close_unused(pending.tenant)
+        return pending
+
+
+MAX_RETURNS = 1024
+"""Sessions that a cell expects back at once."""
+
+
+class Return(msgspec.Struct):
+    """A session is expected to go on behind a node, with all ``pages`` above its end, by ``until_ns`` at the latest."""
+
+    tenant: str
+    until_ns: int
+    pages: int
+
+
+def key_name(tenant: str, namespace: str, key: str) -> str:
+    """Under which a key is found: one tenant's, in one namespace."""
+    return f"{namespace}/{tenant}/{key}"

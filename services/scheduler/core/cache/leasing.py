@@ -1,0 +1,315 @@
+"""Cache leases: prefixes that callers ask to keep for a time, within their tenants' budgets.
+
+A lease is granted when its request is admitted, where it reserves pages of the tenant's budget, and takes hold when the
+request ends and what it computed is in the tree. Until its time is over, everything from the root to its deepest node
+may leave a device only with a copy in a host pool, and that copy has a lock. So leases never keep a request waiting:
+their pages on devices are evicted as any others are. They are lost only where the host pool cannot take a copy: it is
+gone, late, or full of what is locked.
+
+Where a budget is full, the tenant's lease that would end first gives way. Leases of all tenants and pins together
+lock at most ``pin_fraction`` of a host pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.scheduler.core.cache.kept import MAX_RETURNS, CacheLease, PendingLeases, Return, key_name, pinned_pages
+from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
+from services.scheduler.core.cache.residency import forget_return, hold_leased_copy, let_go_of_leased_copies, split_node
+from shared.ids import TOKEN_BYTES
+from shared.messages.worker_plans import LeaseGrant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState
+    from services.scheduler.core.step import Step
+    from shared.messages.requests import Lease
+
+MAX_LEASES = 4096
+"""In a cell, with those that running requests were granted."""
+MAX_LEASES_OF_REQUEST = 8
+MAX_TTL_MS = 86_400_000
+_PATIENCE = 6
+"""A session is waited for so many quarters of the time that it said,"""
+_LEAST_PATIENCE_NS = 1_000_000_000
+"""and so much longer."""
+
+
+def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
+    """Answer what an admitted request asks to keep; ``reused`` is what it found, from the root down.
+
+    A repeated attempt has the answers of the first.
+    """
+    state, leases = step.state, step.state.cache_leases
+    for node in reused if state.returns else ():
+        if node.id in state.returns:
+            state.count("returns_met")
+            forget_return(state, node.id)
+    if leases.nodes:
+        _renew(step, request.submit.tenant, reused)
+    asked = request.submit.cache.leases
+    if not asked or request.request_id in leases.pending:
+        return
+    answers, granted = [], []
+    for place, lease in enumerate(asked):
+        pages = _pages_of(state, request, lease)
+        refusal = _refusal(step, request, lease, pages, place, reused)
+        state.count(f"cache_leases_{'refused' if refusal else 'granted'}")
+        if refusal:
+            answers.append(LeaseGrant(refusal=refusal))
+            continue
+        tokens, ttl_ms = pages * state.tree.page_size, min(lease.ttl_ms, MAX_TTL_MS)
+        answers.append(LeaseGrant(tokens=tokens, expires_ns=step.time_ns + ttl_ms * 1_000_000))
+        granted.append(msgspec.structs.replace(lease, tokens=tokens, ttl_ms=ttl_ms))
+    granted.sort(key=lambda lease: lease.tokens)
+    most = max((lease.tokens for lease in granted), default=0) // (state.tree.page_size or 1)
+    tenant = request.submit.tenant
+    reserved = max(0, most - _held_by(state, tenant, reused, most))
+    pending = PendingLeases(tenant, tuple(granted), step.time_ns, reserved, tuple(answers))
+    leases.reserve(request.request_id, pending, _budget_of(state, request))
+
+
+def answers_to(state: CellState, request: Request) -> tuple[LeaseGrant, ...]:
+    """The answers to what an admitted request asked to keep, one to each. Does not mutate."""
+    return state.cache_leases.pending[request.request_id].answers
+
+
+def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
+    """A request ended and its pages are in the tree: hold what it was granted of ``tokens`` (packed int32)."""
+    state, leases = step.state, step.state.cache_leases
+    if request.submit.cache.returns_in_ms > 0:
+        _expect_back(step, request, tokens)
+    pending = leases.take_pending(request.request_id)
+    if pending is None:
+        return
+    page = state.tree.page_size
+    for lease in pending.wanted:
+        expires_ns = pending.admitted_ns + lease.ttl_ms * 1_000_000
+        if expires_ns <= step.time_ns:
+            state.count("cache_leases_expired")
+            continue
+        most = (len(tokens) // TOKEN_BYTES if lease.with_answer else lease.tokens) // page
+        node = _hold_path(step, request, tokens, most, lease, expires_ns)
+        if node is None:
+            state.count("cache_leases_lost")
+
+
+def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
+    """Its caller said when it will go on: what it goes on with is evicted after all that nobody is expected for.
+
+    Within the tenant's budget for leases: beyond it, what is expected last is given up.
+    """
+    state, submit = step.state, request.submit
+    path = match_prefix(state.tree, submit.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
+    if not path:
+        return
+    wait_ms = min(submit.cache.returns_in_ms, MAX_TTL_MS)
+    until_ns = step.time_ns + wait_ms * 1_000_000 * _PATIENCE // 4 + _LEAST_PATIENCE_NS
+    deepest, _ = path[-1]
+    state.returns.pop(deepest.id, None)
+    state.returns[deepest.id] = Return(submit.tenant, until_ns, sum(pages for _, pages in path))
+    own = {node_id: each for node_id, each in state.returns.items() if each.tenant == submit.tenant}
+    taken = sum(each.pages for each in own.values())
+    for node_id, each in sorted(own.items(), key=lambda item: -item[1].until_ns):
+        if taken <= _budget_of(state, request) and len(state.returns) <= MAX_RETURNS:
+            break
+        taken -= each.pages
+        state.count("returns_over_budget")
+        forget_return(state, node_id)
+
+
+def expire_cache_lease(step: Step, lease: CacheLease) -> None:
+    """A lease's timer fired: it ends, or its time began anew meanwhile."""
+    if lease.expires_ns > step.time_ns:
+        _set_timer(step, lease)
+        return
+    step.state.count("cache_leases_expired")
+    _end(step, lease)
+
+
+def capacity_pages(state: CellState) -> int:
+    """Host pages that leases may lock in the cell, pins left aside. Does not mutate."""
+    return sum(
+        max(0, int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, storage.storage_id))
+        for storage in state.storages.values()
+        if storage.pool is not None
+    )
+
+
+def _budget_of(state: CellState, request: Request) -> int:
+    """Pages that the tenant of a request may lease. Does not mutate."""
+    return request.submit.cache.max_leased_tokens // state.tree.page_size
+
+
+def _pages_of(state: CellState, request: Request, lease: Lease) -> int:
+    page = state.tree.page_size
+    return max(0, min(lease.tokens, request.submit.prompt_tokens)) // page if page else 0
+
+
+def _refusal(step: Step, request: Request, lease: Lease, pages: int, place: int, reused: Sequence[Node]) -> str:
+    """Why a lease is not granted, or ""; makes room for it in its tenant's budget."""
+    state, leases, submit = step.state, step.state.cache_leases, request.submit
+    if not pages or lease.ttl_ms < 1:
+        return "malformed"
+    if submit.cache.max_leased_tokens < 1:
+        return "no_budget"
+    if place >= MAX_LEASES_OF_REQUEST or len(leases.leases) + len(leases.pending) >= MAX_LEASES:
+        return "too_many"
+    capacity = capacity_pages(state)
+    if not capacity or not state.config.host_tier:
+        return "no_host_pool"
+    budget = _budget_of(state, request)
+    if not _make_room(step, request, lease, budget, pages, reused):
+        return "over_budget"
+    account = leases.accounts.get(submit.tenant)
+    left = capacity - leases.taken + (0 if account is None else account.taken)
+    return "" if left >= budget or _make_room(step, request, lease, left, pages, reused) else "over_capacity"
+
+
+def _make_room(step: Step, request: Request, wanted: Lease, most: int, pages: int, reused: Sequence[Node]) -> bool:
+    """End a tenant's leases until ``most`` pages have room for its others and a prefix of ``pages``; whether they have.
+
+    The one that has the key goes first, then those that would end first. What covers a part of the prefix stays.
+    """
+    leases, tenant = step.state.cache_leases, request.submit.tenant
+    key = leases.keys.get(key_name(tenant, request.submit.namespace, wanted.key)) if wanted.key else None
+    account = leases.account(tenant)
+    if pages + account.reserved > most:
+        leases.close_unused(tenant)
+        return False
+    on_path = dict.fromkeys(node.id for node in reused)
+    candidates = sorted(
+        (
+            lease
+            for lease in leases.leases.values()
+            if lease.tenant == tenant and lease.node and lease.node not in on_path
+        ),
+        key=lambda lease: (lease.lease_id != key, lease.expires_ns, lease.lease_id),
+    )
+    for lease in (*candidates, None):
+        if account.taken + pages - _held_by(step.state, tenant, reused, pages) <= most:
+            break
+        if lease is not None:
+            step.state.count("cache_leases_gave_way")
+            _end(step, lease)
+            account = leases.account(tenant)
+    is_enough = account.taken + pages - _held_by(step.state, tenant, reused, pages) <= most
+    account.most_pages = max(_budget_of(step.state, request), account.taken)
+    leases.close_unused(tenant)
+    return is_enough
+
+
+def _held_by(state: CellState, tenant: str, path: Sequence[Node], most: int) -> int:
+    """How many of the first ``most`` pages on a path a tenant's leases cover already. Does not mutate."""
+    held = 0
+    for node in path:
+        entry = state.cache_leases.nodes.get(node.id)
+        if entry is None or tenant not in entry.tenants:
+            break
+        held += page_count(state.tree, node)
+    return min(held, most)
+
+
+def _renew(step: Step, tenant: str, reused: Sequence[Node]) -> None:
+    """A tenant uses what its leases cover to their ends: their time begins anew."""
+    leases = step.state.cache_leases
+    for node in reused:
+        entry = leases.nodes.get(node.id)
+        for lease_id in entry.ends if entry is not None else ():
+            lease = leases.leases[lease_id]
+            if lease.tenant == tenant:
+                step.state.count("cache_leases_renewed")
+                lease.expires_ns = step.time_ns + lease.ttl_ms * 1_000_000
+
+
+def _hold_path(
+    step: Step, request: Request, tokens: bytes, most: int, wanted: Lease, expires_ns: int
+) -> CacheLease | None:
+    """Make the lease of as much of ``tokens`` as the tree has, at most ``most`` pages; None if that is nothing."""
+    state, leases, submit = step.state, step.state.cache_leases, request.submit
+    before = leases.keys.get(key_name(submit.tenant, submit.namespace, wanted.key)) if wanted.key else None
+    if before is not None:
+        state.count("cache_leases_replaced")
+        _end(step, leases.leases[before])
+    account = leases.account(submit.tenant)
+    account.most_pages = max(account.most_pages or _budget_of(state, request), account.taken)
+    room = max(0, min(account.most_pages - account.taken, capacity_pages(state) - leases.taken))
+    path: list[Node] = []
+    for node, pages in match_prefix(state.tree, submit.namespace, tokens, most):
+        entry = leases.nodes.get(node.id)
+        is_held = entry is not None and submit.tenant in entry.tenants
+        fits = pages if is_held else min(pages, room)
+        if not fits:
+            break
+        held = split_node(state, node, fits) if fits < page_count(state.tree, node) else node
+        path.append(held)
+        room -= 0 if is_held else fits
+        if fits < pages:
+            break
+    if not path:
+        leases.close_unused(submit.tenant)
+        return None
+    lease = CacheLease(
+        lease_id=leases.next_id,
+        tenant=submit.tenant,
+        namespace=submit.namespace,
+        key=wanted.key,
+        ttl_ms=wanted.ttl_ms,
+        expires_ns=expires_ns,
+        timer_id="",
+        node=path[-1].id,
+    )
+    leases.next_id += 1
+    leases.leases[lease.lease_id] = lease
+    if lease.key:
+        leases.keys[key_name(lease.tenant, lease.namespace, lease.key)] = lease.lease_id
+    leases.cover(lease, [(node, page_count(state.tree, node)) for node in path])
+    _set_timer(step, lease)
+    for node in path:
+        hold_leased_copy(state, node)
+    _end_covered(step, lease, path)
+    leases.nodes[lease.node].ends += (lease.lease_id,)
+    return lease
+
+
+def _end_covered(step: Step, lease: CacheLease, path: Sequence[Node]) -> None:
+    """Leases without a key that the new one covers and outlasts are no more needed."""
+    leases = step.state.cache_leases
+    for node in path:
+        for other_id in leases.nodes[node.id].ends:
+            other = leases.leases[other_id]
+            if other.tenant == lease.tenant and not other.key and other.expires_ns <= lease.expires_ns:
+                step.state.count("cache_leases_replaced")
+                _end(step, other)
+
+
+def _set_timer(step: Step, lease: CacheLease) -> None:
+    delay_ms = -(-(lease.expires_ns - step.time_ns) // 1_000_000)
+    name = f"cache_lease.{lease.lease_id}"
+    lease.timer_id = step.set_timer(name, "cache_lease", str(lease.lease_id), delay_ms)
+
+
+def _end(step: Step, lease: CacheLease) -> None:
+    """Forget a lease; nodes that no other covers are evicted as any others from now on."""
+    state, leases = step.state, step.state.cache_leases
+    step.cancel_timer(lease.timer_id)
+    del leases.leases[lease.lease_id]
+    name = key_name(lease.tenant, lease.namespace, lease.key)
+    if lease.key and leases.keys.get(name) == lease.lease_id:
+        del leases.keys[name]
+    if not lease.node:
+        return
+    deepest = state.tree.nodes[lease.node]
+    entry = leases.nodes[deepest.id]
+    entry.ends = tuple(other for other in entry.ends if other != lease.lease_id)
+    for node in ancestors(state.tree, deepest):
+        last = leases.uncover(lease, node, page_count(state.tree, node))
+        if last is not None:
+            let_go_of_leased_copies(state, node, last)
+    leases.close_unused(lease.tenant)

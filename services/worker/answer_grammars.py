@@ -1,0 +1,149 @@
+"""Grammars that answers keep to, compiled and followed in threads of their own, beside the steps.
+
+What an answer may go on with is a function of its grammar and its output tokens. So a request that is resumed, or
+begins again elsewhere, is fed the tokens of earlier attempts and goes on alike. A grammar is begun when its request is
+admitted, while the prompt is computed; after each token the mask of the next is computed while the model runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from shared import logs
+from shared.errors import InvalidRequest
+from shared.grammars import compile_grammar, compiling_thread, grammar_fault, token_table
+from shared.messages.requests import Grammar
+
+_log = logs.get_logger("worker")
+
+COMPILED_KEPT = 64
+"""Grammars that are kept compiled, those used last."""
+
+MASK_WAIT_S = 60.0
+"""A mask takes 10 ms at most, see ``shared.grammars``; one that is not there by then never comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """Tokens that may come next: bit ``t % 32`` of ``words[t // 32]`` int32 is token t. None where there is a
+    ``fault``.
+    """
+
+    words: npt.NDArray[np.int32]
+    fault: str = ""
+
+
+class AnswerGrammar:
+    """The grammar of one answer, at its end so far. Used by the compute thread only."""
+
+    def __init__(self, begun: Future[NextTokens], step: Callable[[int], Future[NextTokens]]) -> None:
+        self._next, self._step = begun, step
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether :meth:`next_tokens` would return at once."""
+        return self._next.done()
+
+    def next_tokens(self) -> NextTokens:
+        """What may come next. Waits for it."""
+        try:
+            return self._next.result(MASK_WAIT_S)
+        except TimeoutError:
+            return NextTokens(np.zeros(1, dtype=np.int32), "its grammar took too long")
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with ``token``, one of :meth:`next_tokens`."""
+        self._next = self._step(token)
+
+
+class AnswerGrammars:
+    """Begins grammars. Used by the compute thread; it compiles in one thread and follows answers in another."""
+
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        wake: Callable[[], None],
+        *,
+        compiling: Executor | None = None,
+        following: Executor | None = None,
+    ) -> None:
+        """``wake`` is called, from another thread, whenever a grammar that was begun is ready. The executors are
+        threads that start with the first grammar.
+        """
+        self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
+        self._eos_token_ids, self._wake = tuple(eos_token_ids), wake
+        self._compiling, self._following = compiling, following
+        self._tokens: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # Of the compiling thread.
+
+    def begin(self, grammar: Grammar, output: Sequence[int]) -> AnswerGrammar:
+        """The grammar of an answer that has the tokens ``output`` so far. Does not wait."""
+        compiling = self._compiling = self._compiling or compiling_thread("grammars")
+        following = self._following = self._following or compiling_thread("masks")
+        follower = _Follower(self._vocab_size)
+        tokens = list(output)
+        begun = compiling.submit(follower.begin, lambda: self._compile(grammar), tokens)
+        begun.add_done_callback(lambda _: self._wake())
+        return AnswerGrammar(begun, lambda token: following.submit(follower.step, token))
+
+    def close(self) -> None:
+        """Give up what has not begun."""
+        for executor in (self._compiling, self._following):
+            if executor is not None:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """On the compiling thread. Raises InvalidRequest."""
+        if self._tokens is None:
+            self._tokens = token_table(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
+        key = (grammar.kind, grammar.text)
+        if key not in self._compiled:
+            self._compiled[key] = compile_grammar(self._tokens, grammar)
+            if len(self._compiled) > COMPILED_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return self._compiled[key].deep_copy()
+
+
+class _Follower:
+    """A matcher of one answer and the mask that it writes. Its calls come one after another, from any thread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._matcher: LLMatcher | None = None
+
+    def begin(self, make: Callable[[], LLMatcher], output: list[int]) -> NextTokens:
+        try:
+            self._matcher = make()
+        except InvalidRequest as error:
+            _log.error("grammar_refused", reason=error.message)
+            return self._nothing(error.message)
+        self._matcher.consume_tokens(output)
+        return self._next(self._matcher)
+
+    def step(self, token: int) -> NextTokens:
+        if self._matcher is None:
+            return self._nothing("its grammar never began")
+        self._matcher.consume_token(token)
+        return self._next(self._matcher)
+
+    def _next(self, matcher: LLMatcher) -> NextTokens:
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            # Its mask would allow the end of the answer.
+            return self._nothing(f"its grammar cannot be kept to: {grammar_fault(matcher)}")
+        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        words.view(np.uint8)[: len(mask)] = np.frombuffer(mask, dtype=np.uint8)[: words.nbytes]
+        return NextTokens(words)
+
+    def _nothing(self, fault: str) -> NextTokens:
+        return NextTokens(np.zeros(-(-self._vocab_size // 32), dtype=np.int32), fault)

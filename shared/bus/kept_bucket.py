@@ -1,0 +1,99 @@
+"""The bucket of kept answers: a JetStream key/value store whose entries go by their age, and the oldest first when they
+are too many or too large together.
+
+An entry is written once. Forgetting purges its subject, so that no copy stays behind a mark.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from shared import logs, subjects
+from shared.bus import jetstream, requests
+from shared.bus.protocol import StreamLimits
+from shared.errors import TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
+
+STREAM = f"KV_{subjects.KEPT_BUCKET}"
+
+_log = logs.get_logger("bus")
+
+# JetStream's own error numbers ("err_code").
+_ABSENT = (10037, 10059)  # No such message, no such stream.
+
+
+def bucket_config(limits: StreamLimits) -> dict[str, Any]:
+    """The stream behind the bucket, laid out as JetStream's key/value stores are."""
+    return {
+        "name": STREAM,
+        "subjects": [f"$KV.{subjects.KEPT_BUCKET}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "max_msgs": limits.kept_entries,
+        "max_bytes": limits.kept_bytes,
+        "max_age": int(limits.kept_age_s * 1e9),
+        "num_replicas": limits.replicas,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+    }
+
+
+async def ensure(client: Any, limits: StreamLimits) -> None:
+    """Make the bucket, or bring it to ``limits``. A cell whose broker does not allow it serves all the same."""
+    try:
+        await jetstream.ensure_stream(client, bucket_config(limits))
+    except (Unavailable, TransportError) as error:
+        _log.error("answers_are_not_kept", reason=error.message, advice="has the broker this release's permissions?")
+
+
+async def keep(client: Any, name: str, data: bytes, timeout_s: float) -> None:
+    """Store an entry. Raises Unavailable, also where there is no bucket, or TransportError."""
+    answer = await _ask(client, _subject(name), data, timeout_s)
+    if "error" in answer:
+        jetstream.raise_api_error(answer["error"], "keep an answer")
+
+
+async def kept(client: Any, name: str, timeout_s: float) -> bytes | None:
+    """An entry as the stream's leader has it. Raises Unavailable or TransportError."""
+    verb = f"STREAM.MSG.GET.{STREAM}"
+    answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
+    if "error" in answer:
+        if answer["error"].get("err_code") in _ABSENT:
+            return None
+        jetstream.raise_api_error(answer["error"], verb)
+    return base64.b64decode(answer["message"].get("data", ""))
+
+
+async def forget(client: Any, names: str, timeout_s: float) -> int:
+    """Purge the entries whose names match; how many there were. Raises Unavailable or TransportError."""
+    verb = f"STREAM.PURGE.{STREAM}"
+    answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"filter": _subject(names)}), timeout_s)
+    if "error" in answer:
+        if answer["error"].get("err_code") in _ABSENT:
+            return 0
+        jetstream.raise_api_error(answer["error"], verb)
+    purged: int = answer.get("purged", 0)
+    return purged
+
+
+def _subject(name: str) -> str:
+    return f"$KV.{subjects.KEPT_BUCKET}.{name}"
+
+
+async def _ask(client: Any, subject: str, data: bytes, timeout_s: float) -> dict[str, Any]:
+    try:
+        reply = await requests.request(client, subject, data, timeout_s)
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"the bucket of kept answers does not answer: {error!r}") from error
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    except UNDECODABLE as error:
+        raise TransportError("the bucket of kept answers answered in words unknown") from error
+    return answer

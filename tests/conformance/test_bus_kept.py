@@ -1,0 +1,70 @@
+"""Answers that are kept for a while, within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.bus.protocol import Bus, StreamLimits
+from shared.errors import PayloadTooLarge, Unavailable
+from tests.conformance.brokers import MAX_PAYLOAD, World, retried
+
+
+async def test_every_client_reads_what_was_kept(world: World, bus: Bus) -> None:
+    """Once it is acknowledged; a name that nobody wrote has nothing."""
+    other = await world.connect("second")
+    await bus.keep("owner.salt.one", b"first")
+
+    assert await other.kept("owner.salt.one") == b"first"
+    assert await other.kept("owner.salt.two") is None
+
+
+async def test_what_is_forgotten_is_gone(world: World, bus: Bus) -> None:
+    """By one name, or by all that begin alike; the number of entries is told."""
+    for name in ("a.x.1", "a.x.2", "a.y.1", "b.x.1"):
+        await bus.keep(name, name.encode())
+
+    assert await bus.forget("a.x.1") == 1
+    assert await bus.forget("a.x.1") == 0
+    assert await bus.forget("a.>") == 2
+    assert await bus.kept("a.y.1") is None
+    assert await bus.kept("b.x.1") == b"b.x.1"
+    assert await bus.forget("*.x.>") == 1
+
+
+async def test_too_large_an_answer_is_not_kept(bus: Bus) -> None:
+    """It is refused before it is sent."""
+    with pytest.raises(PayloadTooLarge):
+        await bus.keep("a.x.1", b"x" * (MAX_PAYLOAD + 1))
+
+
+async def test_the_oldest_go_first(world: World) -> None:
+    """When there are more than the bound."""
+    bus = await world.connect("first")
+    await bus.ensure_streams(StreamLimits(kept_entries=3))
+    for number in range(5):
+        await bus.keep(f"a.x.{number}", b"kept")
+
+    assert [await bus.kept(f"a.x.{number}") for number in range(5)] == [None, None, b"kept", b"kept", b"kept"]
+
+
+async def test_without_a_bucket_nothing_is_kept(world: World) -> None:
+    """Writing fails, and reading finds nothing."""
+    bus = await world.connect("first")
+
+    with pytest.raises(Unavailable):
+        await bus.keep("a.x.1", b"kept")
+    assert await bus.kept("a.x.1") is None
+    assert await bus.forget("a.>") == 0
+
+
+async def test_what_is_kept_outlives_the_broker(world: World, bus: Bus) -> None:
+    """While it is away every call fails."""
+    await bus.keep("a.x.1", b"kept")
+    await world.break_connections()
+    with pytest.raises(Unavailable):
+        await bus.kept("a.x.1")
+    with pytest.raises(Unavailable):
+        await bus.keep("a.x.2", b"kept")
+    await world.restore_connections()
+
+    assert await retried(lambda: bus.kept("a.x.1")) == b"kept"
