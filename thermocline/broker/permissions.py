@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared import subjects
+from shared.bus import answer_bucket
 from shared.bus.access import inbox_prefix
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.record_bucket import STREAM as RECORD_STREAM
@@ -46,6 +47,9 @@ def gateway(user: str) -> Permissions:
             *_reading(subjects.OUTPUTS_STREAM, subjects.gateway_output(ANY)),
             subjects.CELLS_HEADS,
             subjects.CELLS_LOAD,
+            # Answers by name: none can be listed, and a name is a digest of the conversation.
+            answer_bucket.subject(ANY),
+            f"$JS.API.DIRECT.GET.{answer_bucket.STREAM}.{answer_bucket.subject(ANY)}",
         ),
         subscribe=(
             *(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
@@ -64,7 +68,11 @@ def scheduler(user: str) -> Permissions:
             subjects.OUTPUTS,
             subjects.STATUS,
             subjects.heartbeat("scheduler", ANY),
-            *(f"$JS.API.STREAM.{verb}.{stream}" for stream in streams for verb in ("INFO", "CREATE", "UPDATE")),
+            *(
+                f"$JS.API.STREAM.{verb}.{stream}"
+                for stream in (*streams, answer_bucket.STREAM)
+                for verb in ("INFO", "CREATE", "UPDATE")
+            ),
             # What replaces or deletes a snapshot drops the chunks of the old one.
             f"$JS.API.STREAM.PURGE.{BUCKET_STREAM}",
             f"$JS.API.STREAM.MSG.GET.{BUCKET_STREAM}",

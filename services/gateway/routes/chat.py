@@ -15,6 +15,8 @@ from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
+from services.gateway.turns.splicing import Spliced
+from services.gateway.turns.turns import OpenPrompt
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
@@ -51,7 +53,8 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
     admission.check_model(request.model, facts.name)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
-    tokens = await tokenize_chat(gateway, request)
+    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
+    tokens = await tokenize_chat(gateway, request, namespace=namespace, ticket=ticket)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = admission.sampling_params(
@@ -82,13 +85,20 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
     return Asked(ticket, generation, view)
 
 
-async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
-    """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
-    tokenizer, context = gateway.tokenizer, gateway.facts.max_context
+async def tokenize_chat(
+    gateway: Gateway, request: ChatRequest, *, namespace: str = "", ticket: Ticket | None = None
+) -> list[int]:
+    """The prompt that the model's template makes of a conversation, earlier answers in the ids that they were said in.
+
+    Those are known by ``namespace``, that of the request's KV; without it all text is tokenised anew. ``ticket`` is told
+    where the answer will stand. Raises InvalidRequest, ContextTooLong.
+    """
+    tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
     admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
+    said = [message for message in request.messages if message.role == "assistant"]
 
-    def work() -> list[int]:
+    def render() -> OpenPrompt:
         messages = conversation.template_messages(
             request.messages, knows_developer="developer" in tokenizer.template_source
         )
@@ -96,15 +106,30 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
         arguments = conversation.template_arguments(request, tokenizer.template_variables)
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
-        tokens = tokenizer.encode_chat(
+        text = tokenizer.render(
             messages,
             tools=tools,
             add_generation_prompt=not continues and request.add_generation_prompt is not False,
             continue_final_message=continues,
             template_arguments=arguments,
-            most=context,
         )
-        admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
-        return tokens
+        return turns.open(text, tokenizer.shape(arguments), namespace, len(said))
 
-    return await tokenizer.run(work, prompt_weight.weight(request))
+    def encode(opened: OpenPrompt) -> Spliced:
+        spliced = turns.tokens(opened, context)
+        admission.check_prompt_tokens(spliced.tokens, gateway.facts.vocab_size)
+        return spliced
+
+    def work() -> tuple[OpenPrompt, Spliced | None]:
+        opened = render()
+        return opened, None if opened.unknown else encode(opened)
+
+    weight = prompt_weight.weight(request)
+    opened, spliced = await tokenizer.run(work, weight)
+    if spliced is None:
+        await turns.look_up(opened)
+        spliced = await tokenizer.run(lambda: encode(opened), weight)
+    if ticket is not None:
+        content = said[-1].content if said else None
+        ticket.turn = turns.turn(opened, spliced, content if isinstance(content, str) else "" if said else None)
+    return spliced.tokens
