@@ -90,8 +90,8 @@ async def tokenize_chat(
 ) -> list[int]:
     """The prompt that the model's template makes of a conversation, earlier answers in the ids that they were said in.
 
-    Those are known by ``namespace``, that of the request's KV; without it all text is tokenised anew. ``ticket`` is told
-    where the answer will stand. Raises InvalidRequest, ContextTooLong.
+    Those are known by ``namespace``, that of the request's KV; without it all text is tokenised anew. ``ticket`` is
+    told where the answer will stand. Raises InvalidRequest, ContextTooLong.
     """
     tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
     admission.check_messages(len(request.messages), context)
