@@ -1,4 +1,4 @@
-"""Conversations of forty turns at temperature 1: each turn finds the KV of the whole turn before, but for its last page.
+"""Conversations of forty turns at temperature 1: each turn finds the KV of the turn before, but for its last page.
 
 The gateway is killed in the middle, and later everything at once, the broker included.
 """

@@ -42,7 +42,7 @@ class AnswerMemory:
         self._observe = observe
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, Alternatives] = OrderedDict()
-        self._texts: OrderedDict[bytes, None] = OrderedDict()
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
         self.nbytes = 0
 
     def recall(self, names: Iterable[str]) -> dict[str, Alternatives]:
@@ -68,17 +68,18 @@ class AnswerMemory:
             if name not in self._entries:
                 self._put(name, tuple(alternatives[:MOST_ALTERNATIVES]))
 
-    def mark(self, text: bytes) -> None:
-        """Remember a digest of an answer's text, wherever it stood."""
+    def mark(self, text: bytes, name: str) -> None:
+        """Remember where an answer with a text of this digest stood last."""
         with self._lock:
-            self._texts[text] = None
+            self._texts[text] = name
             self._texts.move_to_end(text)
             if len(self._texts) > MARKED_TEXTS:
                 self._texts.popitem(last=False)
 
-    def has_mark(self, text: bytes) -> bool:
+    def stood_at(self, text: bytes) -> str:
+        """The place where an answer with a text of this digest stood last; "" for none that is known."""
         with self._lock:
-            return text in self._texts
+            return self._texts.get(text, "")
 
     def _put(self, name: str, alternatives: Alternatives) -> None:
         self.nbytes += _nbytes(alternatives) - _nbytes(self._entries.pop(name, None))

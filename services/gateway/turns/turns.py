@@ -123,7 +123,8 @@ class Turns:
         fates = spliced.fates
         if self._memory is not None and opened.namespace and latest is not None:
             fate = fates[-1] if fates else Fate.UNKNOWN
-            if fate is Fate.UNKNOWN and self._memory.has_mark(_mark(opened.namespace, latest)):
+            stood_at = self._memory.stood_at(_mark(opened.namespace, latest))
+            if fate is Fate.UNKNOWN and stood_at and all(stood_at != place.name for place in opened.places):
                 fate = Fate.MOVED
                 fates = (*fates[:-1], fate)
             measures.FATES[fate].inc()
@@ -143,7 +144,7 @@ class Turns:
                 continue
             said = self._said(pack_int32(tokens))
             memory.remember(place.name, said)
-            memory.mark(_mark(turn.namespace, said.text))
+            memory.mark(_mark(turn.namespace, said.text), place.name)
             if self._store is None:
                 continue
             if len(self._waiting) >= MOST_WAITING:

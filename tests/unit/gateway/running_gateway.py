@@ -98,12 +98,13 @@ async def running_gateway(
     facts: ModelFacts = FACTS,
     max_payload: int = 1024 * 1024,
     limits_clock: Callable[[], float] = time.monotonic,
+    broker: MemoryBroker | None = None,
     **settings: object,
 ) -> AsyncIterator[Harness]:
     """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port. What callers may do
-    each minute grows with ``limits_clock``, in seconds.
+    each minute grows with ``limits_clock``, in seconds. ``broker`` is one that outlives the gateway.
     """
-    broker = MemoryBroker(max_payload=max_payload)
+    broker = broker or MemoryBroker(max_payload=max_payload)
     bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
     cell = ScriptedCell(cell_bus, script)
     await cell.start()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from services.gateway.pending import Choice, Generation
 from services.gateway.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ SPECIALS = {
 
 def make_tokenizer(folder: Path, template: str, *, pieces: bool = False, plain_content: bool = False) -> Tokenizer:
     """A small trained tokenizer: byte-level, or with ``pieces`` as sentencepiece does, with spaces put before texts."""
-    specials = SPECIALS[template]
+    specials = SPECIALS.get(template, ["<|end|>"])
     if pieces:
         backend = Backend(models.BPE(unk_token=None, byte_fallback=True))
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -112,8 +112,6 @@ def random_answer(tokenizer: Tokenizer, rng: random.Random, most: int = 24) -> l
     return [*rng.choices(words, k=rng.randint(1, most)), max(tokenizer.special_ids)]
 
 
-
-
 class Prompt:
     """One turn: ``tokens`` of the prompt, ``fates`` of earlier answers; ``answer`` ends it."""
 
@@ -139,11 +137,14 @@ class Prompt:
 
     def answer(self, *answers: list[int]) -> None:
         """End the turn with these choices."""
-        request = submit("r", self.tokens)
-        choices = [Choice(request, place, 0, 0.0) for place in range(len(answers))]
-        for choice, tokens in zip(choices, answers, strict=True):
-            choice.assembly.tokens = tokens
-        self._turns.ended(self.turn, Generation(choices))
+        self._turns.ended(self.turn, Generation([choice_of(self.tokens, tokens) for tokens in answers]))
+
+
+def choice_of(prompt: list[int], tokens: list[int]) -> Choice:
+    """A choice that has got these tokens."""
+    choice = Choice(submit("r", prompt), 0, 0, 0.0)
+    choice.assembly.tokens = tokens
+    return choice
 
 
 def words_of(tokenizer: Tokenizer, answer: Sequence[int]) -> list[int]:
@@ -158,7 +159,7 @@ def talk(
     rng: random.Random,
     echo: Callable[[str], str] = lambda text: text,
 ) -> list[tuple[Prompt, list[int], Prompt]]:
-    """A conversation of ``count`` turns: each prompt, its answer, and the next prompt. ``echo`` is what a client keeps."""
+    """A conversation of ``count`` turns: each prompt, its answer, and the next prompt. A client keeps ``echo``."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "what is the colour of the crane?"}]
     told = []
     prompt = Prompt(turns, tokenizer, messages)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.splicing import Fate
 from services.gateway.turns.turns import Turns
+from shared.messages.requests import CacheHints
+from shared.messages.tokens import Usage
 from tests.unit.gateway.turns.chats import (
     CHATML,
     CHATML_THINKS,
@@ -18,6 +22,7 @@ from tests.unit.gateway.turns.chats import (
     INST,
     PLAIN,
     Prompt,
+    choice_of,
     make_tokenizer,
     talk,
     words_of,
@@ -218,12 +223,20 @@ def test_special_token_in_an_answers_text_is_what_the_model_said(tmp_path: Path)
     assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
 
 
-def test_nothing_is_remembered_of_who_wants_nothing_kept(tmp_path: Path) -> None:
-    """``cache.write`` false holds for answers' ids as for KV; a memory of no bytes holds nothing."""
+@pytest.mark.parametrize("case", ["write", "lossy", "room"])
+def test_what_is_not_to_be_kept_is_not_remembered(tmp_path: Path, case: str) -> None:
+    """Answers of requests that write no KV, or build on a part of their prefix; and all where there is no room."""
     tokenizer = make_tokenizer(tmp_path, CHATML)
-    small = Turns(tokenizer, AnswerMemory(1), None)
-    Prompt(small, tokenizer, [user("who?")]).answer(tokenizer.encode_rendered("the keeper"))
+    turns = Turns(tokenizer, AnswerMemory(1 if case == "room" else MEMORY_BYTES), None)
+    prompt = Prompt(turns, tokenizer, [user("who?")])
+    choice = choice_of(prompt.tokens, [tokenizer.encode_rendered(letter)[0] for letter in "keeper"])
+    if case == "write":
+        choice.request = msgspec.structs.replace(choice.request, cache=CacheHints(write=False))
+    if case == "lossy":
+        choice.assembly.lossy = {1: Usage()}
 
-    following = Prompt(small, tokenizer, [user("who?"), assistant("the keeper"), user("and then?")])
+    turns.ended(prompt.turn, Generation([choice]))
 
+    following = Prompt(turns, tokenizer, [user("who?"), assistant("keeper"), user("and then?")])
+    assert following.fates == (Fate.UNKNOWN,)
     assert following.tokens == tokenizer.encode_rendered(following.text)
