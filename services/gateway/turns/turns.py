@@ -83,6 +83,11 @@ class Turns:
         """Why answers are not shared now, though they are to be; "" while they are."""
         return self._store.fault if self._store is not None else ""
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the memory takes now."""
+        return self._memory.nbytes if self._memory is not None else 0
+
     def open(self, text: str, shape: TemplateShape, namespace: str, answers: int) -> OpenPrompt:
         """Find the places of ``answers`` earlier answers. In any thread."""
         if self._memory is None or not namespace:
