@@ -5,7 +5,8 @@
 The bundled models answer in conversations; a client sends their texts back, whole, trimmed, or cut as a stop string
 cuts them. Each next prompt is compared with the prompt before and the tokens that lie wholly within what was sent
 back: those behind the first difference are lost, because KV is found by prefix. Answers of which the tokenizer loses
-some are unusual; they alone go to the cell's bucket. Then a long conversation is tokenised both ways, in processor time.
+some are unusual; they alone go to the cell's bucket. Then a long conversation is tokenised both ways, in processor
+time.
 """
 
 from __future__ import annotations
