@@ -57,4 +57,3 @@ async def test_what_is_too_large_is_refused(bus: Bus) -> None:
     """By its size, before it is sent."""
     with pytest.raises(PayloadTooLarge):
         await bus.write_answer(NAME, bytes(bus.max_payload + 1))
-

@@ -125,7 +125,7 @@ async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
 
 
 async def test_a_gateway_may_do_all_that_it_does(server: NatsServer) -> None:
-    """Whatever suffix its name has got: requests in, notices and tokens out, answers, and calls of everybody it asks."""
+    """Whatever suffix its name has got: requests in, notices, tokens, answers, and calls of everybody it asks."""
     with capture_logs() as logged:
         async with connected(server, "scheduler", "gateway", "worker-0", "storage-0") as (scheduler, gateway, *members):
             await scheduler.ensure_streams(LIMITS)

@@ -29,6 +29,7 @@ class Fate(Enum):
     FRONT_CUT = "front_cut"  # The text is the answer's end: stripped reasoning, or trimmed space.
     CHANGED = "changed"  # The text is another: edited, or written anew from a tool call.
     MOVED = "moved"  # What stands before it is another text than what it was the answer to.
+    REFUSED = "refused"  # Its ids are another text behind what stands there, or too many for the context.
     UNKNOWN = "unknown"  # Nothing is known of it: told elsewhere, forgotten, or said in the tokenizer's own ids.
 
 

@@ -18,11 +18,11 @@ from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns import measures
 from services.gateway.turns.answer_store import AnswerStore
-from services.gateway.turns.memory import Alternatives, AnswerMemory, Said
+from services.gateway.turns.memory import MOST_ALTERNATIVES, Alternatives, AnswerMemory, Said
 from services.gateway.turns.places import Place, places
 from services.gateway.turns.splicing import Fate, Spliced, splice
 from services.gateway.turns.template_shape import TemplateShape
-from shared.errors import ThermoclineError
+from shared import logs
 from shared.messages.base import pack_int32, unpack_int32
 
 MOST_WAITING = 1_024
@@ -31,8 +31,13 @@ MOST_WAITING = 1_024
 MOST_LOOKUPS = 256
 """Answers of one conversation that are looked up, the earliest first: what follows a lost one is lost with it."""
 
+SHORT_TOKENS = 2_000
+"""A longer answer is decoded in a thread, and known a moment after its end."""
+
 TAIL_TOKENS = 512
 """Tokens between the last special token of a prompt and its end, beyond which an answer is stored uncompared."""
+
+_log = logs.get_logger("gateway.turns")
 
 
 @dataclass(slots=True)
@@ -58,12 +63,16 @@ class Turn:
     fates: tuple[Fate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Job:
+    """An answer, of which ``said`` is None until it is remembered."""
+
+    memory: AnswerMemory
     turn: Turn
     place: Place
     prompt: bytes
-    said: Said
+    packed: bytes
+    said: Said | None = None
 
 
 class Turns:
@@ -142,20 +151,20 @@ class Turns:
         memory, place = self._memory, turn.place
         if memory is None or place is None:
             return
-        for choice in generation.choices:
+        for choice in generation.choices[-MOST_ALTERNATIVES:]:
             tokens = self._words(choice.assembly.tokens)
             # Nothing of a caller who wants nothing kept, and nothing that builds on a prefix that was left out in part.
             if not tokens or not choice.request.cache.write or choice.assembly.lossy:
                 continue
-            said = self._said(pack_int32(tokens))
-            memory.remember(place.name, said)
-            memory.mark(_mark(turn.namespace, said.text), place.name)
-            if self._store is None:
-                continue
+            job = _Job(memory, turn, place, choice.request.prompt, pack_int32(tokens))
+            if len(tokens) <= SHORT_TOKENS:
+                job.said = self._remembered(job)
+                if self._store is None:
+                    continue
             if len(self._waiting) >= MOST_WAITING:
                 measures.ANSWERS.labels("dropped").inc()
                 continue
-            self._waiting.append(_Job(turn, place, choice.request.prompt, said))
+            self._waiting.append(job)
             self._idle.clear()
             self._event.set()
 
@@ -179,26 +188,35 @@ class Turns:
 
     async def _share(self, job: _Job) -> None:
         try:
-            is_usual = await self._tokenizer.run(lambda: self._is_usual(job), len(job.said.text))
-        except ThermoclineError:
-            is_usual = False
-        if is_usual:
-            measures.ANSWERS.labels("usual").inc()
-        elif self._memory is not None and self._store is not None:
-            known = self._memory.recall([job.place.name]).get(job.place.name) or (job.said,)
-            await self._store.write(job.place, [said.packed for said in known])
+            is_usual = await self._tokenizer.run(lambda: self._is_usual(job), len(job.packed))
+            if is_usual:
+                measures.ANSWERS.labels("usual").inc()
+            elif self._store is not None:
+                known = job.memory.recall([job.place.name]).get(job.place.name, ())
+                await self._store.write(job.place, [said.packed for said in known] or [job.packed])
+        except Exception as error:
+            # An answer that is not shared costs a little; a gateway that ends for it costs all its streams.
+            measures.ANSWERS.labels("failed").inc()
+            _log.exception("answer_not_shared", kind=type(error).__name__)
+
+    def _remembered(self, job: _Job) -> Said:
+        said = self._said(job.packed)
+        job.memory.remember(job.place.name, said)
+        job.memory.mark(_mark(job.turn.namespace, said.text), job.place.name)
+        return said
 
     def _is_usual(self, job: _Job) -> bool:
         """Whether the tokenizer gives the answer's ids back, between the prompt's end and what follows an answer."""
         tokenizer = self._tokenizer
+        said = job.said or self._remembered(job)
         prompt = unpack_int32(job.prompt)
         start = next(
             (place for place in range(len(prompt) - 1, -1, -1) if prompt[place] in tokenizer.added_ids), len(prompt)
         )
         if len(prompt) - start > TAIL_TOKENS or start == len(prompt):
             return False
-        expected = prompt[start:] + unpack_int32(job.said.packed)
-        text = tokenizer.decode_exactly(prompt[start:]) + job.said.text + job.turn.closing
+        expected = prompt[start:] + unpack_int32(job.packed)
+        text = tokenizer.decode_exactly(prompt[start:]) + said.text + job.turn.closing
         return tokenizer.encode_rendered(text)[: len(expected)] == expected
 
     def _words(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -212,14 +230,17 @@ class Turns:
         return Said(packed, self._tokenizer.rendered_text(unpack_int32(packed)))
 
     def _checked(self, text: str, spliced: Spliced, most: int) -> Spliced:
-        """The ids if they are the text's, else those that the tokenizer makes of it."""
-        if self._tokenizer.joins_exactly or not any(fate is not Fate.UNKNOWN for fate in spliced.fates):
+        """The ids if they are the text's and not too many, else those that the tokenizer makes of it."""
+        is_long = 0 < most <= len(spliced.tokens)
+        if not any(fate is not Fate.UNKNOWN for fate in spliced.fates) or (
+            self._tokenizer.joins_exactly and not is_long
+        ):
             return spliced
         usual = self._tokenizer.encode_rendered(text, most=most)
         decode = self._tokenizer.decode_exactly
-        if decode(spliced.tokens) == decode(usual):
+        if decode(spliced.tokens) == decode(usual) and not (is_long and len(usual) < len(spliced.tokens)):
             return spliced
-        return Spliced(usual, (Fate.CHANGED,) * len(spliced.fates))
+        return Spliced(usual, (Fate.REFUSED,) * len(spliced.fates))
 
 
 def _mark(namespace: str, text: str) -> bytes:

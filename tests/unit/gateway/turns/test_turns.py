@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.splicing import Fate
-from services.gateway.turns.turns import Turns
+from services.gateway.turns.turns import SHORT_TOKENS, Turns
 from shared.messages.requests import CacheHints
 from shared.messages.tokens import Usage
 from tests.unit.gateway.turns.chats import (
@@ -20,6 +21,7 @@ from tests.unit.gateway.turns.chats import (
     CHATML_THINKS,
     HEADERS,
     INST,
+    NAMESPACE,
     PLAIN,
     Prompt,
     choice_of,
@@ -240,3 +242,34 @@ def test_what_is_not_to_be_kept_is_not_remembered(tmp_path: Path, case: str) -> 
     following = Prompt(turns, tokenizer, [user("who?"), assistant("keeper"), user("and then?")])
     assert following.fates == (Fate.UNKNOWN,)
     assert following.tokens == tokenizer.encode_rendered(following.text)
+
+
+def test_too_many_ids_for_the_context_are_the_tokenizers_own(tmp_path: Path) -> None:
+    """A conversation that fits is not refused for the way in which its answers were said."""
+    tokenizer = make_tokenizer(tmp_path, CHATML)
+    turns = fresh(tokenizer)
+    Prompt(turns, tokenizer, [user("who?")]).answer([tokenizer.encode_rendered(letter)[0] for letter in "the keeper"])
+    messages = [user("who?"), assistant("the keeper"), user("and then?")]
+    usual = tokenizer.encode_chat(messages)
+    opened = turns.open(tokenizer.render(messages), tokenizer.shape({}), NAMESPACE, 1)
+
+    assert turns.tokens(opened, len(usual) + 1).tokens == usual
+    assert len(turns.tokens(opened, 2 * len(usual)).tokens) > len(usual) + 1
+    assert turns.tokens(opened, len(usual) + 1).fates == (Fate.REFUSED,)
+
+
+async def test_a_long_answer_is_known_a_moment_later(tmp_path: Path) -> None:
+    """It is decoded in a thread."""
+    tokenizer = make_tokenizer(tmp_path, CHATML)
+    turns = fresh(tokenizer)
+    first = Prompt(turns, tokenizer, [user("who?")])
+    said = [tokenizer.encode_rendered(letter)[0] for letter in "keeper " * (SHORT_TOKENS // 7 + 1)]
+    first.answer(said)
+    running = asyncio.create_task(turns.run())
+    await turns.drain(60)
+    running.cancel()
+
+    following = Prompt(turns, tokenizer, [user("who?"), assistant(tokenizer.decode(said)), user("and then?")])
+
+    assert following.fates == (Fate.KEPT,)
+    assert following.tokens[: len(first.tokens) + len(said)] == first.tokens + said
