@@ -101,37 +101,54 @@ def turn_fates(cell: RunningCell) -> dict[str, float]:
     return {line.partition('fate="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-@pytest.mark.parametrize("model", ["random", "bundled"])
-def test_forty_turns_lose_nothing_to_kills(model: str, tmp_path: Path) -> None:
-    """A random model says hardly anything as its tokenizer would; the bundled one nearly everything."""
-    if model == "random":
-        path = str(make_checkpoint("llama", tmp_path / "llama"))
-        body: dict[str, Any] = {"max_tokens": 24, "logit_bias": NO_ROLES}
-    else:
-        path, body = "", {"max_tokens": 24}
-    config = SupervisorConfig(
-        model=path,
+def settings(model: Path | None, folder: Path) -> SupervisorConfig:
+    """A small cell whose broker and disk outlive it; without a model the bundled one."""
+    return SupervisorConfig(
+        model=str(model or ""),
         port=0,
         page_size=PAGE_SIZE,
         dtype="float32",
         threads=1,
         device_kv_bytes=64 * 2**20,
         host_kv_bytes=64 * 2**20,
-        disk_dir=(str(tmp_path / "disk"),),
-        data_dir=str(tmp_path / "data"),
+        disk_dir=(str(folder / "disk"),),
+        data_dir=str(folder / "data"),
     )
-    conversation = Conversation(body)
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It says hardly anything as its tokenizer would."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.mark.parametrize("is_random", [True, False], ids=["random", "bundled"])
+def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, tmp_path: Path) -> None:
+    """Neither with a random model nor with the bundled one, whose answers are nearly all their tokenizer's own."""
+    config = settings(random_model if is_random else None, tmp_path)
+    conversation = Conversation({"max_tokens": 24} | ({"logit_bias": NO_ROLES} if is_random else {}))
     with running(config) as cell:
         conversation.go_on(cell, TURNS_BEFORE)
         pid = cell.kill("gateway")
         cell.wait_restarted("gateway", pid)
         assert until_true(lambda: ready(cell))
         conversation.go_on(cell, TURNS_BETWEEN)
-        fates = turn_fates(cell)
+        kept_before = turn_fates(cell)["kept"]
         kill_everything(cell)
     with running(config) as cell:
         conversation.go_on(cell, TURNS_AFTER)
-        later = turn_fates(cell)
+        kept_after = turn_fates(cell)["kept"]
 
-    print(fates, later, conversation.turns)
     assert conversation.shortfalls(TURNS_BEFORE + TURNS_BETWEEN) == []
+    if is_random:
+        # All of them, also the first one of each life.
+        assert (kept_before, kept_after) == (TURNS_BETWEEN, TURNS_AFTER)
+
+
+def test_without_memory_turns_lose_what_was_said(random_model: Path, tmp_path: Path) -> None:
+    """Which shows that the test above would see it."""
+    conversation = Conversation({"max_tokens": 24, "logit_bias": NO_ROLES})
+    with running(settings(random_model, tmp_path), environ={"THERMOCLINE_ANSWER_MEMORY_BYTES": "0"}) as cell:
+        conversation.go_on(cell, 4)
+
+    assert conversation.shortfalls(0) != []
