@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shared.importance import DEFAULT_METRIC
 from shared.messages.base import Message, count_int32
+
+
+class Grammar(Message, frozen=True):
+    """What an answer's text must look like, from its first token to its end. The gateway has checked that it compiles.
+
+    ``text`` is a JSON schema, a regular expression, or a grammar in the Lark dialect of llguidance, in which special
+    tokens stand by name.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 class SamplingParams(Message, frozen=True):
@@ -27,6 +40,7 @@ class SamplingParams(Message, frozen=True):
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none. k: the chosen token's logprob and the k most likely.
     prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
+    grammar: Grammar | None = None  # None: any text.
 
 
 class Importance(Message, frozen=True):
