@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from services.gateway.turns import measures
-from services.gateway.turns.places import Place
+from services.gateway.turns.places import Entry
 from services.gateway.turns.sealing import seal, unseal
 from shared import logs
 from shared.backoff import Backoff
@@ -43,32 +43,32 @@ class AnswerStore:
         """Whether it is worth asking now."""
         return self._clock() >= self._closed_until_s
 
-    async def read(self, places: Sequence[Place]) -> dict[str, list[bytes]]:
-        """Answers by place, none where none are stored. A place of which nothing came in time is left out."""
+    async def read(self, entries: Sequence[Entry]) -> dict[str, bytes | None]:
+        """Ids (packed int32) by entry, None where none are stored. What does not come in time is left out."""
         began_s = self._clock()
         try:
             async with asyncio.timeout(self._lookup_s), self._gate:
                 left_s = max(0.0, self._lookup_s - (self._clock() - began_s))
-                entries = await self._bus.read_answers([place.name for place in places], timeout_s=left_s)
+                found = await self._bus.read_answers([entry.name for entry in entries], timeout_s=left_s)
         except TimeoutError:
-            entries = {}
+            found = {}
             self._failed(f"nothing came within {self._lookup_s:g} s")
         except ThermoclineError as error:
-            entries = {}
+            found = {}
             self._failed(error.message)
         else:
             self._worked()
         measures.LOOKUP_TIME.observe(self._clock() - began_s)
-        measures.LOOKUPS.labels("late").inc(len(places) - len(entries))
-        return {place.name: self._opened(place, entries[place.name]) for place in places if place.name in entries}
+        measures.LOOKUPS.labels("late").inc(len(entries) - len(found))
+        return {entry.name: self._opened(entry, found[entry.name]) for entry in entries if entry.name in found}
 
-    async def write(self, place: Place, answers: Sequence[bytes]) -> None:
-        """Store what was said at a place; what fails is counted."""
+    async def write(self, entry: Entry, packed: bytes) -> None:
+        """Store the ids of an answer; what fails is counted."""
         if not self.is_open:
             measures.ANSWERS.labels("store_away").inc()
             return
         try:
-            await self._bus.write_answer(place.name, seal(place, answers))
+            await self._bus.write_answer(entry.name, seal(entry, packed))
         except PayloadTooLarge:
             measures.ANSWERS.labels("too_large").inc()
         except ThermoclineError as error:
@@ -80,10 +80,10 @@ class AnswerStore:
             self._worked()
 
     @staticmethod
-    def _opened(place: Place, entry: bytes | None) -> list[bytes]:
-        answers = unseal(place, entry) if entry is not None else []
-        measures.LOOKUPS.labels("unreadable" if answers is None else "found" if answers else "absent").inc()
-        return answers or []
+    def _opened(entry: Entry, sealed: bytes | None) -> bytes | None:
+        packed = unseal(entry, sealed) if sealed is not None else None
+        measures.LOOKUPS.labels("found" if packed else "absent" if sealed is None else "unreadable").inc()
+        return packed
 
     def _failed(self, reason: str) -> None:
         self._closed_until_s = self._clock() + self._rest.next_s()

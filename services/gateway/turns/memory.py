@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
-MOST_ALTERNATIVES = 4
-"""Answers kept of one place: a question may be asked again, or for several choices."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+MOST_ALTERNATIVES = 64
+"""Answers kept of one place: many may ask the same first question, or one asks for several choices."""
 
 ENTRY_BYTES = 400
 """What an entry takes beside ids and text, about: objects, names and the table's slots."""
 
-MARKED_TEXTS = 65_536
-"""Texts of answers that are known again elsewhere, 16 bytes each."""
+MOST_NAMES = 65_536
+"""Texts of answers that are known again elsewhere, and entries that the bucket does not have: so many of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Said:
 
 
 Alternatives = tuple[Said, ...]
-"""What was said at one place, the latest first; empty where it is known that nothing is known."""
+"""What was said at one place, the latest first, each text once."""
 
 
 class AnswerMemory:
@@ -43,6 +47,7 @@ class AnswerMemory:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, Alternatives] = OrderedDict()
         self._texts: OrderedDict[bytes, str] = OrderedDict()
+        self._absent: OrderedDict[str, None] = OrderedDict()
         self.nbytes = 0
 
     def recall(self, names: Iterable[str]) -> dict[str, Alternatives]:
@@ -56,25 +61,31 @@ class AnswerMemory:
                     found[name] = said
         return found
 
-    def remember(self, name: str, said: Said) -> None:
-        """Put an answer before the others of its place. One of the same tokens takes the older one's place."""
-        with self._lock:
-            others = [known for known in self._entries.get(name, ()) if known.packed != said.packed]
-            self._put(name, (said, *others[: MOST_ALTERNATIVES - 1]))
+    def remember(self, name: str, said: Said) -> Said:
+        """Put an answer before the others of its place, and return what stands for its text.
 
-    def learn(self, name: str, alternatives: Sequence[Said]) -> None:
-        """Take in what others know of a place; what is known here already stays."""
+        That is an older answer of the same text, where there is one: conversations have gone on from its ids.
+        """
         with self._lock:
-            if name not in self._entries:
-                self._put(name, tuple(alternatives[:MOST_ALTERNATIVES]))
+            known = self._entries.get(name, ())
+            same = next((each for each in known if each.text == said.text), said)
+            self._put(name, (same, *[each for each in known if each is not same][: MOST_ALTERNATIVES - 1]))
+            return same
+
+    def note_absent(self, entry: str) -> None:
+        """Remember that the bucket has no such entry."""
+        with self._lock:
+            _note(self._absent, entry, None)
+
+    def is_absent(self, entry: str) -> bool:
+        """Whether the bucket was asked for this entry, and had none."""
+        with self._lock:
+            return entry in self._absent
 
     def mark(self, text: bytes, name: str) -> None:
         """Remember where an answer with a text of this digest stood last."""
         with self._lock:
-            self._texts[text] = name
-            self._texts.move_to_end(text)
-            if len(self._texts) > MARKED_TEXTS:
-                self._texts.popitem(last=False)
+            _note(self._texts, text, name)
 
     def stood_at(self, text: bytes) -> str:
         """The place where an answer with a text of this digest stood last; "" for none that is known."""
@@ -88,6 +99,13 @@ class AnswerMemory:
             _, dropped = self._entries.popitem(last=False)
             self.nbytes -= _nbytes(dropped)
         self._observe(self.nbytes)
+
+
+def _note(noted: OrderedDict[K, V], key: K, value: V) -> None:
+    noted[key] = value
+    noted.move_to_end(key)
+    if len(noted) > MOST_NAMES:
+        noted.popitem(last=False)
 
 
 def _nbytes(alternatives: Alternatives | None) -> int:

@@ -24,6 +24,23 @@ class Place:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An answer of some text at a place: the ``name`` under which a bucket has its ids, 32 hex digits."""
+
+    place: Place
+    name: str
+
+
+def entry(place: Place, text: str, closing: str) -> Entry:
+    """The entry of the answer that ``text`` begins with, up to ``closing`` or its end, without space around it."""
+    said = (text.partition(closing)[0] if closing else text).strip()
+    digest = hashlib.blake2b(
+        said.encode("utf-8", "surrogatepass"), digest_size=NAME_BYTES, key=place.key, person=b"tc-entry-1"
+    )
+    return Entry(place, digest.hexdigest())
+
+
 def places(text: str, opening: str, namespace: str, answers: int) -> list[Place]:
     """Places behind the first openings of ``text``, in order: at most one more than ``answers``.
 

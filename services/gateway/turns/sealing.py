@@ -9,31 +9,26 @@ key sees the few writes of one place.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from services.gateway.turns.places import Place
-from shared.undecodable import UNDECODABLE
+from services.gateway.turns.places import Entry
 
 NONCE_BYTES = 12
 
-_DECODER = msgspec.msgpack.Decoder(list[bytes])
 
-
-def seal(place: Place, answers: Sequence[bytes], nonces: Callable[[int], bytes] = os.urandom) -> bytes:
-    """The entry of a place: ids (packed int32) of each answer, the latest first."""
+def seal(entry: Entry, packed: bytes, nonces: Callable[[int], bytes] = os.urandom) -> bytes:
+    """What a bucket holds of an answer: nonce, and ids (packed int32) encrypted and authenticated with the name."""
     nonce = nonces(NONCE_BYTES)
-    return nonce + AESGCM(place.key).encrypt(nonce, msgspec.msgpack.encode(list(answers)), place.name.encode())
+    return nonce + AESGCM(entry.place.key).encrypt(nonce, packed, entry.name.encode())
 
 
-def unseal(place: Place, sealed: bytes) -> list[bytes] | None:
-    """What :func:`seal` was given; None for what is no entry of this place."""
+def unseal(entry: Entry, sealed: bytes) -> bytes | None:
+    """What :func:`seal` was given; None for what is not of this entry."""
     try:
-        plain = AESGCM(place.key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place.name.encode())
-        answers = _DECODER.decode(plain)
-    except (InvalidTag, ValueError, *UNDECODABLE):  # ValueError: shorter than a nonce.
+        packed = AESGCM(entry.place.key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], entry.name.encode())
+    except (InvalidTag, ValueError):  # ValueError: shorter than a nonce.
         return None
-    return answers if all(len(packed) % 4 == 0 for packed in answers) else None
+    return packed if len(packed) % 4 == 0 else None

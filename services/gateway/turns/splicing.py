@@ -77,26 +77,26 @@ def splice(
 
 
 def best(alternatives: Alternatives, text: str, offset: int, closing: str, decode: Decode) -> Kept:
-    """Of several answers the one that the text goes along with furthest."""
-    found = Kept()
-    for said in alternatives:
-        kept = _kept(said, text, offset, closing, decode)
-        if found.fate is Fate.UNKNOWN or (kept.characters, kept.fate is Fate.KEPT) > (
-            found.characters,
-            found.fate is Fate.KEPT,
-        ):
-            found = kept
-    return found
+    """Of several answers the one that the text goes along with furthest, the whole of it where that is there."""
+    whole = [said for said in alternatives if is_whole(said, text, offset, closing)]
+    if whole:
+        longest = max(whole, key=lambda said: len(said.text))
+        return Kept(unpack_int32(longest.packed), len(longest.text), Fate.KEPT)
+    if not alternatives:
+        return Kept()
+    common, said = max(((_common(said.text, text, offset), said) for said in alternatives), key=lambda pair: pair[0])
+    return _begun(said, common, text, offset, closing, decode)
 
 
-def _kept(said: Said, text: str, offset: int, closing: str, decode: Decode) -> Kept:
-    whole = len(said.text)
-    if text.startswith(said.text, offset):
-        end = offset + whole
-        if end == len(text) or text.startswith(closing, end):
-            return Kept(unpack_int32(said.packed), whole, Fate.KEPT)
+def is_whole(said: Said, text: str, offset: int, closing: str) -> bool:
+    """Whether all of an answer stands at ``offset``, and nothing more."""
+    end = offset + len(said.text)
+    return text.startswith(said.text, offset) and (end == len(text) or text.startswith(closing, end))
+
+
+def _begun(said: Said, common: int, text: str, offset: int, closing: str, decode: Decode) -> Kept:
+    """The tokens of an answer's first ``common`` characters, up to the last beginning of a word."""
     tokens = unpack_int32(said.packed)
-    common = _common(said.text, text, offset)
     count = _tokens_within(tokens, said.text[:common], decode)
     for fewer in range(count, max(0, count - BACK_OFF_TOKENS), -1):
         characters = len(decode(tokens[:fewer]))

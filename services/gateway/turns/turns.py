@@ -19,8 +19,8 @@ from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns import measures
 from services.gateway.turns.answer_store import AnswerStore
 from services.gateway.turns.memory import MOST_ALTERNATIVES, Alternatives, AnswerMemory, Said
-from services.gateway.turns.places import Place, places
-from services.gateway.turns.splicing import Fate, Spliced, splice
+from services.gateway.turns.places import Entry, Place, entry, places
+from services.gateway.turns.splicing import Fate, Spliced, is_whole, splice
 from services.gateway.turns.template_shape import TemplateShape
 from shared import logs
 from shared.messages.base import pack_int32, unpack_int32
@@ -42,15 +42,15 @@ _log = logs.get_logger("gateway.turns")
 
 @dataclass(slots=True)
 class OpenPrompt:
-    """A rendered conversation on its way to tokens. ``unknown`` places are worth a look into the bucket."""
+    """A rendered conversation on its way to tokens. ``unknown`` answers are worth a look into the bucket."""
 
     text: str
     shape: TemplateShape
     namespace: str
     places: list[Place]
     said: dict[str, Alternatives]
-    unknown: list[Place] = field(default_factory=list)
-    heard: dict[str, list[bytes]] = field(default_factory=dict)
+    unknown: list[Entry] = field(default_factory=list)
+    heard: dict[str, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,24 @@ class Turns:
         earlier = [place for place in found if place.offset < len(text)]
         said = self._memory.recall(place.name for place in earlier)
         opened = OpenPrompt(text, shape, namespace, found, said)
-        if self._store is not None and len(said) < len(earlier) and self._store.is_open:
-            opened.unknown = [place for place in earlier if place.name not in said][:MOST_LOOKUPS]
+        if self._store is not None and self._store.is_open:
+            opened.unknown = self._unknown(opened, earlier, self._memory)
         return opened
 
+    @staticmethod
+    def _unknown(opened: OpenPrompt, earlier: Sequence[Place], memory: AnswerMemory) -> list[Entry]:
+        text, closing, found = opened.text, opened.shape.closing, []
+        for place in earlier:
+            if any(is_whole(said, text, place.offset, closing) for said in opened.said.get(place.name, ())):
+                continue
+            end = text.find(closing, place.offset) if closing else -1
+            shown = entry(place, text[place.offset : end if end >= 0 else len(text)], "")
+            if not memory.is_absent(shown.name):
+                found.append(shown)
+        return found[:MOST_LOOKUPS]
+
     async def look_up(self, opened: OpenPrompt) -> None:
-        """Ask the bucket for the unknown places, for as long as the settings allow."""
+        """Ask the bucket for the unknown answers, for as long as the settings allow."""
         if self._store is not None:
             opened.heard = await self._store.read(opened.unknown)
 
@@ -118,8 +130,12 @@ class Turns:
         """The prompt's ids; ``most`` as in ``Tokenizer.encode_now``. In any thread. Raises ContextTooLong."""
         if self._memory is None:
             return Spliced(self._tokenizer.encode_rendered(opened.text, most=most), ())
-        for name, answers in opened.heard.items():
-            self._memory.learn(name, [self._said(packed) for packed in answers])
+        for asked in opened.unknown:
+            packed = opened.heard.get(asked.name)
+            if packed is not None:
+                self._memory.remember(asked.place.name, self._said(packed))
+            elif asked.name in opened.heard:
+                self._memory.note_absent(asked.name)
         if opened.heard:
             opened.said = self._memory.recall(place.name for place in opened.places)
         spliced = splice(
@@ -159,7 +175,7 @@ class Turns:
             job = _Job(memory, turn, place, choice.request.prompt, pack_int32(tokens))
             if len(tokens) <= SHORT_TOKENS:
                 job.said = self._remembered(job)
-                if self._store is None:
+                if self._store is None or job.said.packed != job.packed:
                     continue
             if len(self._waiting) >= MOST_WAITING:
                 measures.ANSWERS.labels("dropped").inc()
@@ -191,24 +207,22 @@ class Turns:
             is_usual = await self._tokenizer.run(lambda: self._is_usual(job), len(job.packed))
             if is_usual:
                 measures.ANSWERS.labels("usual").inc()
-            elif self._store is not None:
-                known = job.memory.recall([job.place.name]).get(job.place.name, ())
-                await self._store.write(job.place, [said.packed for said in known] or [job.packed])
+            elif self._store is not None and job.said is not None and job.said.packed == job.packed:
+                await self._store.write(entry(job.place, job.said.text, job.turn.closing), job.packed)
         except Exception as error:
             # An answer that is not shared costs a little; a gateway that ends for it costs all its streams.
             measures.ANSWERS.labels("failed").inc()
             _log.exception("answer_not_shared", kind=type(error).__name__)
 
     def _remembered(self, job: _Job) -> Said:
-        said = self._said(job.packed)
-        job.memory.remember(job.place.name, said)
+        said = job.memory.remember(job.place.name, self._said(job.packed))
         job.memory.mark(_mark(job.turn.namespace, said.text), job.place.name)
         return said
 
     def _is_usual(self, job: _Job) -> bool:
         """Whether the tokenizer gives the answer's ids back, between the prompt's end and what follows an answer."""
         tokenizer = self._tokenizer
-        said = job.said or self._remembered(job)
+        said = job.said = job.said or self._remembered(job)
         prompt = unpack_int32(job.prompt)
         start = next(
             (place for place in range(len(prompt) - 1, -1, -1) if prompt[place] in tokenizer.added_ids), len(prompt)

@@ -122,12 +122,10 @@ class Prompt:
         messages: Sequence[dict[str, Any]],
         *,
         namespace: str = NAMESPACE,
-        heard: dict[str, list[bytes]] | None = None,
     ) -> None:
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         text = tokenizer.render(messages, add_generation_prompt=True)
         self.opened = turns.open(text, tokenizer.shape({}), namespace, len(answers))
-        self.opened.heard = heard or {}
         spliced = turns.tokens(self.opened, MOST)
         self.text = text
         self.tokens = spliced.tokens

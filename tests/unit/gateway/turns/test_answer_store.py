@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from services.gateway.turns.answer_store import REST_FIRST_S, AnswerStore
-from services.gateway.turns.places import Place, places
+from services.gateway.turns.places import Entry, entry, places
 from services.gateway.turns.sealing import seal, unseal
 from shared.errors import Unavailable
 from shared.messages.base import pack_int32
 from tests.memory_bus import MemoryBroker, MemoryBus
 
-PLACE, OTHER = places("<u>hi<a>", "<a>", "n", 0)[0], places("<u>ho<a>", "<a>", "n", 0)[0]
-ANSWERS = [pack_int32([5, 6, 7]), pack_int32([8])]
+ENTRY, OTHER = (entry(places(f"<u>{text}<a>", "<a>", "n", 0)[0], "yes<e>", "<e>") for text in ("hi", "ho"))
+ANSWER = pack_int32([5, 6, 7])
 
 
 class Clock:
@@ -23,27 +23,36 @@ class Clock:
         return self.now_s
 
 
-def test_an_entry_opens_for_its_place_alone() -> None:
-    """Another conversation's key, another name and a changed bit do not open it, and neither does rubbish."""
-    sealed = seal(PLACE, ANSWERS)
+def test_an_entry_opens_for_its_place_and_text_alone() -> None:
+    """Another conversation's key, another answer's name and a changed bit do not open it, and neither does rubbish."""
+    sealed = seal(ENTRY, ANSWER)
 
-    assert unseal(PLACE, sealed) == ANSWERS
+    assert unseal(ENTRY, sealed) == ANSWER
     assert unseal(OTHER, sealed) is None
-    assert unseal(Place(0, OTHER.name, PLACE.key), sealed) is None
-    assert unseal(PLACE, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
-    assert unseal(PLACE, b"") is unseal(PLACE, b"x" * 40) is None
-    assert unseal(PLACE, seal(PLACE, [b"abc"])) is None
-    assert ANSWERS[0] not in sealed
+    assert unseal(Entry(ENTRY.place, OTHER.name), sealed) is None
+    assert unseal(Entry(OTHER.place, ENTRY.name), sealed) is None
+    assert unseal(ENTRY, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
+    assert unseal(ENTRY, b"") is unseal(ENTRY, b"x" * 40) is None
+    assert unseal(ENTRY, seal(ENTRY, b"abc")) is None
+    assert ANSWER not in sealed
+
+
+def test_an_entry_is_named_for_its_place_and_text() -> None:
+    """Neither space around the text, which clients and templates trim, nor what stands behind it counts."""
+    named = {entry(ENTRY.place, text, "<e>").name for text in ("yes", " yes\n", "yes<e>", "yes <e><u>and")}
+
+    assert named == {ENTRY.name}
+    assert len({ENTRY.name, OTHER.name, entry(ENTRY.place, "no", "<e>").name, ENTRY.place.name}) == 4
 
 
 async def test_what_one_gateway_writes_another_reads() -> None:
-    """A place of which nothing is stored has no answers; an unreadable entry counts as none."""
+    """What is not stored is none, and so is what cannot be read."""
     broker = MemoryBroker()
     one, other = (AnswerStore(broker.connect(name), 1.0, Clock()) for name in ("one", "other"))
-    await one.write(PLACE, ANSWERS)
+    await one.write(ENTRY, ANSWER)
     broker.answers[OTHER.name] = b"rubbish"
 
-    assert await other.read([PLACE, OTHER]) == {PLACE.name: ANSWERS, OTHER.name: []}
+    assert await other.read([ENTRY, OTHER]) == {ENTRY.name: ANSWER, OTHER.name: None}
     assert await other.read([]) == {}
 
 
@@ -53,13 +62,13 @@ async def test_a_store_that_fails_is_left_alone_for_a_while() -> None:
     store = AnswerStore(bus, 1.0, clock)
     bus.disconnect()
 
-    assert await store.read([PLACE]) == {}
+    assert await store.read([ENTRY]) == {}
     assert (store.is_open, bool(store.fault)) == (False, True)
-    await store.write(PLACE, ANSWERS)
+    await store.write(ENTRY, ANSWER)
     bus.reconnect()
     clock.now_s = 2 * REST_FIRST_S
     assert store.is_open
-    assert await store.read([PLACE]) == {PLACE.name: []}
+    assert await store.read([ENTRY]) == {ENTRY.name: None}
     assert store.fault == ""
 
 
@@ -74,7 +83,7 @@ async def test_a_lookup_ends_in_time() -> None:
     store = AnswerStore(Silent(MemoryBroker(), "one"), 0.01, asyncio.get_running_loop().time)
 
     async with asyncio.timeout(10):
-        assert await store.read([PLACE]) == {}
+        assert await store.read([ENTRY]) == {}
     assert "0.01 s" in store.fault
 
 
@@ -82,8 +91,8 @@ async def test_an_entry_too_large_for_the_broker_is_no_fault() -> None:
     """It is not stored, and others are."""
     store = AnswerStore(MemoryBroker(max_payload=100).connect("one"), 1.0, Clock())
 
-    await store.write(PLACE, [bytes(400)])
-    await store.write(OTHER, [bytes(40)])
+    await store.write(ENTRY, bytes(400))
+    await store.write(OTHER, bytes(40))
 
     assert store.fault == ""
-    assert await store.read([PLACE, OTHER]) == {PLACE.name: [], OTHER.name: [bytes(40)]}
+    assert await store.read([ENTRY, OTHER]) == {ENTRY.name: None, OTHER.name: bytes(40)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.turns.memory import MARKED_TEXTS, MOST_ALTERNATIVES, AnswerMemory, Said
+from services.gateway.turns.memory import MOST_ALTERNATIVES, MOST_NAMES, AnswerMemory, Said
 from shared.messages.base import pack_int32
 
 
@@ -24,28 +24,19 @@ def test_the_longest_unused_goes_first() -> None:
     assert told[-1] == memory.nbytes <= 6_000
 
 
-def test_an_answer_is_known_once_and_the_latest_comes_first() -> None:
-    """At most a few of one place are kept."""
+def test_a_text_is_known_once_in_the_ids_that_came_first() -> None:
+    """Conversations have gone on from them. The latest text comes first, and a bounded number of one place is kept."""
     memory = AnswerMemory(2**20)
-    for number in [*range(10), 7]:
+    for number in range(MOST_ALTERNATIVES + 5):
         memory.remember("p", said(f"answer {number}", number))
 
+    stands = memory.remember("p", said("answer 40", 9_999))
+
     (answers,) = memory.recall(["p"]).values()
-
-    assert [each.text for each in answers] == ["answer 7", "answer 9", "answer 8", "answer 6"]
+    assert stands == said("answer 40", 40)
+    assert [each.text for each in answers[:3]] == ["answer 40", "answer 68", "answer 67"]
     assert len(answers) == MOST_ALTERNATIVES
-
-
-def test_what_others_know_never_replaces_what_was_said_here() -> None:
-    """That nothing is known elsewhere is remembered too."""
-    memory = AnswerMemory(2**20)
-    memory.remember("here", said("own"))
-    memory.learn("here", [said("other", 9)])
-    memory.learn("nowhere", [])
-
-    assert memory.recall(["here", "nowhere", "unheard"]) == {"here": (said("own"),), "nowhere": ()}
-    memory.remember("nowhere", said("own"))
-    assert memory.recall(["nowhere"]) == {"nowhere": (said("own"),)}
+    assert memory.recall(["unheard"]) == {}
 
 
 def test_bytes_are_given_back() -> None:
@@ -59,11 +50,13 @@ def test_bytes_are_given_back() -> None:
     assert memory.nbytes == once.nbytes
 
 
-def test_marks_are_bounded() -> None:
-    """The oldest is forgotten."""
+def test_marks_and_absences_are_bounded() -> None:
+    """The oldest are forgotten."""
     memory = AnswerMemory(2**20)
-    for number in range(MARKED_TEXTS + 1):
+    for number in range(MOST_NAMES + 1):
         memory.mark(number.to_bytes(16, "little"), f"p{number}")
+        memory.note_absent(f"e{number}")
 
     assert memory.stood_at((0).to_bytes(16, "little")) == ""
     assert memory.stood_at((1).to_bytes(16, "little")) == "p1"
+    assert [memory.is_absent(f"e{number}") for number in (0, 1, MOST_NAMES)] == [False, True, True]

@@ -33,6 +33,7 @@ def test_other_text_or_namespace_is_another_place(before: str, namespace: str) -
     (one,) = places(f"{before}<a>", OPENING, namespace, 0)[:1]
     (other,) = places("<u>hi<a>", OPENING, "n", 0)
 
+    assert places("<u>hi<a>", OPENING, "m", 0) != [other]
     assert (one.name == other.name) == (one.key == other.key)
     assert (one.name == other.name) == (before == "<u>hi" and namespace == "n")
 

@@ -11,11 +11,13 @@ import pytest
 
 from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.turns.answer_store import AnswerStore
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.splicing import Fate
 from services.gateway.turns.turns import SHORT_TOKENS, Turns
 from shared.messages.requests import CacheHints
 from shared.messages.tokens import Usage
+from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.turns.chats import (
     CHATML,
     CHATML_THINKS,
@@ -273,3 +275,34 @@ async def test_a_long_answer_is_known_a_moment_later(tmp_path: Path) -> None:
 
     assert following.fates == (Fate.KEPT,)
     assert following.tokens[: len(first.tokens) + len(said)] == first.tokens + said
+
+
+def test_many_who_ask_the_same_each_go_on_from_their_own(tmp_path: Path) -> None:
+    """Openings of conversations are alike; an answer of the same text is the one that was said first."""
+    tokenizer = make_tokenizer(tmp_path, CHATML)
+    turns, rng = fresh(tokenizer), random.Random(3)
+    first = Prompt(turns, tokenizer, [user("who?")])
+    answers = [[tokenizer.encode_rendered(letter)[0] for letter in f"the keeper {number}"] for number in range(60)]
+    first.answer(*answers)
+    first.answer(tokenizer.encode_rendered("the keeper 7"))
+
+    for answer in [*rng.sample(answers, 20), answers[7]]:
+        following = Prompt(turns, tokenizer, [user("who?"), assistant(tokenizer.decode(answer)), user("and then?")])
+        assert following.fates == (Fate.KEPT,)
+        assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
+
+
+@pytest.mark.parametrize(("answer", "stored"), [("the keeper", 0), ("\n the keeper", 1)], ids=["usual", "joins"])
+async def test_what_the_tokenizer_gives_back_is_not_stored(tmp_path: Path, answer: str, stored: int) -> None:
+    """An answer that begins with a line break would join the template's, where the tokenizer has a token for two."""
+    tokenizer, broker = make_tokenizer(tmp_path, CHATML), MemoryBroker()
+    (pair,) = tokenizer.encode_rendered("\n\n")
+    turns = Turns(tokenizer, AnswerMemory(MEMORY_BYTES), AnswerStore(broker.connect("one"), 1.0, lambda: 0.0))
+    running = asyncio.create_task(turns.run())
+    Prompt(turns, tokenizer, [user("who?")]).answer([*tokenizer.encode_rendered(answer), max(tokenizer.special_ids)])
+
+    await turns.drain(60)
+    running.cancel()
+
+    assert pair != tokenizer.encode_rendered("\n")[0]
+    assert len(broker.answers) == stored
