@@ -19,7 +19,8 @@ INPUTS_STREAM = "TC_INPUTS"
 OUTPUTS_STREAM = "TC_OUTPUTS"
 SNAPSHOT_BUCKET = "TC_SNAPSHOTS"  # JetStream object store
 RECORD_BUCKET = "TC_LEASES"  # JetStream key/value store
-KEPT_BUCKET = "TC_ANSWERS"  # JetStream key/value store
+KEPT_BUCKET = "TC_RESPONSES"  # JetStream key/value store
+ANSWER_BUCKET = "TC_ANSWERS"  # JetStream key/value store
 
 INPUTS = "tc.in.>"
 SKIPS = "tc.in.skips.*"  # What of the inputs is about other inputs; few, so that they can be read ahead.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared import logs, subjects
@@ -87,6 +87,7 @@ class MemoryBroker:
         self._record_revisions = 0
         self._kept: dict[str, tuple[int, bytes]] = {}  # By name: when it was stored, and what. The oldest first.
         self._kept_limits: StreamLimits | None = None
+        self.answers: dict[str, bytes] = {}
         self._clients: list[MemoryBus] = []
         self._stored: list[asyncio.Future[None]] = []
 
@@ -321,6 +322,16 @@ class MemoryBus:
         inbox: Inbox[_Call] = Inbox(subject, answer, limit=1024, at_once=at_once, on_close=forget)
         self.servers.append((subject, inbox))
         return inbox
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    async def read_answers(self, names: Sequence[str], *, timeout_s: float) -> dict[str, bytes | None]:
+        self._require()
+        return {name: self._broker.answers.get(name) for name in names}
+
+    async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        self._require(data)
+        self._broker.answers[name] = data
 
     # -- streams ----------------------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ from services.gateway.shell import GatewayShell
 from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.turns import measures
+from services.gateway.turns.answer_store import AnswerStore
+from services.gateway.turns.memory import AnswerMemory
+from services.gateway.turns.turns import Turns
 from services.gateway.views.tenant_view import tenant_view
 from shared import logs, progress, subjects, tracing
 from shared.bus.nats_bus import connect_with
@@ -88,6 +92,16 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
     )
 
 
+def turns_of(config: GatewayConfig, bus: Bus, tokenizer: Tokenizer) -> Turns:
+    """What keeps answers' ids between turns, as the settings have it."""
+    memory = store = None
+    if config.answer_memory_bytes:
+        memory = AnswerMemory(config.answer_memory_bytes, measures.MEMORY_BYTES.set)
+    if memory is not None and config.answer_lookup_ms:
+        store = AnswerStore(bus, config.answer_lookup_ms / 1000, time.monotonic)
+    return Turns(tokenizer, memory, store)
+
+
 def compose(
     config: GatewayConfig,
     bus: Bus,
@@ -128,6 +142,7 @@ def compose(
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         kept=KeptResponses(bus),
         grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
+        turns=turns_of(config, bus, tokenizer),
         tracer=tracer,
         tls=tls,
         reports=reports,

@@ -85,6 +85,16 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
             "auto: those of the chat template"
         ),
     ] = "auto"
+    answer_memory_bytes: Annotated[
+        int,
+        Meta(description="memory for answers' token ids, which later turns are built of; 0 tokenises them anew", ge=0),
+    ] = 64 * 2**20
+    answer_lookup_ms: Annotated[
+        int,
+        Meta(
+            description="longest wait for answers that other gateways, or earlier lives, remember; 0 shares none", ge=0
+        ),
+    ] = 50
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
     exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000

@@ -24,6 +24,7 @@ from services.gateway.responses.kept import KeptResponses
 from services.gateway.tenants import Tenant
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.turns.turns import Turns
 from shared.bus.protocol import Bus
 from shared.errors import Unavailable
 from shared.ids import namespace_digest
@@ -51,6 +52,7 @@ class Gateway:
     replies: ReplyFormats
     kept: KeptResponses
     grammars: GrammarChecks
+    turns: Turns
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None
@@ -88,12 +90,14 @@ class Gateway:
         faults = [("tenants", self.callers.fault, "--tenants")]
         if self.tls is not None:
             faults.append(("certificate", self.tls.fault, "--tls-cert"))
-        return tuple(
-            Degradation(
-                component=self.gateway_id, what=what, reason=f"the earlier one is in force: {fault}", setting=setting
+        told = [(what, f"the earlier one is in force: {fault}", setting) for what, fault, setting in faults if fault]
+        if self.turns.fault:
+            told.append(
+                ("answers", f"they are not shared with other gateways: {self.turns.fault}", "--answer-lookup-ms")
             )
-            for what, fault, setting in faults
-            if fault
+        return tuple(
+            Degradation(component=self.gateway_id, what=what, reason=reason, setting=setting)
+            for what, reason, setting in told
         )
 
     def reasons_not_ready(self) -> list[str]:

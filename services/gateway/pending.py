@@ -102,6 +102,7 @@ class Generation:
         self.choices = list(choices)
         self.is_streaming = is_streaming
         self.abandoned: ThermoclineError | None = None
+        self.turns: tuple[str, ...] = ()  # What became of earlier answers' ids, in order (``turns.splicing.Fate``).
         self._touched: dict[int, None] = {}  # A dictionary, since it keeps its order.
         self._event = asyncio.Event()
         for choice in self.choices:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from services.gateway import admission
+from services.gateway.chat_prompt import tokenize_chat
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.cache import PromptSource
 from services.gateway.openai_schema.chat import ChatRequest
-from services.gateway.routes.chat import tokenize_chat
 from shared.errors import CallerError, InvalidRequest
 
 
-async def tokenize_source(gateway: Gateway, source: PromptSource, *, path: str = "") -> list[int]:
-    """Token ids, just as the API's own endpoints would make them of the same prompt.
+async def tokenize_source(gateway: Gateway, source: PromptSource, namespace: str, *, path: str = "") -> list[int]:
+    """Token ids, just as the API's own endpoints would make them of the same prompt in this namespace.
 
     Raises InvalidRequest or ContextTooLong; ``path`` goes before the name of the field at fault.
     """
     try:
-        tokens = await _tokenize(gateway, source)
+        tokens = await _tokenize(gateway, source, namespace)
         limit = gateway.context_limit
         if len(tokens) >= limit.tokens:
             raise limit.refusal(len(tokens) + 1, f"; the prompt has {len(tokens)}.", param=_given(source))
@@ -26,7 +26,7 @@ async def tokenize_source(gateway: Gateway, source: PromptSource, *, path: str =
     return tokens
 
 
-async def _tokenize(gateway: Gateway, source: PromptSource) -> list[int]:
+async def _tokenize(gateway: Gateway, source: PromptSource, namespace: str) -> list[int]:
     given = [name for name in ("prompt", "messages", "tokens") if getattr(source, name) is not None]
     if len(given) != 1:
         raise InvalidRequest("give exactly one of prompt, messages and tokens", param=given[1] if given else "prompt")
@@ -35,7 +35,7 @@ async def _tokenize(gateway: Gateway, source: PromptSource) -> list[int]:
     if source.messages is not None:
         chat = ChatRequest(messages=source.messages, tools=source.tools)
         admission.check_chat(chat)
-        return await tokenize_chat(gateway, chat)
+        return await tokenize_chat(gateway, chat, namespace=namespace)
     if source.prompt is not None:
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(source.prompt), longest, gateway.facts.max_context)

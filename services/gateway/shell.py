@@ -23,6 +23,7 @@ from shared.messages.status import CellStatus
 SWEEP_S = 0.25
 NOTICE_CHECK_S = 10.0
 OUTBOX_DRAIN_S = 5.0
+ANSWERS_DRAIN_S = 1.0
 
 _log = logs.get_logger("gateway")
 
@@ -81,6 +82,7 @@ class GatewayShell:
                 server.should_exit = True
                 await serving
                 await self._gateway.dispatcher.outbox.drain(OUTBOX_DRAIN_S)
+                await self._gateway.turns.drain(ANSWERS_DRAIN_S)
 
     async def _work(self) -> None:
         gateway = self._gateway
@@ -89,6 +91,7 @@ class GatewayShell:
                 beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation, degraded=gateway.own_degraded)
             )
             group.create_task(gateway.dispatcher.outbox.run())
+            group.create_task(gateway.turns.run())
             group.create_task(self._sweep())
             group.create_task(gateway.callers.watch())
             if gateway.reports is not None:

@@ -10,6 +10,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.pending import Generation
 from services.gateway.prompt_heads import Head
 from services.gateway.request_spans import record_generation
+from services.gateway.turns.turns import Turn
 from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
 
 
@@ -26,6 +27,7 @@ class Ticket:
         self._generation: Generation | None = None
         self._watch: DisconnectWatch | None = None
         self._head: Head | None = None
+        self.turn: Turn | None = None  # Of a conversation: where its answer stands.
         self._is_closed = False
 
     def __enter__(self) -> Ticket:
@@ -48,6 +50,8 @@ class Ticket:
     def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
         """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
+        if self.turn is not None:
+            generation.turns = tuple(fate.value for fate in self.turn.fates)
         if self._gateway.reports is not None:
             self._gateway.reports.sent(generation)
 
@@ -76,6 +80,8 @@ class Ticket:
                 self._gateway.reports.ended(self._generation)
                 if self._head is not None:
                     self._gateway.reports.note(self._head, self._generation)
+            if self.turn is not None:
+                self._gateway.turns.ended(self.turn, self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
             tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:

@@ -9,6 +9,7 @@ use: 0.8 s for 1 MiB. ``encode_batch_fast`` lets go of it and, because it notes 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from services.gateway import verbatim
 from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
+from services.gateway.turns.template_shape import TemplateShape, shape_of
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
 
 SUSPECT_CHARACTERS = 8
@@ -36,6 +38,9 @@ LONG_DECODING = 1_000
 
 PIECE_CHARACTERS = 100_000
 """Of a suspect text so many are counted at once."""
+
+KNOWN_SHAPES = 64
+"""Arguments of the template for which it is known what it writes around answers."""
 
 T = TypeVar("T")
 
@@ -91,12 +96,21 @@ class Tokenizer:
         self.template_variables = template_variables(self.template_source)
         vocabulary: Mapping[str, int] = self._tokenizer.get_vocab()
         self.longest_token_characters = max((len(piece) for piece in vocabulary), default=1)
-        self.special_ids = special_ids(self._backend)
+        self.specials_by_text = specials_by_text(self._backend)
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(self._tokenizer.all_special_ids) | {
+            number for number, token in added.items() if token.special
+        }
+        self._added_texts = tuple(token.content for token in added.values())
+        self.can_splice = self._backend is not None
+        self.joins_exactly = self._backend is not None and joins_exactly(self._backend)
+        self._shapes: dict[bytes, TemplateShape] = {}
         self.texts = TokenTexts(
             decode=lambda token: self.decode([token]),
             piece=self._tokenizer.convert_ids_to_tokens,
             byte_level="ByteLevel" in repr(getattr(self._backend, "decoder", None)),
-            special=set(self._tokenizer.all_special_ids) | set(getattr(self._tokenizer, "added_tokens_decoder", {})),
+            special=set(self.special_ids | self.added_ids),
         )
 
     def definition(self) -> str:
@@ -176,10 +190,35 @@ class Tokenizer:
         return self.encode_rendered(text, most=most)
 
     def encode_rendered(self, text: str, *, most: int = 0) -> list[int]:
-        """Tokenise what :meth:`render` made, or a part of it; ``most`` as in :meth:`encode_now`."""
+        """Token ids of what :meth:`render` made, or of a piece of it; ``most`` as in :meth:`encode_now`."""
         if self._specials is None:
             return self.encode_now(text, add_special_tokens=False, most=most)
         return self._specials.encode(text, lambda piece: self.encode_now(piece, add_special_tokens=False, most=most))
+
+    def decode_exactly(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens`` as a worker streams it, special tokens included. For tokenizers with a Rust backend."""
+        (text,) = self._backend.decode_batch([list(tokens)], skip_special_tokens=False)
+        return str(text)
+
+    def rendered_text(self, tokens: Sequence[int]) -> str:
+        """Text of an answer as :meth:`render` has it in a message."""
+        text = self.decode_exactly(tokens)
+        return text if self._specials is None else str(self._specials.marked(text))
+
+    def shape(self, template_arguments: Mapping[str, Any]) -> TemplateShape:
+        """What the template writes around answers, given these arguments."""
+        known = hashlib.blake2b(repr(sorted(template_arguments.items())).encode("utf-8", "replace")).digest()
+        found = self._shapes.get(known)
+        if found is None:
+
+            def small(messages: Sequence[Mapping[str, Any]], asks: bool) -> str:
+                return self.render(messages, add_generation_prompt=asks, template_arguments=template_arguments)
+
+            found = shape_of(small, self._added_texts)
+            if len(self._shapes) >= KNOWN_SHAPES:
+                self._shapes = {}
+            self._shapes[known] = found
+        return found
 
     def render(
         self,
@@ -226,10 +265,28 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-def special_ids(backend: Any) -> dict[str, int]:
+def specials_by_text(backend: Any) -> dict[str, int]:
     """Numbers of the special tokens, which decoding leaves out, by their texts; none without a Rust tokenizer."""
     added = backend.get_added_tokens_decoder() if backend is not None else {}
     return {token.content: number for number, token in added.items() if token.special}
+
+
+def joins_exactly(backend: Any) -> bool:
+    """Whether texts that are tokenised apart decode to the two joined: bytes in, bytes out, and no space put before."""
+    told = json.loads(backend.to_str())
+    links = _links(told.get("pre_tokenizer"), "pretokenizers")
+    puts_spaces = any(link["type"] == "Metaspace" or link.get("add_prefix_space") for link in links)
+    takes_bytes = any(link["type"] == "ByteLevel" for link in links)
+    changes = {link["type"] for link in _links(told.get("normalizer"), "normalizers")} - {"NFC"}
+    decoders = [link["type"] for link in _links(told.get("decoder"), "decoders")]
+    return takes_bytes and decoders == ["ByteLevel"] and not puts_spaces and not changes
+
+
+def _links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """A tokenizer's part as the list of what it does."""
+    if part is None:
+        return []
+    return [link for each in part[name] for link in _links(each, name)] if part["type"] == "Sequence" else [part]
 
 
 def chat_template_of(tokenizer: Any) -> str:

@@ -15,7 +15,7 @@ import nats.errors
 
 from shared import logs, subjects
 from shared.broker import BrokerSettings
-from shared.bus import jetstream, kept_bucket, measures, record_bucket, requests
+from shared.bus import answer_bucket, jetstream, kept_bucket, measures, record_bucket, requests
 from shared.bus.access import Access, access_of, from_urls
 from shared.bus.appends import Appender
 from shared.bus.beats import Beats
@@ -37,7 +37,7 @@ from shared.bus.protocol import (
 from shared.bus.snapshot_bucket import SnapshotBucket
 from shared.bus.subject_match import matches
 from shared.bus.tail import Tails
-from shared.errors import ConfigError, PayloadTooLarge, ThermoclineError, Unavailable
+from shared.errors import ConfigError, PayloadTooLarge, ThermoclineError, TransportError, Unavailable
 
 CLOSE_S = 5.0
 CONNECT_S = 30.0
@@ -322,6 +322,11 @@ class NatsBus:
         for config in (inputs, outputs, jetstream.bucket_config(limits), record_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
         await kept_bucket.ensure(self._client, limits)
+        try:
+            await jetstream.ensure_stream(self._client, answer_bucket.bucket_config(limits))
+        except (ConfigError, TransportError, Unavailable) as error:
+            # A cell does without: gateways then remember answers each for itself, and say so.
+            _log.warning("answer_bucket_missing", reason=error.message)
         if limits.replicas == 1 and len(self._client.servers) > 1:
             _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
 
@@ -380,6 +385,16 @@ class NatsBus:
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
         self._require()
         return await kept_bucket.forget(self._client, names, timeout_s)
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    async def read_answers(self, names: Sequence[str], *, timeout_s: float) -> dict[str, bytes | None]:
+        self._require()
+        return await answer_bucket.read(self._client, names, timeout_s)
+
+    async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        self._require(data)
+        await answer_bucket.write(self._client, name, data, timeout_s)
 
 
 async def _round_trip(client: Any) -> None:

@@ -14,7 +14,7 @@ Guarantees that the conformance suite checks for both:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,8 +96,7 @@ class Bus(Protocol):
         """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up."""
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
-        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots, records and kept answers where they do not
-        exist.
+        """Create the streams, and the buckets of snapshots, records, answers and responses, where they do not exist.
 
         Those that exist are brought to ``limits`` as far as nothing that they hold is lost by it.
         """
@@ -169,6 +168,15 @@ class Bus(Protocol):
 
         Raises Unavailable.
         """
+
+    async def read_answers(self, names: Sequence[str], *, timeout_s: float) -> dict[str, bytes | None]:
+        """Entries of the answer bucket, None for one that is not there; what is late is left out.
+
+        Raises Unavailable when nothing came within ``timeout_s``.
+        """
+
+    async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        """Store an entry in the answer bucket. Raises Unavailable, PayloadTooLarge or TransportError."""
 
     async def flush(self) -> None:
         """Return when the server has everything published so far, and the streams what they capture of it.

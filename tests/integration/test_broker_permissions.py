@@ -126,7 +126,7 @@ async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
 
 
 async def test_a_gateway_may_do_all_that_it_does(server: NatsServer) -> None:
-    """Whatever suffix its name has got: requests in, notices and tokens out, and calls of everybody it asks."""
+    """Whatever suffix its name has got: requests in, notices, tokens, answers, and calls of everybody it asks."""
     with capture_logs() as logged:
         async with connected(server, "scheduler", "gateway", "worker-0", "storage-0") as (scheduler, gateway, *members):
             await scheduler.ensure_streams(LIMITS)
@@ -137,6 +137,8 @@ async def test_a_gateway_may_do_all_that_it_does(server: NatsServer) -> None:
             await gateway.append(subjects.request_input(GATEWAY), b"request", message_id="r1")
             await gateway.append(subjects.cell_input(), b"flush")
             await gateway.publish(subjects.heartbeat("gateway", GATEWAY), b"beat")
+            await gateway.write_answer("0" * 32, b"sealed")
+            answers = await gateway.read_answers(["0" * 32, "f" * 32], timeout_s=ANSWER_S)
             notices = await stored(gateway, subjects.OUTPUTS_STREAM, subjects.gateway_output(GATEWAY))
             calls = [
                 (members[0], subjects.rpc("worker", "outputs", "worker-0")),
@@ -148,6 +150,7 @@ async def test_a_gateway_may_do_all_that_it_does(server: NatsServer) -> None:
                 assert await gateway.call(subject, b"?") == b"?"
 
     assert notices == [b"notice"]
+    assert answers == {"0" * 32: b"sealed", "f" * 32: None}
     assert denied(logged) == []
 
 
@@ -219,6 +222,7 @@ async def test_a_worker_hears_nothing_that_is_not_meant_for_it(refusing: NatsSer
         subjects.worker_output("worker-1"),
         subjects.gateway_output(GATEWAY),
         f"$KV.{subjects.RECORD_BUCKET}.scheduler",
+        f"$KV.{subjects.ANSWER_BUCKET}.{'0' * 32}",
         f"$O.{subjects.SNAPSHOT_BUCKET}.M.core",
     ],
 )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared import subjects
+from shared.bus import answer_bucket
 from shared.bus.access import inbox_prefix
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.kept_bucket import STREAM as KEPT_STREAM
@@ -49,6 +50,9 @@ def gateway(user: str) -> Permissions:
             subjects.CELLS_LOAD,
             f"$KV.{subjects.KEPT_BUCKET}.>",
             *(f"$JS.API.STREAM.{verb}.{KEPT_STREAM}" for verb in ("MSG.GET", "PURGE")),
+            # Answers by name: none can be listed, and a name is a digest of the conversation.
+            answer_bucket.subject(ANY),
+            f"$JS.API.DIRECT.GET.{answer_bucket.STREAM}.{answer_bucket.subject(ANY)}",
         ),
         subscribe=(
             *(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
@@ -59,7 +63,7 @@ def gateway(user: str) -> Permissions:
 
 def scheduler(user: str) -> Permissions:
     """Any scheduler: it owns the streams, and reads every input."""
-    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM, KEPT_STREAM)
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM)
     return Permissions(
         publish=(
             subjects.cell_input(),
@@ -67,7 +71,11 @@ def scheduler(user: str) -> Permissions:
             subjects.OUTPUTS,
             subjects.STATUS,
             subjects.heartbeat("scheduler", ANY),
-            *(f"$JS.API.STREAM.{verb}.{stream}" for stream in streams for verb in ("INFO", "CREATE", "UPDATE")),
+            *(
+                f"$JS.API.STREAM.{verb}.{stream}"
+                for stream in (*streams, KEPT_STREAM, answer_bucket.STREAM)
+                for verb in ("INFO", "CREATE", "UPDATE")
+            ),
             # What replaces or deletes a snapshot drops the chunks of the old one.
             f"$JS.API.STREAM.PURGE.{BUCKET_STREAM}",
             f"$JS.API.STREAM.MSG.GET.{BUCKET_STREAM}",

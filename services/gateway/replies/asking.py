@@ -59,7 +59,7 @@ def ask_reply(
     if ask is not None and ask.is_forced and not formats.traits.takes_many_calls:
         ask = replace(ask, is_parallel=False)  # The template could not give several back.
     calls = (formats.tools, ask) if formats.tools is not None and ask is not None else None
-    specials = tokenizer.special_ids
+    specials = tokenizer.specials_by_text
     markers = [*(calls[0].syntax.markers if calls else ()), *(thinking.syntax.markers if thinking else ())]
 
     def new_reply(request_id: str) -> Reply:

@@ -100,10 +100,11 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def pin(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, PinRequest)
-            tokens = await tokenize_source(gateway, request)
+            namespace = gateway.namespace(_tenant(gateway, request.tenant), request.cache_salt)
+            tokens = await tokenize_source(gateway, request, namespace)
             order = PinPrefix(
                 pin_id=request.name or new_id("pin"),
-                namespace=gateway.namespace(_tenant(gateway, request.tenant), request.cache_salt),
+                namespace=namespace,
                 tokens=pack_int32(tokens),
                 ttl_ms=max(1, round(request.ttl_s * 1000)),
             )
@@ -163,8 +164,10 @@ def cache_router(gateway: Gateway) -> APIRouter:
             prompts = []
             for place, given in enumerate(request.prompts):
                 source = PromptSource(prompt=given) if isinstance(given, str) else given
-                tokens = await tokenize_source(gateway, source, path=f"prompts[{place}].")
-                prompts.append(Warming(tokens, source.cache_salt, _tenant(gateway, source.tenant)))
+                tenant = _tenant(gateway, source.tenant)
+                namespace = gateway.namespace(tenant, source.cache_salt)
+                tokens = await tokenize_source(gateway, source, namespace, path=f"prompts[{place}].")
+                prompts.append(Warming(tokens, source.cache_salt, tenant))
             # A request that no scheduler sees would only wait for its time to run out.
             await calls.status()
             data = await prewarm(gateway, http.receive, prompts)

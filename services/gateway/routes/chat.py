@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway import admission, conversation, prompt_weight
+from services.gateway import admission, prompt_weight
 from services.gateway.body import Body
-from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
+from services.gateway.cache_hints import breakpoints
 from services.gateway.callers import caller_of
+from services.gateway.chat_prompt import chat_prompt
 from services.gateway.gateway import Gateway
 from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
 from services.gateway.replies.asking import AskedReply, ask_reply
-from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, answer, make_generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
 from shared.ids import new_id
-from shared.messages.requests import Grammar, Lease
+from shared.messages.requests import Grammar
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -89,7 +87,8 @@ async def chat_generation(
     admission.check_chat(request)
     ticket.extend(request.n or 1)
     grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
-    tokens, leases = await leased_prompt(gateway, request, breakpoints(request))
+    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
+    tokens, leases = await chat_prompt(gateway, request, namespace=namespace, ticket=ticket, marks=breakpoints(request))
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if is_clipped and asked is not None:
         asked = min(asked, max(1, gateway.max_context - len(tokens)))
@@ -133,37 +132,3 @@ async def asked_reply(
     if reply.grammar is not None and reply.grammar is not grammar:
         await gateway.grammars.check(reply.grammar, param="tools")
     return reply
-
-
-async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
-    """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
-    tokens, _ = await leased_prompt(gateway, request, ())
-    return tokens
-
-
-async def leased_prompt(
-    gateway: Gateway, request: ChatRequest, marks: Sequence[Breakpoint]
-) -> tuple[list[int], tuple[Lease, ...]]:
-    """The same, and what breakpoints in it ask to keep."""
-    tokenizer, context = gateway.tokenizer, gateway.facts.max_context
-    admission.check_messages(len(request.messages), context)
-    continues = bool(request.continue_final_message)
-
-    def work() -> tuple[list[int], tuple[Lease, ...]]:
-        messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
-        check_rendered(request.tools, tokenizer.template_variables)
-        asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-        tools = without_controls(request.tools)
-        arguments = conversation.template_arguments(request, tokenizer.template_variables)
-        characters = prompt_weight.characters(messages, tools, arguments)
-        admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
-        how: dict[str, Any] = {
-            "add_generation_prompt": not continues and request.add_generation_prompt is not False,
-            "continue_final_message": continues,
-            "template_arguments": arguments,
-        }
-        tokens = tokenizer.encode_chat(messages, tools=tools, most=context, **how)
-        admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
-        return tokens, chat_leases(marks, tokens, messages, tools, partial(tokenizer.render, **how), tokenizer)
-
-    return await tokenizer.run(work, prompt_weight.weight(request) * (1 + len(marks)))

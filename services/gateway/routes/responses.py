@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from services.gateway import admission
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
+from services.gateway.chat_prompt import tokenize_chat
 from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
@@ -28,7 +29,7 @@ from services.gateway.responses.schema import (
     TextOptions,
 )
 from services.gateway.responses.view import ResponsesView
-from services.gateway.routes.chat import chat_generation, tokenize_chat
+from services.gateway.routes.chat import chat_generation
 from services.gateway.serving import Asked, answer
 from services.gateway.ticket import Ticket
 
@@ -63,7 +64,8 @@ def responses_router(gateway: Gateway) -> APIRouter:
             with fields_named(RENAMES):
                 admission.check_model(chat.model, gateway.facts.name)
                 admission.check_chat(chat)
-                tokens = await tokenize_chat(gateway, chat)
+                namespace = gateway.namespace(account.tenant, chat.cache_salt)
+                tokens = await tokenize_chat(gateway, chat, namespace=namespace)
             account.spend_tokens(len(tokens))
         return Response(msgspec.json.encode(InputTokens(input_tokens=len(tokens))), media_type="application/json")
 

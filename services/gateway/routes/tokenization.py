@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
 from services.gateway.callers import caller_of
+from services.gateway.chat_prompt import tokenize_chat
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.tokenization import (
@@ -16,7 +17,6 @@ from services.gateway.openai_schema.tokenization import (
     TokenizeResponse,
 )
 from services.gateway.openapi import describes
-from services.gateway.routes.chat import tokenize_chat
 from shared.errors import InvalidRequest
 
 
@@ -35,7 +35,7 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             request = await gateway.bodies.decode(body, TokenizeRequest)
         with account.taken(), gateway.slots.taken():
             admission.check_model(request.model, gateway.facts.name)
-            tokens = await _tokenize(gateway, request)
+            tokens = await _tokenize(gateway, request, gateway.namespace(account.tenant, None))
             account.spend_tokens(len(tokens))
             strings = await _strings(gateway, tokens) if request.return_token_strs else None
         return _json(
@@ -70,7 +70,7 @@ async def _strings(gateway: Gateway, tokens: list[int]) -> list[str]:
     return await gateway.tokenizer.run(lambda: [text(token) for token in tokens], len(tokens))
 
 
-async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
+async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if request.messages is None:
@@ -87,7 +87,7 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
         chat_template_kwargs=request.chat_template_kwargs,
     )
     admission.check_chat(chat)
-    return await tokenize_chat(gateway, chat)
+    return await tokenize_chat(gateway, chat, namespace=namespace)
 
 
 def _json(body: msgspec.Struct) -> Response:

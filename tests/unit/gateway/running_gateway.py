@@ -100,12 +100,14 @@ async def running_gateway(
     max_payload: int = 1024 * 1024,
     limits_clock: Callable[[], float] = time.monotonic,
     model_tokenizer: Tokenizer | None = None,
+    broker: MemoryBroker | None = None,
     **settings: object,
 ) -> AsyncIterator[Harness]:
     """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port. What callers may do
-    each minute grows with ``limits_clock``, in seconds. ``model_tokenizer`` is by default that of the bundled model.
+    each minute grows with ``limits_clock``, in seconds. ``model_tokenizer`` is by default that of the bundled model;
+    ``broker`` is one that outlives the gateway.
     """
-    broker = MemoryBroker(max_payload=max_payload)
+    broker = broker or MemoryBroker(max_payload=max_payload)
     bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
     cell = ScriptedCell(cell_bus, script)
     await cell.start()

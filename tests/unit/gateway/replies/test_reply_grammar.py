@@ -222,7 +222,7 @@ def test_a_grammar_of_ones_own_goes_with_no_other(cells: dict[bool, Cell]) -> No
 @EVERY
 def test_special_tokens_that_mark_parts_are_shown(name: str, cells: dict[bool, Cell]) -> None:
     """Markers of the model's format alone, and only where its tokenizer has them as special tokens."""
-    special = cells[True].tokenizer.special_ids
+    special = cells[True].tokenizer.specials_by_text
     asked = ask(cells[True], name, thinking=THINK)
     wanted = {*form(name).syntax.markers, "<think>", "</think>"} & special.keys()
 

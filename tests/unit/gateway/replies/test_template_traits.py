@@ -142,7 +142,7 @@ def test_special_tokens_in_arguments_are_text_where_content_is(tmp_path: Path) -
     tokens = tokenizer.encode_chat(template_messages(messages, traits=choose_formats(tokenizer).traits))
     tokenizer.close()
 
-    assert tokens.count(tokenizer.special_ids["<|user|>"]) == 1
+    assert tokens.count(tokenizer.specials_by_text["<|user|>"]) == 1
 
 
 def test_a_template_that_fails_at_everything_takes_nothing(tokenizer_of: Any) -> None:

@@ -1,0 +1,88 @@
+"""The tokens of a conversation, and what of them its caller asks to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from services.gateway import admission, conversation, prompt_weight
+from services.gateway.cache_hints import Breakpoint, chat_leases, without_controls
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.replies.tool_choice import asked_tools, check_rendered
+from services.gateway.ticket import Ticket
+from services.gateway.turns.splicing import Spliced
+from services.gateway.turns.turns import OpenPrompt
+from shared.messages.requests import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """Messages and tools as the template takes them, and the text that it made of them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    opened: OpenPrompt
+
+
+async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> list[int]:
+    """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    tokens, _ = await chat_prompt(gateway, request, namespace=namespace)
+    return tokens
+
+
+async def chat_prompt(
+    gateway: Gateway,
+    request: ChatRequest,
+    *,
+    namespace: str,
+    ticket: Ticket | None = None,
+    marks: Sequence[Breakpoint] = (),
+) -> tuple[list[int], tuple[Lease, ...]]:
+    """The same, earlier answers in the ids that they were said in, and what breakpoints in it ask to keep.
+
+    Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand.
+    """
+    tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
+    admission.check_messages(len(request.messages), context)
+    continues = bool(request.continue_final_message)
+    said = [message for message in request.messages if message.role == "assistant"]
+
+    how: dict[str, Any] = {
+        "add_generation_prompt": not continues and request.add_generation_prompt is not False,
+        "continue_final_message": continues,
+    }
+
+    def render() -> _Rendered:
+        messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
+        check_rendered(request.tools, tokenizer.template_variables)
+        asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+        tools = without_controls(request.tools)
+        arguments = how["template_arguments"] = conversation.template_arguments(request, tokenizer.template_variables)
+        characters = prompt_weight.characters(messages, tools, arguments)
+        admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
+        text = tokenizer.render(messages, tools=tools, **how)
+        return _Rendered(messages, tools, turns.open(text, tokenizer.shape(arguments), namespace, len(said)))
+
+    def encode(made: _Rendered) -> tuple[Spliced, tuple[Lease, ...]]:
+        spliced = turns.tokens(made.opened, context)
+        admission.check_prompt_tokens(spliced.tokens, gateway.facts.vocab_size)
+        again = partial(tokenizer.render, **how)
+        return spliced, chat_leases(marks, spliced.tokens, made.messages, made.tools, again, tokenizer)
+
+    def work() -> tuple[_Rendered, tuple[Spliced, tuple[Lease, ...]] | None]:
+        made = render()
+        return made, None if made.opened.unknown else encode(made)
+
+    weight = prompt_weight.weight(request) * (1 + len(marks))
+    made, encoded = await tokenizer.run(work, weight)
+    if encoded is None:
+        await turns.look_up(made.opened)
+        encoded = await tokenizer.run(lambda: encode(made), weight)
+    spliced, leases = encoded
+    if ticket is not None:
+        content = said[-1].content if said else None
+        ticket.turn = turns.turn(made.opened, spliced, content if isinstance(content, str) else "" if said else None)
+    return spliced.tokens, leases

@@ -1,0 +1,263 @@
+"""Keep answers' ids from one turn of a conversation to the next.
+
+A prompt is made in two steps: :meth:`Turns.open` finds the places of earlier answers and what is known of them, and
+:meth:`Turns.tokens` puts the ids together. Between them :meth:`Turns.look_up` asks the cell's bucket for places
+that this gateway has not heard of. :meth:`Turns.ended` takes in what an answer was said in. Only an answer whose ids
+the tokenizer would not give back goes to the bucket: the others need nobody's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.gateway.pending import Generation
+from services.gateway.tokenizer import Tokenizer
+from services.gateway.turns import measures
+from services.gateway.turns.answer_store import AnswerStore
+from services.gateway.turns.memory import MOST_ALTERNATIVES, Alternatives, AnswerMemory, Said
+from services.gateway.turns.places import Entry, Place, entry, places
+from services.gateway.turns.splicing import Fate, Spliced, is_whole, splice
+from services.gateway.turns.template_shape import TemplateShape
+from shared import logs
+from shared.messages.base import pack_int32, unpack_int32
+
+MOST_WAITING = 1_024
+"""Answers that wait to be compared with what the tokenizer makes of them; beyond it they are not shared."""
+
+MOST_LOOKUPS = 256
+"""Answers of one conversation that are looked up, the earliest first: what follows a lost one is lost with it."""
+
+SHORT_TOKENS = 2_000
+"""A longer answer is decoded in a thread, and known a moment after its end."""
+
+TAIL_TOKENS = 512
+"""Tokens between the last special token of a prompt and its end, beyond which an answer is stored uncompared."""
+
+_log = logs.get_logger("gateway.turns")
+
+
+@dataclass(slots=True)
+class OpenPrompt:
+    """A rendered conversation on its way to tokens. ``unknown`` answers are worth a look into the bucket."""
+
+    text: str
+    shape: TemplateShape
+    namespace: str
+    places: list[Place]
+    said: dict[str, Alternatives]
+    unknown: list[Entry] = field(default_factory=list)
+    heard: dict[str, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where the next answer stands, and what became of the earlier ones' ids. ``place`` is None where none is known."""
+
+    namespace: str
+    closing: str
+    place: Place | None
+    fates: tuple[Fate, ...] = ()
+
+
+@dataclass(slots=True)
+class _Job:
+    """An answer, of which ``said`` is None until it is remembered."""
+
+    memory: AnswerMemory
+    turn: Turn
+    place: Place
+    prompt: bytes
+    packed: bytes
+    said: Said | None = None
+
+
+class Turns:
+    """Of one gateway. ``memory`` None: nothing is remembered; ``store`` None: nothing is shared."""
+
+    def __init__(self, tokenizer: Tokenizer, memory: AnswerMemory | None, store: AnswerStore | None) -> None:
+        self._tokenizer = tokenizer
+        self._memory = memory if tokenizer.can_splice else None
+        self._store = store
+        self._waiting: deque[_Job] = deque()
+        self._event = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def fault(self) -> str:
+        """Why answers are not shared now, though they are to be; "" while they are."""
+        return self._store.fault if self._store is not None else ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the memory takes now."""
+        return self._memory.nbytes if self._memory is not None else 0
+
+    def open(self, text: str, shape: TemplateShape, namespace: str, answers: int) -> OpenPrompt:
+        """Find the places of ``answers`` earlier answers. In any thread."""
+        if self._memory is None or not namespace:
+            return OpenPrompt(text, shape, namespace, [], {})
+        found = places(text, shape.opening, namespace, answers)
+        earlier = [place for place in found if place.offset < len(text)]
+        said = self._memory.recall(place.name for place in earlier)
+        opened = OpenPrompt(text, shape, namespace, found, said)
+        if self._store is not None and self._store.is_open:
+            opened.unknown = self._unknown(opened, earlier, self._memory)
+        return opened
+
+    @staticmethod
+    def _unknown(opened: OpenPrompt, earlier: Sequence[Place], memory: AnswerMemory) -> list[Entry]:
+        text, closing, found = opened.text, opened.shape.closing, []
+        for place in earlier:
+            if any(is_whole(said, text, place.offset, closing) for said in opened.said.get(place.name, ())):
+                continue
+            end = text.find(closing, place.offset) if closing else -1
+            shown = entry(place, text[place.offset : end if end >= 0 else len(text)], "")
+            if not memory.is_absent(shown.name):
+                found.append(shown)
+        return found[:MOST_LOOKUPS]
+
+    async def look_up(self, opened: OpenPrompt) -> None:
+        """Ask the bucket for the unknown answers, for as long as the settings allow."""
+        if self._store is not None:
+            opened.heard = await self._store.read(opened.unknown)
+
+    def tokens(self, opened: OpenPrompt, most: int) -> Spliced:
+        """The prompt's ids; ``most`` as in ``Tokenizer.encode_now``. In any thread. Raises ContextTooLong."""
+        if self._memory is None:
+            return Spliced(self._tokenizer.encode_rendered(opened.text, most=most), ())
+        for asked in opened.unknown:
+            packed = opened.heard.get(asked.name)
+            if packed is not None:
+                self._memory.remember(asked.place.name, self._said(packed))
+            elif asked.name in opened.heard:
+                self._memory.note_absent(asked.name)
+        if opened.heard:
+            opened.said = self._memory.recall(place.name for place in opened.places)
+        spliced = splice(
+            opened.text,
+            opened.places,
+            opened.said,
+            opened.shape.closing,
+            lambda piece: self._tokenizer.encode_rendered(piece, most=most),
+            self._tokenizer.rendered_text,
+        )
+        return self._checked(opened.text, spliced, most)
+
+    def turn(self, opened: OpenPrompt, spliced: Spliced, latest: str | None) -> Turn:
+        """Count what became of the latest answer, whose text the caller says is ``latest``; None for no answer."""
+        fates = spliced.fates
+        if self._memory is not None and opened.namespace and latest is not None:
+            fate = fates[-1] if fates else Fate.UNKNOWN
+            stood_at = self._memory.stood_at(_mark(opened.namespace, latest))
+            if fate is Fate.UNKNOWN and stood_at and all(stood_at != place.name for place in opened.places):
+                fate = Fate.MOVED
+                fates = (*fates[:-1], fate)
+            measures.FATES[fate].inc()
+        last = opened.places[-1] if opened.places else None
+        here = last if last is not None and last.offset == len(opened.text) else None
+        return Turn(opened.namespace, opened.shape.closing, here, fates)
+
+    def ended(self, turn: Turn, generation: Generation) -> None:
+        """Take in the answers of a generation that is over, also of one that was broken off: it may be gone on from."""
+        memory, place = self._memory, turn.place
+        if memory is None or place is None:
+            return
+        for choice in generation.choices[-MOST_ALTERNATIVES:]:
+            tokens = self._words(choice.assembly.tokens)
+            # Nothing of a caller who wants nothing kept, and nothing that builds on a prefix that was left out in part.
+            if not tokens or not choice.request.cache.write or choice.assembly.lossy:
+                continue
+            job = _Job(memory, turn, place, choice.request.prompt, pack_int32(tokens))
+            if len(tokens) <= SHORT_TOKENS:
+                job.said = self._remembered(job)
+                if self._store is None or job.said.packed != job.packed:
+                    continue
+            if len(self._waiting) >= MOST_WAITING:
+                measures.ANSWERS.labels("dropped").inc()
+                continue
+            self._waiting.append(job)
+            self._idle.clear()
+            self._event.set()
+
+    async def run(self) -> None:
+        """Share what ``ended`` took in, for ever."""
+        while True:
+            await self._event.wait()
+            if not self._waiting:
+                self._event.clear()
+                self._idle.set()
+                continue
+            await self._share(self._waiting.popleft())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until everything is shared, or ``timeout_s`` passed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            measures.ANSWERS.labels("dropped").inc(len(self._waiting))
+
+    async def _share(self, job: _Job) -> None:
+        try:
+            is_usual = await self._tokenizer.run(lambda: self._is_usual(job), len(job.packed))
+            if is_usual:
+                measures.ANSWERS.labels("usual").inc()
+            elif self._store is not None and job.said is not None and job.said.packed == job.packed:
+                await self._store.write(entry(job.place, job.said.text, job.turn.closing), job.packed)
+        except Exception as error:
+            # An answer that is not shared costs a little; a gateway that ends for it costs all its streams.
+            measures.ANSWERS.labels("failed").inc()
+            _log.exception("answer_not_shared", kind=type(error).__name__)
+
+    def _remembered(self, job: _Job) -> Said:
+        said = job.memory.remember(job.place.name, self._said(job.packed))
+        job.memory.mark(_mark(job.turn.namespace, said.text), job.place.name)
+        return said
+
+    def _is_usual(self, job: _Job) -> bool:
+        """Whether the tokenizer gives the answer's ids back, between the prompt's end and what follows an answer."""
+        tokenizer = self._tokenizer
+        said = job.said = job.said or self._remembered(job)
+        prompt = unpack_int32(job.prompt)
+        start = next(
+            (place for place in range(len(prompt) - 1, -1, -1) if prompt[place] in tokenizer.added_ids), len(prompt)
+        )
+        if len(prompt) - start > TAIL_TOKENS or start == len(prompt):
+            return False
+        expected = prompt[start:] + unpack_int32(job.packed)
+        text = tokenizer.decode_exactly(prompt[start:]) + said.text + job.turn.closing
+        return tokenizer.encode_rendered(text)[: len(expected)] == expected
+
+    def _words(self, tokens: Sequence[int]) -> Sequence[int]:
+        """An answer without the special tokens at its end: the template writes its own."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self._tokenizer.special_ids:
+            end -= 1
+        return tokens[:end]
+
+    def _said(self, packed: bytes) -> Said:
+        return Said(packed, self._tokenizer.rendered_text(unpack_int32(packed)))
+
+    def _checked(self, text: str, spliced: Spliced, most: int) -> Spliced:
+        """The ids if they are the text's and not too many, else those that the tokenizer makes of it."""
+        is_long = 0 < most <= len(spliced.tokens)
+        if not any(fate is not Fate.UNKNOWN for fate in spliced.fates) or (
+            self._tokenizer.joins_exactly and not is_long
+        ):
+            return spliced
+        usual = self._tokenizer.encode_rendered(text, most=most)
+        decode = self._tokenizer.decode_exactly
+        if decode(spliced.tokens) == decode(usual) and not (is_long and len(usual) < len(spliced.tokens)):
+            return spliced
+        return Spliced(usual, (Fate.REFUSED,) * len(spliced.fates))
+
+
+def _mark(namespace: str, text: str) -> bytes:
+    digest = hashlib.blake2b(namespace.encode(), digest_size=16, person=b"tc-said-1")
+    digest.update(text.strip().encode("utf-8", "surrogatepass"))
+    return digest.digest()

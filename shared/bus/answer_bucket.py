@@ -1,0 +1,98 @@
+"""The answer bucket: a JetStream key/value store of sealed token ids of answers, which gateways share.
+
+A cache, and nothing else: the oldest entries go at its bounds of size and age, and whatever cannot be read is a miss.
+Names are digests that only those can form who know the conversation; entries are read by name alone, so that a
+gateway's user needs no permission to list them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from shared import subjects
+from shared.bus import jetstream, requests
+from shared.bus.protocol import StreamLimits
+from shared.errors import TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
+
+STREAM = f"KV_{subjects.ANSWER_BUCKET}"
+
+MAX_BYTES = 256 * 2**20
+MAX_AGE_S = 7 * 24 * 3600
+
+AT_ONCE = 64
+"""Reads that are under way at once for one caller."""
+
+_NOT_FOUND = "404"
+
+
+def bucket_config(limits: StreamLimits) -> dict[str, Any]:
+    """The stream behind the bucket, laid out as JetStream's key/value stores are."""
+    return {
+        "name": STREAM,
+        "subjects": [subject(">")],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "max_bytes": MAX_BYTES,
+        "max_age": MAX_AGE_S * 10**9,
+        "num_replicas": limits.replicas,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+    }
+
+
+def subject(name: str) -> str:
+    return f"$KV.{subjects.ANSWER_BUCKET}.{name}"
+
+
+async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str, bytes | None]:
+    """The entries of these names, None for one that is not there. What did not come within ``timeout_s`` is left out.
+
+    Raises Unavailable when nothing came.
+    """
+    if not names:
+        return {}
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> bytes | None:
+        async with gate:
+            reply = await requests.request(client, f"$JS.API.DIRECT.GET.{STREAM}.{subject(name)}", b"", timeout_s)
+        status = (reply.headers or {}).get("Status", "")
+        if status and status != _NOT_FOUND:
+            raise Unavailable(f"the answer bucket answers {status}")
+        return None if status else bytes(reply.data)
+
+    tasks = {name: asyncio.create_task(one(name)) for name in names}
+    try:
+        await asyncio.wait(tasks.values(), timeout=timeout_s)
+    finally:
+        for task in tasks.values():
+            task.cancel()
+    ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
+    found = {name: got for name, got in zip(tasks, ended, strict=True) if not isinstance(got, BaseException)}
+    if not found:
+        first = next(iter(ended))
+        raise Unavailable(f"the answer bucket does not answer: {first!r}")
+    return found
+
+
+async def write(client: Any, name: str, data: bytes, timeout_s: float) -> None:
+    """Store an entry in the place of what has its name. Raises Unavailable or TransportError."""
+    try:
+        reply = await requests.request(client, subject(name), data, timeout_s)
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"the answer bucket does not answer: {error!r}") from error
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    except UNDECODABLE as error:
+        raise TransportError("the answer bucket answered in words unknown") from error
+    if "error" in answer:
+        jetstream.raise_api_error(answer["error"], "store an answer")

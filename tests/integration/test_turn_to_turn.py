@@ -1,0 +1,154 @@
+"""Conversations of forty turns at temperature 1: each turn finds the KV of the turn before, but for its last page.
+
+The gateway is killed in the middle, and later everything at once, the broker included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.chunks import CHUNK_TOKENS
+from tests.checkpoints import EOS, SPECIAL_TOKENS, make_checkpoint
+from thermocline.supervisor.api import RunningCell, running
+from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.process_identity import start_time
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+PAGE_SIZE = 16
+TURNS_BEFORE, TURNS_BETWEEN, TURNS_AFTER = 14, 6, 20
+QUESTIONS = ("Who keeps the keys?", "And then?", "Name a colour, a river and a ship.", "What is the code?")
+NO_ROLES = {str(token): -100 for token in range(len(SPECIAL_TOKENS)) if token != EOS}
+"""A random model would write the template's tokens of its own, whose text no client sees."""
+
+
+@dataclass
+class Conversation:
+    """What a client keeps, and for each turn: prompt tokens, answer tokens, and how many of the prompt were cached."""
+
+    body: dict[str, Any]
+    messages: list[dict[str, str]] = field(default_factory=list)
+    turns: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def go_on(self, cell: RunningCell, count: int) -> None:
+        """Ask ``count`` more questions, with the answers' texts as they came."""
+        with httpx.Client(base_url=cell.base_url, timeout=120, trust_env=False) as client:
+            for _ in range(count):
+                self.messages.append({"role": "user", "content": QUESTIONS[len(self.turns) % len(QUESTIONS)]})
+                body = self.body | {"messages": self.messages, "temperature": 1.0, "seed": len(self.turns)}
+                answer = client.post("/v1/chat/completions", json=body)
+                assert answer.status_code == httpx.codes.OK, answer.text
+                told = answer.json()
+                self.messages.append(told["choices"][0]["message"])
+                usage = told["usage"]
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                self.turns.append((usage["prompt_tokens"], usage["completion_tokens"], cached))
+
+    def shortfalls(self, restarted_at: int) -> list[tuple[int, int, int]]:
+        """Turns that found less than every full page of the turn before: number, cached, and what was to be found.
+
+        The last token of an answer was never computed. What a disk brings back are whole chunks.
+        """
+        found = []
+        for number, (before, now) in enumerate(zip(self.turns, self.turns[1:], strict=False), 1):
+            grid = CHUNK_TOKENS if number == restarted_at else PAGE_SIZE
+            expected = (before[0] + before[1] - 1) // grid * grid
+            if now[2] < expected:
+                found.append((number, now[2], expected))
+        return found
+
+
+def kill_everything(cell: RunningCell) -> None:
+    """The supervisor first, so that it starts nothing again."""
+    children = cell.record.children
+    for pid in (cell.supervisor_pid, *cell.pids().values()):
+        with contextlib.suppress(ProcessLookupError):  # The kernel ends them with their supervisor.
+            os.kill(pid, signal.SIGKILL)
+    assert until_true(lambda: not any(start_time(child.pid) == child.started for child in children))
+
+
+def ready(cell: RunningCell) -> bool:
+    try:
+        return httpx.get(f"{cell.base_url}/health/ready", timeout=10, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def until_true(claim: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    """Wait until ``claim`` holds; False when it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def turn_fates(cell: RunningCell) -> dict[str, float]:
+    """Turns of a gateway's life by what became of their latest answer."""
+    text = httpx.get(f"{cell.base_url}/metrics", trust_env=False).text
+    lines = [line for line in text.splitlines() if line.startswith("thermocline_gateway_turns_total{")]
+    return {line.partition('fate="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def settings(model: Path | None, folder: Path) -> SupervisorConfig:
+    """A small cell whose broker and disk outlive it; without a model the bundled one."""
+    return SupervisorConfig(
+        model=str(model or ""),
+        port=0,
+        page_size=PAGE_SIZE,
+        dtype="float32",
+        threads=1,
+        device_kv_bytes=64 * 2**20,
+        host_kv_bytes=64 * 2**20,
+        disk_dir=(str(folder / "disk"),),
+        data_dir=str(folder / "data"),
+    )
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It says hardly anything as its tokenizer would."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.mark.parametrize("is_random", [True, False], ids=["random", "bundled"])
+def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, tmp_path: Path) -> None:
+    """Neither with a random model nor with the bundled one, whose answers are nearly all their tokenizer's own."""
+    config = settings(random_model if is_random else None, tmp_path)
+    conversation = Conversation({"max_tokens": 24} | ({"logit_bias": NO_ROLES} if is_random else {}))
+    with running(config) as cell:
+        conversation.go_on(cell, TURNS_BEFORE)
+        pid = cell.kill("gateway")
+        cell.wait_restarted("gateway", pid)
+        assert until_true(lambda: ready(cell))
+        conversation.go_on(cell, TURNS_BETWEEN)
+        kept_before = turn_fates(cell)["kept"]
+        kill_everything(cell)
+    with running(config) as cell:
+        conversation.go_on(cell, TURNS_AFTER)
+        kept_after = turn_fates(cell)["kept"]
+
+    assert conversation.shortfalls(TURNS_BEFORE + TURNS_BETWEEN) == []
+    if is_random:
+        # All of them, also the first one of each life.
+        assert (kept_before, kept_after) == (TURNS_BETWEEN, TURNS_AFTER)
+
+
+def test_without_memory_turns_lose_what_was_said(random_model: Path, tmp_path: Path) -> None:
+    """Which shows that the test above would see it."""
+    conversation = Conversation({"max_tokens": 24, "logit_bias": NO_ROLES})
+    with running(settings(random_model, tmp_path), environ={"THERMOCLINE_ANSWER_MEMORY_BYTES": "0"}) as cell:
+        conversation.go_on(cell, 4)
+
+    assert conversation.shortfalls(0) != []
