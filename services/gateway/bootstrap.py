@@ -120,7 +120,7 @@ def compose(
         fidelity=fidelity,
         callers=callers,
         recent=recent,
-        explainer=Explainer(bus, recent, facts.name),
+        explainer=Explainer(bus, recent, facts.name, tokenizer, callers),
         tracer=tracer,
         tls=tls,
         reports=reports,

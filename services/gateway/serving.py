@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.accounts import Account
+from services.gateway.admin_key import holds_admin_key
 from services.gateway.admission import cache_hints, check_priority, derive_seed
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
 from services.gateway.ticket import Ticket
@@ -75,11 +77,15 @@ def make_generation(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile."""
+    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile.
+
+    ``conversation`` is what its prompt was rendered from, where it was.
+    """
 
     ticket: Ticket
     generation: Generation
     view: AnswerView
+    conversation: ChatRequest | None = None
 
 
 async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
@@ -89,17 +95,15 @@ async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     error with a status of its own.
     """
     with asked.ticket as ticket:
-        return await _answer(gateway, http, ticket, asked.generation, asked.view)
+        return await _answer(gateway, http, ticket, asked)
 
 
-async def _answer(
-    gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView
-) -> Response:
-    config = gateway.config
+async def _answer(gateway: Gateway, http: Request, ticket: Ticket, asked: Asked) -> Response:
+    config, generation, view = gateway.config, asked.generation, asked.view
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
     ticket.spend_prompts(generation)
-    _begin(gateway, http, generation)
+    _begin(gateway, http, asked)
     await gateway.dispatcher.start(generation)
     if generation.is_streaming:
         await generation.changed(config.stream_start_ms / 1000)
@@ -110,25 +114,27 @@ async def _answer(
         raise failure
     if generation.is_streaming:
         times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
-        return EventStream(generation, view, ticket, times, lambda: _explain(gateway, generation, view))
+        return EventStream(generation, view, ticket, times, lambda: _explain(gateway, http, generation, view))
     if view.wants_explanation:
-        await _explain(gateway, generation, view)
+        await _explain(gateway, http, generation, view)
     body = view.whole()
     ticket.close()
     return Response(body, media_type="application/json")
 
 
-def _begin(gateway: Gateway, http: Request, generation: Generation) -> None:
+def _begin(gateway: Gateway, http: Request, asked: Asked) -> None:
     """Note when the choices are submitted, so that they can be explained."""
+    generation = asked.generation
     for choice in generation.choices:
         choice.started_s, choice.submitted_ns = gateway.clock(), gateway.wall_ns()
     http_id = http.scope.get("state", {}).get("request_id", "")
-    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path)
+    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path, conversation=asked.conversation)
 
 
-async def _explain(gateway: Gateway, generation: Generation, view: AnswerView) -> None:
-    """Give the view an explanation of the first choice."""
-    view.explanation = await gateway.explainer.explain_first(generation)
+async def _explain(gateway: Gateway, http: Request, generation: Generation, view: AnswerView) -> None:
+    """Give the view an explanation of the first choice. With the admin key it tells what it tells operators."""
+    is_admin = holds_admin_key(http.headers, gateway.config.admin_key)
+    view.explanation = await gateway.explainer.explain_first(generation, is_admin=is_admin)
 
 
 def _gone() -> RequestCancelled:
