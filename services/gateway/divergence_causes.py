@@ -39,6 +39,7 @@ _VARIABLE = re.compile(
 )
 _TOOL = re.compile(r"""["']?name["']?\s*[:=]\s*["']([^"']+)["']""")
 _LEAST_SQUEEZED = 8
+_NEAR_CHARACTERS = 40
 
 
 def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) -> Cause:
@@ -68,11 +69,14 @@ def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) 
 
 
 def _own_cause(before: str, prompt: str, place: Place | None) -> Cause:
-    """What the prompt alone suggests: something right here that changes with every request."""
-    side, at = before + prompt, len(before)
-    if _spans(_DATE, side, at):
+    """What the prompt alone suggests: something shortly behind that changes with every request.
+
+    The place is then known to the page, not to the token.
+    """
+    side, at = before + prompt[:_NEAR_CHARACTERS], len(before)
+    if any(match.end() > at for match in _DATE.finditer(side)):
         return "date_or_time"
-    if _spans(_IDENTIFIER, side, at, _SHORTEST_IDENTIFIER):
+    if any(match.end() > at and len(match[0]) >= _SHORTEST_IDENTIFIER for match in _IDENTIFIER.finditer(side)):
         return "identifier"
     return "tools_changed" if place is not None and place.part == "tools" else _of_place(place)
 

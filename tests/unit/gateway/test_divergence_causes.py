@@ -92,7 +92,10 @@ def test_tools_in_another_order_are_told_from_other_tools() -> None:
 
 
 def test_who_may_not_see_the_other_side_is_told_by_the_prompt_alone() -> None:
-    """Something that changes with every request stands right there; numbers are too common to say so."""
+    """Something that changes with every request stands near; numbers are too common to say so."""
+    assert cause_of("It is", " now 12:05, Monday", None, SYSTEM) == "date_or_time"
+    assert cause_of("It was 12:05", " then", None, SYSTEM) == "system_prompt"
+    assert cause_of("", "a " * 21 + "12:05", None, SYSTEM) == "system_prompt"
     assert cause_of("Now: 2026-11-", "24 12:00", None, SYSTEM) == "date_or_time"
     assert cause_of("session ", "a81bc9d0e7", None, None) == "identifier"
     assert cause_of("You have ", "41 left", None, SYSTEM) == "system_prompt"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import find_admissions, find_divergences
+from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.explain.divergence_points import MOST_SIBLINGS, common_bytes, tokens_in_step
 from services.scheduler.core.explain.recollection import MOST_POINTS, Recollection
 from services.scheduler.core.speed_fit import SpeedFit
@@ -210,3 +211,44 @@ def test_common_bytes_are_whole_tokens() -> None:
     assert common_bytes(ours, 0, theirs, TOKEN_BYTES) == 9 * TOKEN_BYTES
     assert common_bytes(ours, 0, ours[:12], 0) == 12
     assert common_bytes(ours, len(ours), theirs, 0) == 0
+
+
+def cached_paths(cell: CellModel) -> list[list[int]]:
+    """Every path from the one root to a leaf, token by token."""
+    tree, found = cell.state.tree, []
+    for node in tree.nodes.values():
+        if not node.children and node.parent:
+            nodes = reversed(ancestors(tree, node))
+            found.append([token for each in nodes for token in unpack_int32(each.tokens)])
+    return found
+
+
+def shared(one: list[int], other: list[int]) -> int:
+    """Tokens that both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_point_is_where_the_longest_common_path_ends(make_cell: MakeCell, seed: int) -> None:
+    """Whatever is cached: by comparing the prompt with every path of the tree."""
+    rng = random.Random(seed)
+    cell = make_cell(pages=4000, page_size=rng.choice([1, 2, 4]))
+    prompts = [[rng.randrange(2) for _ in range(30)]]
+    for _ in range(80):
+        kept = rng.choice(prompts)
+        prompt = kept[: rng.randrange(len(kept))] + [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
+        paths = cached_paths(cell)
+        point = point_of(cell, prompt, max_tokens=rng.randrange(1, 6))
+        prompts.append(prompt)
+        longest = max((shared(prompt, path) for path in paths), default=0)
+
+        assert point.position == longest
+        if longest in (0, len(prompt)):
+            assert point.kind == ("continued" if longest else "new")
+            continue
+        goes_on = [path[longest] for path in paths if shared(prompt, path) == longest < len(path)]
+        assert point.kind == ("diverged" if goes_on else "continued")
+        assert unpack_int32(point.before) == prompt[max(0, longest - 64 - cell.page_size) : longest]
+        assert unpack_int32(point.prompt) == prompt[longest:][:64]
+        assert not goes_on or unpack_int32(point.cached)[0] in goes_on
+        assert point.lost_tokens <= len(prompt) - longest
