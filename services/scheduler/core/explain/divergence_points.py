@@ -45,11 +45,12 @@ _SKIPPED_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def find_divergence_point(
-    state: CellState, request: Request, worker: Worker, found: PrefixMatch, spans: list[PromptSpan]
+    state: CellState, request: Request, worker: Worker, found: PrefixMatch, cached: int, spans: list[PromptSpan]
 ) -> DivergencePoint:
     """Where the prompt of a request that is about to be admitted leaves what is cached, on whatever tier.
 
-    ``found`` is what is reused of it, ``spans`` says where each part of it comes from.
+    ``found`` is what is reused of it, ``cached`` the same in tokens with what is read in part, and ``spans`` says where
+    each part of it comes from. What is only on a disk has no node: it was tried for a fetch before.
     """
     if not request.may_reuse:
         return DivergencePoint(kind="opted_out")
@@ -57,13 +58,17 @@ def find_divergence_point(
     if gone:
         lost = sum(span.end - span.start for span in gone)
         return _point(state, request, worker, "evicted", gone[0].start, b"", lost)
+    run = request.hidden.run
+    if run is not None and run.depth <= cached < run.arrived:
+        cached = run.goal
     tree, prompt = state.tree, request.submit.prompt
     used = found.loaded or found.joined or found.device
-    end = _end_of_match(tree, request.submit.namespace, prompt, used[-1] if used else None)
-    if end is None:
+    node, offset = _end_of_match(tree, request.submit.namespace, prompt, used[-1] if used else None)
+    start = 0 if node is None else node.depth * TOKEN_BYTES + offset
+    if start < cached * TOKEN_BYTES:
+        return _point(state, request, worker, "continued", cached, b"", 0)
+    if node is None:
         return _point(state, request, worker, "new", 0, b"", 0)
-    node, offset = end
-    start = node.depth * TOKEN_BYTES + offset
     nearest: Node | None = node
     if offset < len(node.tokens):
         common = common_bytes(prompt, start, node.tokens, offset)
@@ -74,9 +79,9 @@ def find_divergence_point(
         return _point(state, request, worker, "continued", at // TOKEN_BYTES, b"", 0)
     if not at:
         return _point(state, request, worker, "new", 0, b"", 0)
-    cached = _path_behind(tree, nearest, offset + common)
-    lost = tokens_in_step(prompt[at : at + MOST_COMPARED_BYTES], cached)
-    return _point(state, request, worker, "diverged", at // TOKEN_BYTES, cached, lost)
+    other = _path_behind(tree, nearest, offset + common)
+    lost = tokens_in_step(prompt[at : at + MOST_COMPARED_BYTES], other)
+    return _point(state, request, worker, "diverged", at // TOKEN_BYTES, other, lost)
 
 
 def _point(
@@ -98,8 +103,8 @@ def _point(
     )
 
 
-def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | None) -> tuple[Node, int] | None:
-    """The node in which whole pages of ``prompt`` end to agree, and at which byte of it; None for an empty namespace.
+def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | None) -> tuple[Node | None, int]:
+    """The node in which whole pages of ``prompt`` end to agree, and at which byte of it; none in an empty namespace.
 
     ``used`` is a node on the way. What was matched before may have been cut or evicted to make room.
     """
@@ -109,7 +114,7 @@ def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | 
         node, pages = path[-1]
         return node, pages * tree.page_token_bytes
     root = tree.roots.get(namespace)
-    return None if root is None else (tree.nodes[root], 0)
+    return (None if root is None else tree.nodes[root]), 0
 
 
 def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> tuple[Node | None, int]:

@@ -57,8 +57,9 @@ def note_admission(
             spans.append(PromptSpan(start=span.start, end=end, source="sparse"))
         cached = span.end
         _note_lossy(step, memory, request, span)
-    spans += missed_spans(state, memory, request, worker, path, found, min(cached, prompt_tokens))
-    point = find_divergence_point(state, request, worker, found, spans)
+    cached = min(cached, prompt_tokens)
+    spans += missed_spans(state, memory, request, worker, path, found, cached)
+    point = find_divergence_point(state, request, worker, found, cached, spans)
     if point.kind == "diverged" and point.lost_tokens and not request.admission:  # Later attempts lose it again.
         memory.note_point(request.submit.namespace, point, request.request_id, step.time_ns)
     memory.note_admitted(

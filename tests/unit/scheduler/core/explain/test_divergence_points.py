@@ -17,6 +17,8 @@ from shared.messages.explanations import DivergencePoint, Divergences, GetAdmiss
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_pages import expected_output
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.fetching import PAGE
+from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell
 
 SYSTEM = list(range(100, 140))
 """Ten pages of four tokens."""
@@ -97,6 +99,17 @@ def test_a_prompt_that_is_cached_to_its_end_loses_nothing(make_cell: MakeCell) -
     for tokens in ([*SYSTEM, *[5] * 20], SYSTEM, [*SYSTEM, 5, 5]):
         point = point_of(cell, tokens)
         assert (point.kind, point.position, point.lost_tokens) == ("continued", len(tokens), 0)
+
+
+def test_what_is_read_in_part_is_cached_though_it_has_no_node(make_cell: MakeCell) -> None:
+    """The prompt goes on where that ends."""
+    cell = sparse_cell(make_cell)
+    document = list(range(1000, 1000 + 8 * PAGE))
+    put_in_parts(cell, document)
+
+    point = point_of(cell, [*document, *range(2 * PAGE + 3)], importance=QUARTER)
+
+    assert (point.kind, point.position, point.lost_tokens) == ("continued", len(document), 0)
 
 
 def test_what_has_left_is_told_apart_from_what_differs(make_cell: MakeCell) -> None:
