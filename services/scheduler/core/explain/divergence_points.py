@@ -40,6 +40,8 @@ BLOCK_BYTES = 16 * TOKEN_BYTES
 """So much must agree for the two sides to be in step again."""
 
 MOST_RUNS = 8
+_MOST_TRIES = 16
+"""Tokens can be chosen so that a block comes everywhere but where a token begins."""
 _SKIPPED_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Where the cached side is tried for a block that the prompt has too, from where they were in step last."""
 
@@ -122,13 +124,14 @@ def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> t
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]
-    nearest, common = None, 0
+    nodes, nearest, common, nearer = tree.nodes, None, 0, b""
     for child_id in islice(newest, MOST_SIBLINGS):
-        child = tree.nodes[child_id]
-        if nearest is None or child.tokens.startswith(ours[: common + TOKEN_BYTES]):
+        child = nodes[child_id]
+        if child.tokens.startswith(nearer):
             nearest, common = child, common_bytes(ours, 0, child.tokens, 0)
             if common == len(ours):
                 break
+            nearer = ours[: common + TOKEN_BYTES]
     return nearest, common
 
 
@@ -159,19 +162,29 @@ def tokens_in_step(ours: bytes, theirs: bytes) -> int:
 
 def _next_in_step(ours: bytes, mine: int, theirs: bytes, other: int) -> tuple[int, int] | None:
     """Where both have a block again, from these bytes on, and from its first token that they have."""
+    if len(ours) - mine < BLOCK_BYTES:
+        return None
     for skipped in _SKIPPED_TOKENS:
         there = other + skipped * TOKEN_BYTES
         block = theirs[there : there + BLOCK_BYTES]
         if len(block) < BLOCK_BYTES:
             return None
-        here = ours.find(block, mine)
-        while here >= 0 and here % TOKEN_BYTES:
-            here = ours.find(block, here + 1)
+        here = _find_tokens(ours, block, mine)
         if here >= 0:
             while min(here - mine, there - other) >= TOKEN_BYTES and _same_before(ours, here, theirs, there):
                 here, there = here - TOKEN_BYTES, there - TOKEN_BYTES
             return here, there
     return None
+
+
+def _find_tokens(ours: bytes, block: bytes, start: int) -> int:
+    """Where these tokens come in ``ours``, -1 for nowhere. Their bytes may come between those of others, too."""
+    here = start - 1
+    for _ in range(_MOST_TRIES):
+        here = ours.find(block, here + 1)
+        if here < 0 or not here % TOKEN_BYTES:
+            return here
+    return -1
 
 
 def _same_before(ours: bytes, here: int, theirs: bytes, there: int) -> bool:

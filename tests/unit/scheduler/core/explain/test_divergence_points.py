@@ -215,6 +215,7 @@ def test_no_step_is_found_between_the_bytes_of_tokens() -> None:
     ours = (b"\0" + theirs)[: len(theirs)]
 
     assert tokens_in_step(ours, theirs) == 0
+    assert tokens_in_step(packed([256] * 8192), packed([1] * 8192)) == 0  # They agree everywhere, a byte further on.
 
 
 def test_common_bytes_are_whole_tokens() -> None:
