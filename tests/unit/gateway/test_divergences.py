@@ -107,6 +107,16 @@ async def test_the_admin_key_is_told_both_sides_and_others_their_own() -> None:
     assert unasked["divergence"]["cause"] == "date_or_time"
 
 
+async def test_a_streams_explanation_knows_the_message_too() -> None:
+    """The conversation is there until the last chunk is written."""
+    async with diverging() as harness:
+        stream = await harness.client.post("/v1/chat/completions", json=BODY | {"stream": True}, headers=ADMIN)
+
+    chunks = [msgspec.json.decode(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    told = chunks[-1]["explanation"]["divergence"]
+    assert (told["message"], told["role"], told["cause"]) == (0, "system", "date_or_time")
+
+
 async def test_a_tenant_with_a_cache_of_its_own_is_told_all_of_it(tmp_path: Path) -> None:
     """One that shares its salt with another is not, nor is the holder of a mere API key."""
     tenants = {
