@@ -138,7 +138,7 @@ def compose(
         fidelity=fidelity,
         callers=callers,
         recent=recent,
-        explainer=Explainer(bus, recent, facts.name),
+        explainer=Explainer(bus, recent, facts.name, tokenizer, callers),
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         kept=KeptResponses(bus),
         grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),

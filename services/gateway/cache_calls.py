@@ -17,6 +17,7 @@ from shared.codec import Input, decode, encode
 from shared.errors import CallerError, InvalidRequest, NotFound, ThermoclineError, TransportError, Unavailable
 from shared.ids import new_id
 from shared.messages.cell_events import FlushCache, PinPrefix, UnpinPrefix
+from shared.messages.explanations import Divergences, GetDivergences
 from shared.messages.status import (
     CachedNode,
     CacheListing,
@@ -108,6 +109,11 @@ class CacheCalls:
             after = part.next_after
             if not after or len(nodes) >= limit:
                 return Listing(nodes, list(part.pins), after)
+
+    async def divergences(self, most: int) -> Divergences:
+        """The divergence points that cost most prefill, as far as the active scheduler remembers."""
+        ask = GetDivergences(most=most)
+        return decode(await self._call(subjects.rpc("scheduler", "divergences"), encode(ask)), Divergences)
 
     async def pins(self) -> list[PinStatus]:
         """All pins, refused ones of the last minute included."""

@@ -100,6 +100,13 @@ class Callers:
         """The account of one of the file's tenants."""
         return self._accounts.get(name)
 
+    def has_own_cache(self, name: str) -> bool:
+        """Whether a caller is a tenant of the file that shares its salt with no other: it finds only its own KV."""
+        account = self._accounts.get(name)
+        if account is None:
+            return False
+        return sum(each.tenant.salt == account.tenant.salt for each in self._accounts.values()) == 1
+
     def look_now(self) -> None:
         """Have the file read soon, as after SIGHUP, whether it has changed or not."""
         self._asked.set()

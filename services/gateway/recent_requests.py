@@ -9,9 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.explanation import State
 from services.gateway.openai_schema.usage import ImportanceReport
 from services.gateway.pending import Choice, Generation
+from services.gateway.prompt_places import Place
 from services.gateway.views.usage import choice_importance
 from shared.errors import RequestCancelled
 from shared.messages.explanations import Admission
@@ -41,7 +43,10 @@ class Figures:
 
 @dataclass(slots=True)
 class RecentRequest:
-    """One choice. ``choice`` is None once it is over; ``admissions`` are asked of the scheduler when somebody asks."""
+    """One choice. ``choice`` and the ``conversation`` of its prompt, if it has one, are None once it is over.
+
+    ``admissions`` are asked of the scheduler when somebody asks, and ``places`` of tokens of the prompt looked up then.
+    """
 
     http_id: str
     answer_id: str
@@ -55,6 +60,8 @@ class RecentRequest:
     begun_s: float
     ended: Figures | None = None
     admissions: tuple[Admission, ...] = ()
+    conversation: ChatRequest | None = None
+    places: dict[int, Place] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +86,9 @@ class RecentRequests:
     _requests: OrderedDict[str, RecentRequest] = field(default_factory=OrderedDict)  # By id, oldest first.
     _ids: dict[str, str] = field(default_factory=dict)  # Of the first choice, by the ids of its answer.
 
-    def begin(self, generation: Generation, *, http_id: str, endpoint: str) -> None:
+    def begin(
+        self, generation: Generation, *, http_id: str, endpoint: str, conversation: ChatRequest | None = None
+    ) -> None:
         """The choices of an answer are about to be submitted."""
         for choice in generation.choices:
             request = choice.request
@@ -95,6 +104,7 @@ class RecentRequests:
                 position=choice.position,
                 choice=choice,
                 begun_s=self.clock(),
+                conversation=conversation,
             )
             if choice.position == 0:
                 self._ids[answer_id] = self._ids[http_id] = request.request_id
@@ -107,6 +117,7 @@ class RecentRequests:
             known = self._requests.get(choice.request_id)
             if known is not None and known.choice is not None:
                 known.ended, known.choice = figures_of(choice, now_s, is_ended=True), None
+                known.conversation = None
 
     def find(self, name: str) -> RecentRequest | None:
         """By the id of a choice; by that of an HTTP request or an answer, its first choice."""

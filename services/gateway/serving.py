@@ -11,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.accounts import Account
+from services.gateway.admin_key import holds_admin_key
 from services.gateway.admission import cache_hints, check_priority, derive_seed
 from services.gateway.cache_hints import returns_in_ms, session_lease, with_leases
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
 from services.gateway.replies.reading import Reply
@@ -89,13 +91,15 @@ def make_generation(
 class Asked:
     """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile.
 
-    ``before_closing`` is awaited between the last token and the end of the answer.
+    ``before_closing`` is awaited between the last token and the end of the answer. ``conversation`` is what the prompt
+    was rendered from, where it was.
     """
 
     ticket: Ticket
     generation: Generation
     view: AnswerView
     before_closing: Callable[[], Awaitable[None]] | None = None
+    conversation: ChatRequest | None = None
 
 
 async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
@@ -113,7 +117,7 @@ async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
     ticket.spend_prompts(generation)
-    _begin(gateway, http, generation)
+    _begin(gateway, http, asked)
     await gateway.dispatcher.start(generation)
     if generation.is_streaming:
         await generation.changed(config.stream_start_ms / 1000)
@@ -124,7 +128,7 @@ async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
         raise failure
     before_closing = asked.before_closing
     if view.wants_explanation:
-        before_closing = functools.partial(_explain, gateway, generation, view)
+        before_closing = functools.partial(_explain, gateway, http, generation, view)
     if generation.is_streaming:
         times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
         return EventStream(generation, view, ticket, times, before_closing)
@@ -135,17 +139,19 @@ async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _begin(gateway: Gateway, http: Request, generation: Generation) -> None:
+def _begin(gateway: Gateway, http: Request, asked: Asked) -> None:
     """Note when the choices are submitted, so that they can be explained."""
+    generation = asked.generation
     for choice in generation.choices:
         choice.started_s, choice.submitted_ns = gateway.clock(), gateway.wall_ns()
     http_id = http.scope.get("state", {}).get("request_id", "")
-    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path)
+    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path, conversation=asked.conversation)
 
 
-async def _explain(gateway: Gateway, generation: Generation, view: AnswerView) -> None:
-    """Give the view an explanation of the first choice."""
-    view.explanation = await gateway.explainer.explain_first(generation)
+async def _explain(gateway: Gateway, http: Request, generation: Generation, view: AnswerView) -> None:
+    """Give the view an explanation of the first choice. With the admin key it tells what it tells operators."""
+    is_admin = holds_admin_key(http.headers, gateway.config.admin_key)
+    view.explanation = await gateway.explainer.explain_first(generation, is_admin=is_admin)
 
 
 def _gone() -> RequestCancelled:

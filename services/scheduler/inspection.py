@@ -9,7 +9,7 @@ from services.scheduler import core
 from shared import subjects
 from shared.bus.protocol import CallHandler
 from shared.codec import decode, encode
-from shared.messages.explanations import GetAdmissions
+from shared.messages.explanations import GetAdmissions, GetDivergences
 from shared.messages.status import GetRequestStanding, GetStanding, ListCache, RequestStanding, Standing
 
 END_S = 0.25
@@ -38,6 +38,7 @@ class Inspection:
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),
             (subjects.rpc("scheduler", "admissions"), self._admissions),
+            (subjects.rpc("scheduler", "divergences"), self._divergences),
             (subjects.rpc("scheduler", "request"), self._request),
         ]
 
@@ -56,6 +57,11 @@ class Inspection:
             pass  # What is known by now is told.
         async with self._folding:
             return encode(core.find_admissions(self._state(), call))
+
+    async def _divergences(self, data: bytes) -> bytes:
+        call = decode(data, GetDivergences)
+        async with self._folding:
+            return encode(core.find_divergences(self._state(), call))
 
     async def _standing(self, data: bytes) -> bytes:
         call = decode(data, GetStanding)

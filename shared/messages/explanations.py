@@ -33,6 +33,35 @@ Departure = Literal["evicted", "displaced", "refused", "flushed", "failed", "los
 with its worker or storage; never kept, because it was lossy."""
 
 
+PointKind = Literal[
+    "diverged",  # The nearest cached path goes on with other tokens.
+    "continued",  # It ends there: what follows is new, as in the next turn of a conversation.
+    "evicted",  # It went on with the same tokens, and they have left.
+    "new",  # No cached path of the namespace begins like the prompt.
+    "opted_out",  # The request reads no cache.
+]
+
+
+class DivergencePoint(Message, frozen=True):
+    """Where a prompt leaves the nearest cached path, in tokens, as it was when the request was admitted.
+
+    ``position`` is the first token that is not shared, ``page_start`` the first token of its page. ``before`` are the
+    last tokens that both have, ``prompt`` and ``cached`` the first ones behind (packed int32). ``lost_tokens`` were
+    computed although the cached path holds them behind its own tokens, or held them until they left; they took about
+    ``lost_us`` at the speed that was measured, 0 where none was.
+    """
+
+    kind: PointKind
+    position: int = 0
+    page_start: int = 0
+    page_size: int = 0
+    before: bytes = b""
+    prompt: bytes = b""
+    cached: bytes = b""
+    lost_tokens: int = 0
+    lost_us: int = 0
+
+
 class PromptSpan(Message, frozen=True):
     """Tokens [start, end) of the caller's prompt, and where their KV came from.
 
@@ -68,6 +97,7 @@ class Admission(Message, frozen=True):
     admitted_ns: int
     waits: tuple[Wait, ...] = ()
     prompt: tuple[PromptSpan, ...] = ()
+    point: DivergencePoint | None = None
 
 
 class GetAdmissions(Message, frozen=True):
@@ -85,3 +115,33 @@ class Admissions(Message, frozen=True):
     """What is still remembered of them, attempts of one request in order; forgotten requests have none."""
 
     admissions: tuple[Admission, ...] = ()
+
+
+class CostlyPoint(Message, frozen=True):
+    """A divergence point at which several prompts left the cache, by the latest of them.
+
+    ``lost_tokens`` may be up to ``error_tokens`` too many: points that were forgotten are counted with the point that
+    took their place.
+    """
+
+    namespace: str
+    point: DivergencePoint
+    requests: int
+    lost_tokens: int
+    lost_us: int
+    error_tokens: int
+    request_id: str
+    at_ns: int
+
+
+class GetDivergences(Message, frozen=True):
+    """Call ``rpc.scheduler.divergences``; answered by Divergences."""
+
+    most: int = 10
+
+
+class Divergences(Message, frozen=True):
+    """The points that lost most tokens, the costliest first, since the time ``since_ns`` of the inputs stream."""
+
+    since_ns: int = 0
+    points: tuple[CostlyPoint, ...] = ()

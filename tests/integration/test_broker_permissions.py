@@ -113,7 +113,7 @@ async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
             await scheduler.flush()
             inputs = await stored(scheduler, subjects.INPUTS_STREAM, ">")
             outputs = await stored(scheduler, subjects.OUTPUTS_STREAM, ">")
-            for verb in ("status", "cache", "admissions", "request"):
+            for verb in ("status", "cache", "admissions", "divergences", "request"):
                 await scheduler.serve(subjects.rpc("scheduler", verb), echo)
                 assert await gateway.call(subjects.rpc("scheduler", verb), b"?") == b"?"
 

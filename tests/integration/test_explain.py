@@ -180,6 +180,7 @@ async def test_restored_spans_are_told(
 
     assert spans(again)[0] == (0, 192, "hidden", None)
     assert "restore" in names(again)
+    assert (again["divergence"]["kind"], again["divergence"]["token"]) == ("continued", 192)
 
 
 async def test_a_streams_last_chunk_explains(

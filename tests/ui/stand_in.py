@@ -70,9 +70,27 @@ def explanation(number: int, *, ttft_ms: float = 40.0, **changes: Any) -> dict[s
         "namespace": NAMESPACES[0], "endpoint": "/v1/chat/completions", "model": "test", "state": "finished",
         "created_ms": NOW_MS + 1000 * number, "finish_reason": "stop", "error_code": None, "prompt_tokens": 1000,
         "completion_tokens": 20, "attempts": 1, "workers": ["worker-0"], "ttft_ms": ttft_ms, "total_ms": 2 * ttft_ms,
-        "parts": parts, "importance": None,
+        "parts": parts, "importance": None, "divergence": None,
         "prompt": [{"start": a, "end": b, "source": s, "reason": r, "detail": None} for a, b, s, r in spans],
         **changes,
+    }  # fmt: skip
+
+
+def divergence(**changes: Any) -> dict[str, Any]:
+    """A prompt whose system message has another time, and a character that could be markup."""
+    return {
+        "kind": "diverged", "token": 37, "part": "message", "message": 0, "role": "system",
+        "before": "the harbour <b>office</b>. It is 12:0", "prompt": "5 now. Answer briefly.",
+        "cached": "4 now. Answer briefly.", "cause": "date_or_time", "lost_tokens": 812, "lost_ms": 93.1, **changes,
+    }  # fmt: skip
+
+
+def costly(**changes: Any) -> dict[str, Any]:
+    """A divergence point of the cell."""
+    told = {name: divergence()[name] for name in ("token", "before", "prompt", "cached", "cause")}
+    return {
+        **told, "namespace": NAMESPACES[0], "requests": 41, "lost_tokens": 33_292, "error_tokens": 0,
+        "lost_ms": 3_817.0, "request_id": "request-5", "last_ms": NOW_MS, **changes,
     }  # fmt: skip
 
 
@@ -116,6 +134,7 @@ class StandIn:
     requests: list[dict[str, Any]] = field(
         default_factory=lambda: [explanation(n, ttft_ms=20.0 + n) for n in range(40)]
     )
+    divergences: list[dict[str, Any]] = field(default_factory=list)
     pins: list[dict[str, Any]] = field(default_factory=list)
     orders: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     words: tuple[str, ...] = ("The ", "harbour ", "opens ", "at <b>six</b>.")
@@ -188,6 +207,11 @@ def build(stand_in: StandIn) -> FastAPI:
     @app.get("/v1/cache/stats", response_model=None)
     async def stats(http: Request) -> Response:
         return stand_in.refusal(http) or JSONResponse({"storages": {"storage": DISK}})
+
+    @app.get("/v1/cache/divergences", response_model=None)
+    async def divergences(http: Request) -> Response:
+        found = {"object": "list", "data": stand_in.divergences, "since_ms": NOW_MS}
+        return stand_in.refusal(http) or JSONResponse(found)
 
     @app.get("/v1/cache/pins", response_model=None)
     async def pins(http: Request) -> Response:

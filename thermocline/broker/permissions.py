@@ -41,7 +41,7 @@ def gateway(user: str) -> Permissions:
             subjects.request_input(ANY),
             subjects.cell_input(),
             subjects.heartbeat("gateway", ANY),
-            *(subjects.rpc("scheduler", verb) for verb in ("status", "cache", "admissions", "request")),
+            *(subjects.rpc("scheduler", verb) for verb in ("status", "cache", "admissions", "divergences", "request")),
             subjects.rpc("storage", "inventory", ANY),
             subjects.rpc("storage", "verify", ANY),
             subjects.rpc("worker", "outputs", ANY),

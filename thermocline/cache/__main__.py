@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
-from thermocline.cache import flush, ls, pin, prewarm, stat, unpin, verify
+from thermocline.cache import divergences, flush, ls, pin, prewarm, stat, unpin, verify
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-VERBS = (ls, stat, pin, unpin, prewarm, flush, verify)
+VERBS = (ls, stat, divergences, pin, unpin, prewarm, flush, verify)
 
 
 def arguments_of(argv: Sequence[str]) -> argparse.Namespace:

@@ -6,7 +6,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -14,10 +13,10 @@ from services.gateway.cache_calls import Listing
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import node_view, pin_view
 from shared.broker import add_broker_flags, broker_of
-from shared.errors import OperatorError
 from shared.messages.base import unpack_int32
 from thermocline.cache import argument_types
 from thermocline.cache.connection import cell
+from thermocline.cache.model_text import text_reader
 from thermocline.cache.tables import shortened, table
 from thermocline.cache.tree import tree_lines
 
@@ -42,21 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Print the listing."""
-    text_of = _reader(arguments.model) if arguments.model else None
+    text_of = text_reader(arguments.model) if arguments.model else None
     async with cell(broker_of(arguments)) as calls:
         listing = await calls.listing(arguments.namespace or "", limit=1 if arguments.pins else arguments.limit)
     print(_as_json(listing, text_of) if arguments.json else _as_text(listing, text_of, only_pins=arguments.pins))
     return True
-
-
-def _reader(model: str) -> Callable[[Sequence[int]], str]:
-    """What turns token ids into text. Raises OperatorError when the directory has no tokenizer."""
-    if not Path(model).is_dir():
-        raise OperatorError(f"--model {model!r} is no directory")
-    # Imported here: it takes a second that other uses of this command need not wait.
-    from services.gateway.tokenizer import Tokenizer
-
-    return Tokenizer(Path(model), threads=1).decode
 
 
 def _as_json(listing: Listing, text_of: Callable[[Sequence[int]], str] | None) -> str:

@@ -7,10 +7,28 @@ from typing import Literal
 import msgspec
 
 from services.gateway.openai_schema.usage import ImportanceReport
-from shared.messages.explanations import Reason, Source
+from shared.messages.explanations import PointKind, Reason, Source
 
 PartName = Literal["accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver"]
+Part = Literal["message", "tools", "template", "generation_prompt"]
 State = Literal["queued", "running", "finished", "failed", "cancelled"]
+
+
+Cause = Literal[
+    "whitespace",  # Only spaces or line breaks differ.
+    "tools_reordered",  # The same tools in another order.
+    "tools_changed",  # Other tools, or other descriptions.
+    "date_or_time",
+    "identifier",  # Of a request, session or user: a UUID or what looks like one.
+    "number",  # A counter, or another number.
+    "template_variable",  # The chat template's own words: sampling of the template, such as enable_thinking.
+    "system_prompt",  # The system message was edited.
+    "answer_changed",  # An earlier answer comes back otherwise than it was generated.
+    "tool_result",
+    "other_conversation",  # The first user message differs: nothing is wrong.
+    "other_turn",  # A later user message differs, as after editing one: nothing is wrong.
+    "unknown",
+]
 
 
 class TimePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +47,55 @@ class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     reason: Reason | None = None
     detail: str | None = None
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the prompt leaves the nearest cached path: at ``token``, in ``message`` (from 0) or another ``part`` of it.
+
+    ``before`` is the text that both have, ``prompt`` and ``cached`` what follows in each; ``cached`` and
+    ``lost_tokens`` are null for callers who may not know them. So many tokens were computed although the cached path
+    has them too, in about ``lost_ms``.
+    """
+
+    kind: PointKind
+    token: int | None
+    part: Part | None
+    message: int | None
+    role: str | None
+    before: str | None
+    prompt: str | None
+    cached: str | None
+    cause: Cause | None
+    lost_tokens: int | None
+    lost_ms: float | None
+
+
+class CostlyDivergence(msgspec.Struct, frozen=True, kw_only=True):
+    """A point at which ``requests`` prompts left the cache, told by the latest of them.
+
+    ``lost_tokens`` may be up to ``error_tokens`` too many. Texts and cause are null where no tokenizer is at hand.
+    """
+
+    namespace: str
+    token: int
+    before: str | None
+    prompt: str | None
+    cached: str | None
+    cause: Cause | None
+    requests: int
+    lost_tokens: int
+    error_tokens: int
+    lost_ms: float | None
+    request_id: str
+    last_ms: int  # Milliseconds since 1970.
+
+
+class CostlyDivergences(msgspec.Struct, frozen=True, kw_only=True):
+    """The points that cost most prefill since ``since_ms``, the costliest first."""
+
+    object: str = "list"
+    data: list[CostlyDivergence]
+    since_ms: int | None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +124,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[TimePart]
     prompt: list[PromptPart]
     importance: ImportanceReport | None = None
+    divergence: Divergence | None = None
 
 
 class ExplanationList(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from services.gateway.openai_schema.cache import (
     VerifyReport,
     VerifyRequest,
 )
+from services.gateway.openai_schema.explanation import CostlyDivergences
 from services.gateway.openapi import describes
 from services.gateway.pending import Slots
 from services.gateway.prewarming import Warming, prewarm
@@ -35,6 +36,7 @@ from services.gateway.query import whole_number
 from services.gateway.scrub_walk import scrub_next
 from services.gateway.tenants import Tenant
 from services.gateway.views.cache_view import lease_view, node_view, pin_view, stats_view
+from services.gateway.views.divergence import divergences_view
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import is_valid_name, new_id
 from shared.messages.base import pack_int32, unpack_int32
@@ -44,6 +46,8 @@ AT_ONCE = 8
 """Calls of operators that run at the same time; they take no place of the API's own."""
 
 LISTED = 256
+DIVERGENCES = 10
+MOST_DIVERGENCES = 64
 
 T = TypeVar("T")
 
@@ -79,6 +83,21 @@ def cache_router(gateway: Gateway) -> APIRouter:
         nodes = [node_view(node, gateway.tokenizer.decode(unpack_int32(node.head))) for node in page.nodes]
         more = page.next_after or None
         return _json(CacheNodes(data=nodes, has_more=more is not None, next_after=more))
+
+    @router.get(
+        "/v1/cache/divergences",
+        response_model=None,
+        openapi_extra=describes(
+            None,
+            CostlyDivergences,
+            query={"limit": f"points to list, 1 to {MOST_DIVERGENCES}, {DIVERGENCES} without it"},
+        ),
+        summary="Where prompts leave the cache, and what that costs",
+    )
+    async def divergences(http: Request) -> Response:
+        with slots.taken():
+            found = await calls.divergences(whole_number(http, "limit", DIVERGENCES, 1, MOST_DIVERGENCES))
+        return _json(divergences_view(found, gateway.tokenizer.decode))
 
     @router.get(
         "/v1/cache/stats",

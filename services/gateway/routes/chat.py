@@ -64,7 +64,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
         gateway.tokenizer.texts,
         gateway.wall_ns,
     )
-    return Asked(ticket, generation, view)
+    return Asked(ticket, generation, view, conversation=request)
 
 
 async def chat_generation(

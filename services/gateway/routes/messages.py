@@ -80,7 +80,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
             max_tokens=request.max_tokens,
             hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
         )
-        return Asked(ticket, generation, view)
+        return Asked(ticket, generation, view, conversation=chat)
 
 
 def _chat_request(gateway: Gateway, request: CountTokensRequest) -> ChatRequest:

@@ -98,7 +98,7 @@ async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticke
         if view.response.store and not await gateway.kept.keep(account, request.cache_salt, view.response, items):
             view.response = msgspec.structs.replace(view.response, store=False)
 
-    return Asked(ticket, generation, view, finish)
+    return Asked(ticket, generation, view, finish, conversation=chat)
 
 
 async def _conversation(gateway: Gateway, http: Request, request: InputTokensRequest) -> tuple[list[Item], ChatRequest]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.gateway.openai_schema.explanation import Explanation, PartName, PromptPart, TimePart
+from services.gateway.openai_schema.explanation import Divergence, Explanation, PartName, PromptPart, TimePart
 from services.gateway.recent_requests import Figures, RecentRequest
+from services.gateway.views.divergence import Decode, divergence_view
 from shared.messages.explanations import Admission, PromptSpan, Source
 from shared.messages.tokens import Timing, Usage
 
@@ -34,13 +35,15 @@ _LEFT = {
 }
 
 
-def explain(known: RecentRequest, model: str, now_s: float, *, is_admin: bool) -> Explanation:
-    """The explanation of a choice.
+def explain(
+    known: RecentRequest, model: str, now_s: float, decode: Decode, *, is_admin: bool, sees_cache: bool = False
+) -> Explanation:
+    """The explanation of a choice. ``sees_cache``: its caller may read what is cached in the choice's namespace.
 
     That another namespace holds the same tokens is told to operators only: it is a tenant's secret.
     """
     figures = known.figures(now_s)
-    admission = _admission_of_first_token(known, figures)
+    admission = admission_of_first_token(known, figures)
     end_ns, begin_ns = figures.ended_ns, figures.received_ns
     return Explanation(
         id=known.http_id,
@@ -61,7 +64,18 @@ def explain(known: RecentRequest, model: str, now_s: float, *, is_admin: bool) -
         parts=time_parts(figures, admission),
         prompt=prompt_parts(known.prompt_tokens, figures.usage, admission, is_admin=is_admin),
         importance=figures.importance,
+        divergence=_divergence(known, admission, decode, sees_cache=is_admin or sees_cache),
     )
+
+
+def _divergence(
+    known: RecentRequest, admission: Admission | None, decode: Decode, *, sees_cache: bool
+) -> Divergence | None:
+    if admission is None or admission.point is None:
+        return None
+    point = admission.point
+    place = known.places.get(point.position if sees_cache else point.page_start)
+    return divergence_view(point, known.prompt_tokens, place, decode, sees_cache=sees_cache)
 
 
 def time_parts(figures: Figures, admission: Admission | None) -> list[TimePart]:
@@ -137,7 +151,7 @@ def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:
     return parts
 
 
-def _admission_of_first_token(known: RecentRequest, figures: Figures) -> Admission | None:
+def admission_of_first_token(known: RecentRequest, figures: Figures) -> Admission | None:
     """The attempt that the first token came from; before there is one, the latest."""
     if not figures.workers:
         return known.admissions[-1] if known.admissions and not figures.delivered_ns else None

@@ -14,7 +14,7 @@ layers"). Read it in this order: ``fold.main_loop`` (what a step does), ``state`
 interest, the features.
 """
 
-from services.scheduler.core.explain.explanations import find_admissions
+from services.scheduler.core.explain.explanations import find_admissions, find_divergences
 from services.scheduler.core.fold.invariants import check_invariants
 from services.scheduler.core.fold.main_loop import pending_timers, step
 from services.scheduler.core.fold.snapshot import decode_state, encode_state
@@ -32,6 +32,7 @@ __all__ = [
     "decode_state",
     "encode_state",
     "find_admissions",
+    "find_divergences",
     "list_cache",
     "new_state",
     "pending_timers",

@@ -142,3 +142,15 @@ def test_a_faulty_file_stops_the_start(tmp_path: Path) -> None:
     write_tenants(path, {"a": tenant("the-admin-key-itself")})
     with pytest.raises(ConfigError, match="has the admin key"):
         Callers(tenants_file=str(path), admin_key="the-admin-key-itself")
+
+
+def test_a_cache_is_a_tenants_own_if_nobody_else_has_its_salt(tmp_path: Path) -> None:
+    """Never that of callers who are in no file, whose KV is kept apart by nothing."""
+    path = tmp_path / "tenants.toml"
+    salts = {"alone": "s" * 16, "one": "t" * 16, "two": "t" * 16}
+    write_tenants(path, {name: Tenant(salt=salt, keys=(key_hash(name.encode()),)) for name, salt in salts.items()})
+    callers = Callers(tenants_file=str(path), api_keys=["a-plain-key"])
+
+    own = [name for name in (*salts, tenant_id(b"a-plain-key"), "", "nobody") if callers.has_own_cache(name)]
+
+    assert own == ["alone"]

@@ -138,7 +138,7 @@ def test_the_attempt_of_the_first_token_is_explained() -> None:
     known.ended = figures(workers={1: "worker-0", 2: "worker-1"})
     known.admissions = (admission(), second)
 
-    made = explain(known, "m", 0.0, is_admin=True)
+    made = explain(known, "m", 0.0, str, is_admin=True)
 
     assert (made.attempts, made.workers, made.prompt[0].source) == (2, ["worker-0", "worker-1"], "computed")
     assert (made.ttft_ms, made.total_ms) == (41, 60)

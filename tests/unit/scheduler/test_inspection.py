@@ -12,7 +12,15 @@ from services.scheduler.core.request import Request
 from services.scheduler.inspection import Inspection
 from shared import subjects
 from shared.codec import decode, encode
-from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan
+from shared.messages.explanations import (
+    Admission,
+    Admissions,
+    DivergencePoint,
+    Divergences,
+    GetAdmissions,
+    GetDivergences,
+    PromptSpan,
+)
 from tests.scripted_cell import submit
 
 RESTORED = PromptSpan(start=0, end=16, source="hidden")
@@ -30,6 +38,7 @@ class Folding:
         self.tell(COMPUTED)
         handlers = dict(Inspection(asyncio.Lock(), lambda: self.state, self._moved).handlers())
         self._answer = handlers[subjects.rpc("scheduler", "admissions")]
+        self.divergences = handlers[subjects.rpc("scheduler", "divergences")]
 
     def tell(self, span: PromptSpan) -> None:
         """The one admission of the request, as it is known by now."""
@@ -83,3 +92,17 @@ async def test_an_end_that_does_not_come_is_not_waited_for_for_ever(monkeypatch:
     monkeypatch.setattr(inspection, "END_S", 0.0)
 
     assert await Folding().ask("r") == COMPUTED
+
+
+async def test_the_costliest_divergence_points_are_told() -> None:
+    """As many as were asked for."""
+    folding = Folding()
+    assert folding.state.recollection is not None
+    for place in (16, 32):
+        point = DivergencePoint(kind="diverged", position=place, page_start=place, lost_tokens=place)
+        folding.state.recollection.note_point("n", point, "r", 5)
+
+    found = decode(await folding.divergences(encode(GetDivergences(most=1))), Divergences)
+
+    assert [each.point.position for each in found.points] == [32]
+    assert found.since_ns == 5

@@ -1,5 +1,6 @@
 // One explained request: the parts of its time to first token, and where each part of its prompt came from.
 
+import { divergenceView } from "./divergences.js";
 import { h, legend, table } from "./dom.js";
 import { PARTS, SOURCES, count, duration, partWord, percent, reasonWord, sourceWord, tokensBySource } from "./words.js";
 
@@ -34,6 +35,7 @@ export function explanationView(explained, { hasBar = false } = {}) {
     spans.length ? table("Parts of the prompt", [["tokens", false], ["length", true], ["from", false], ["why", false]],
       spans.map((span) => [`${count(span.start)} – ${count(span.end)}`, count(span.end - span.start), sourceWord(span.source),
         whyOf(span)])) : null,
+    divergenceView(explained),
     h("h3", { text: `Time to the first token: ${duration(explained.ttft_ms)}` }),
     waterfall(explained));
 }

@@ -2,18 +2,19 @@
 
 import { ask } from "./api.js";
 import { chart, roundUp } from "./chart.js";
+import { costlyPanel } from "./divergences.js";
 import { fill, h, legend, panel, table } from "./dom.js";
 import { quantile } from "./history.js";
 import { bytes, count, duration, percent, plural, sourceWord } from "./words.js";
 
 const WINDOW_MS = 15 * 60 * 1000;
-const STORAGES_MS = 5000;
+const SLOWLY_MS = 5000;
 const HIT_TIERS = ["device", "neighbour", "host", "disk", "remote"];
 const TIER_ORDER = { device: 0, host: 1, hidden: 2 };
 const TENANTS_SHOWN = 20;
 
 export class Overview {
-  #place; #feed; #history; #storages = {}; #storagesError = ""; #storagesAt = -STORAGES_MS; #asking = false;
+  #place; #feed; #history; #storages = {}; #storagesError = ""; #slowlyAt = -SLOWLY_MS; #asking = false; #points = null; #pointsError = "";
 
   constructor(place, feed, history) {
     this.#place = place;
@@ -32,9 +33,9 @@ export class Overview {
       fill(this.#place, h("p", { class: "quiet", text: "Nothing has been heard of the cell yet." }));
       return;
     }
-    this.#askStorages();
+    this.#askSlowly();
     fill(this.#place, h("div", { class: "grid" },
-      this.#figures(cell), tiers(cell), hits(cell), this.#disks(cell), ...this.#charts(), workers(cell), moving(cell), tenants(cell)));
+      this.#figures(cell), tiers(cell), hits(cell), this.#disks(cell), ...this.#charts(), costlyPanel(this.#points, this.#pointsError), workers(cell), moving(cell), tenants(cell)));
   }
 
   #figures(cell) {
@@ -82,17 +83,23 @@ export class Overview {
           : h("p", { class: "quiet", text: "No storage has joined." }));
   }
 
-  async #askStorages() {
-    if (this.#asking || performance.now() - this.#storagesAt < STORAGES_MS) return;
+  async #askSlowly() {
+    if (this.#asking || performance.now() - this.#slowlyAt < SLOWLY_MS) return;
     this.#asking = true;
     try {
       this.#storages = (await ask("/v1/cache/stats")).storages;
       this.#storagesError = "";
     } catch (error) {
       this.#storagesError = error.message;
+    }
+    try {
+      this.#points = await ask("/v1/cache/divergences");
+      this.#pointsError = "";
+    } catch (error) {
+      this.#pointsError = error.message;
     } finally {
       this.#asking = false;
-      this.#storagesAt = performance.now();
+      this.#slowlyAt = performance.now();
     }
   }
 }

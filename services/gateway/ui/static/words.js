@@ -19,6 +19,25 @@ const REASON_WORDS = {
   unknown: "is not known",
 };
 
+// Of each usual cause what it is called, and what to do about it.
+const CAUSES = {
+  whitespace: ["Spaces or line breaks", "Write the same text the same way each time."],
+  tools_reordered: ["The same tools in another order", "Keep their order, for instance by name."],
+  tools_changed: ["Other tools, or other descriptions", "Tools stand early in a prompt: everything behind a changed one is computed again."],
+  date_or_time: ["A date or time", "Put it behind what is shared, in the last message, or round it."],
+  identifier: ["An identifier", "Put what names a request, session or user behind what is shared."],
+  number: ["A number", "Put counters behind what is shared."],
+  template_variable: ["A variable of the chat template", "Requests that set it otherwise share only what comes before."],
+  system_prompt: ["An edited system prompt", "Prompts of the old and the new text share only what comes before the edit."],
+  answer_changed: ["An answer came back changed", "Send answers back as they were generated; templates may leave out their reasoning."],
+  tool_result: ["Another result of a tool", "Nothing is wrong where the tool answered something else."],
+  other_conversation: ["Another conversation", "Nothing is wrong: conversations share what comes before the first question."],
+  other_turn: ["Another question in one conversation", "Nothing is wrong where it was edited or asked twice."],
+  unknown: ["Not known", "Compare both texts."],
+};
+export const causeWord = (name) => CAUSES[name]?.[0] ?? name;
+export const causeAdvice = (name) => CAUSES[name]?.[1] ?? "";
+
 export const sourceWord = (name) => SOURCE_WORDS[name] ?? name;
 export const partWord = (name) => PART_WORDS[name] ?? name;
 export const reasonWord = (name) => REASON_WORDS[name] ?? name;

@@ -8,9 +8,18 @@ import msgspec
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.prefix_tree import Path, head_of
+from services.scheduler.core.explain.divergence_points import find_divergence_point
 from services.scheduler.core.explain.misses import missed_spans
 from shared.ids import TOKEN_BYTES
-from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source
+from shared.messages.explanations import (
+    Admission,
+    Admissions,
+    Divergences,
+    GetAdmissions,
+    GetDivergences,
+    PromptSpan,
+    Source,
+)
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.tiers.under_way import Chunk
 
 MOST_ASKED = 256
+MOST_POINTS_TOLD = 64
 
 
 def note_admission(
@@ -47,7 +57,11 @@ def note_admission(
             spans.append(PromptSpan(start=span.start, end=end, source="sparse"))
         cached = span.end
         _note_lossy(step, memory, request, span)
-    spans += missed_spans(state, memory, request, worker, path, found, min(cached, prompt_tokens))
+    cached = min(cached, prompt_tokens)
+    spans += missed_spans(state, memory, request, worker, path, found, cached)
+    point = find_divergence_point(state, request, worker, found, cached, spans)
+    if point.kind == "diverged" and point.lost_tokens and not request.admission:  # Later attempts lose it again.
+        memory.note_point(request.submit.namespace, point, request.request_id, step.time_ns)
     memory.note_admitted(
         Admission(
             request_id=request.request_id,
@@ -57,6 +71,7 @@ def note_admission(
             admitted_ns=step.time_ns,
             waits=tuple(memory.waits.get(request.request_id, ())),
             prompt=tuple(spans),
+            point=point,
         ),
     )
 
@@ -88,6 +103,16 @@ def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
     admissions = state.recollection.admissions
     found = [attempt for name in call.request_ids[:MOST_ASKED] for attempt in admissions.get(name, ())]
     return Admissions(admissions=tuple(found))
+
+
+def find_divergences(state: CellState, call: GetDivergences) -> Divergences:
+    """The divergence points of the cell that lost most tokens, the costliest first. Does not mutate."""
+    memory = state.recollection
+    if memory is None:
+        return Divergences()
+    # Of equal ones the first that was noted comes first.
+    points = sorted(memory.points.values(), key=lambda each: -each.lost_tokens)
+    return Divergences(since_ns=memory.since_ns, points=tuple(points[: min(max(0, call.most), MOST_POINTS_TOLD)]))
 
 
 def overlay(spans: tuple[PromptSpan, ...], start: int, end: int) -> tuple[PromptSpan, ...]:

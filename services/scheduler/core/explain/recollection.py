@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.messages.explanations import Admission, Departure, Wait
+from shared.ids import TOKEN_BYTES
+from shared.messages.explanations import Admission, CostlyPoint, Departure, DivergencePoint, Wait
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
@@ -24,6 +25,11 @@ MOST_DEPARTED_BYTES = 16 * 2**20
 MOST_ADMISSIONS = 1024
 MOST_ATTEMPTS = 4
 MOST_WAITS = 32
+MOST_POINTS = 64
+POINT_TOKENS = 16
+"""Tokens before its page by which a divergence point is known, beside namespace and depth."""
+
+PointKey = tuple[str, int, bytes]
 
 
 class Departed(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +50,8 @@ class Recollection(msgspec.Struct):
     departed_bytes: int = 0
     admissions: dict[str, list[Admission]] = {}  # By request, its attempts in order; oldest request first.
     waits: dict[str, list[Wait]] = {}  # Of requests that are not over.
+    points: dict[PointKey, CostlyPoint] = {}  # Those at which most tokens were lost, as far as a bounded table knows.
+    since_ns: int = 0  # When the first of them was noted.
     is_whole: bool = True
 
     def note_departed(
@@ -93,6 +101,35 @@ class Recollection(msgspec.Struct):
                 1
             ]  # The first says most: its waits and its prompt are the ones that the caller's first token had.
         attempts.append(admission)
+
+    def note_point(self, namespace: str, point: DivergencePoint, request_id: str, at_ns: int) -> None:
+        """Count what a prompt lost at a divergence point; the latest prompt there stands for all.
+
+        Where the table is full, a new point takes the place of the cheapest, and goes on from what that had lost
+        (Space-Saving: Metwally, Agrawal and El Abbadi, ICDT 2005, section 3, with weights).
+        """
+        if not self.since_ns:
+            self.since_ns = at_ns
+        end = len(point.before) - (point.position - point.page_start) * TOKEN_BYTES
+        key = (namespace, point.page_start, point.before[max(0, end - POINT_TOKENS * TOKEN_BYTES) : end])
+        known = self.points.get(key)
+        requests, lost_tokens, lost_us, error_tokens = 0, 0, 0, 0
+        if known is not None:
+            requests, lost_tokens, lost_us = known.requests, known.lost_tokens, known.lost_us
+            error_tokens = known.error_tokens
+        elif len(self.points) == MOST_POINTS:
+            cheapest = min(self.points, key=lambda each: self.points[each].lost_tokens)
+            lost_tokens = error_tokens = self.points.pop(cheapest).lost_tokens
+        self.points[key] = CostlyPoint(
+            namespace=namespace,
+            point=point,
+            requests=requests + 1,
+            lost_tokens=lost_tokens + point.lost_tokens,
+            lost_us=lost_us + point.lost_us,
+            error_tokens=error_tokens,
+            request_id=request_id,
+            at_ns=at_ns,
+        )
 
     def forget_waits(self, request_id: str) -> None:
         """A request is over."""

@@ -51,7 +51,8 @@ def test_senseless_numbers_are_refused(text: str) -> None:
     "argv",
     [[], ["burn"], ["flush", "--tier", "moon"], ["flush", "--namespace", "x"], ["ls", "--limit", "0"], ["pin"],
      ["pin", *TOKENS, "--prompt", "x"], ["pin", *TOKENS, "--ttl", "soon"], ["pin", *TOKENS, "--name", "a b"],
-     ["unpin"], ["prewarm"], ["prewarm", "f", "--concurrency", "65"], ["verify", "--storage", "a.b"]],
+     ["unpin"], ["prewarm"], ["prewarm", "f", "--concurrency", "65"], ["verify", "--storage", "a.b"],
+     ["divergences", "--limit", "65"]],
 )  # fmt: skip
 def test_a_command_line_without_sense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With exit code 2 and a line that says why."""
@@ -67,6 +68,7 @@ def test_a_command_line_without_sense_is_refused(argv: list[str], capsys: pytest
     [(["pin", "--prompt", "x"], "--base-url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
      (["pin", "--prompt-file", "/nowhere/f", "--base-url", "http://127.0.0.1:1"], "cannot read"),
      (["pin", "--prompt", "x", "--base-url", "ftp://x"], "--base-url"), (["ls", "--model", "/nowhere"], "no directory"),
+     (["divergences", "--model", "/nowhere"], "no directory"),
      (["prewarm", "/nowhere/f"], "cannot read"),
      (["flush", "--namespace", "ab" * 16, "--salt", "s"], "either")],
 )  # fmt: skip

@@ -9,10 +9,12 @@ from msgspec import structs
 
 from services.gateway.cache_calls import Flushed
 from services.gateway.openai_schema.cache import CacheNode, Pin
+from services.gateway.openai_schema.explanation import CostlyDivergence, CostlyDivergences
 from services.gateway.views.cache_view import node_view, stats_view
 from shared.messages.status import CellStatus, Inventory, PoolStatus
 from shared.sizes import size
 from tests.unit.gateway.scripted_cache import node
+from thermocline.cache.divergences import divergence_lines
 from thermocline.cache.flush import flush_lines
 from thermocline.cache.ls import pin_lines
 from thermocline.cache.pin import pin_text
@@ -126,6 +128,26 @@ def test_pins_are_listed_with_what_they_hold() -> None:
     assert lines[3] == "x was refused: too short"
     assert pin_lines([], 0.0) == ["there are no pins"]
     assert pin_text(good).startswith("pin docs: holds 4,000 of 4,096 tokens in 250 host pages\nThe rest")
+
+
+def test_divergence_points_are_listed_with_both_sides() -> None:
+    """One line for each side, of the terminal's width, and figures alone where there is no tokenizer."""
+    told = CostlyDivergence(
+        namespace="ab" * 16, token=18, before="It is 12:0", prompt="5 now.\nBe brief." + "x" * 200, cached="4 now.",
+        cause="date_or_time", requests=41, lost_tokens=33_292, error_tokens=0, lost_ms=3817.2, request_id="r",
+        last_ms=1,
+    )  # fmt: skip
+    bare = msgspec.structs.replace(
+        told, before=None, prompt=None, cached=None, cause=None, lost_ms=None, error_tokens=2
+    )
+    lines = divergence_lines(CostlyDivergences(data=[told, bare], since_ms=1))
+
+    assert lines[1].split() == ["date", "or", "time", "33,292", "3,817", "ms", "41", "18", "ab" * 6]
+    assert lines[2].startswith("  prompt  …It is 12:0│5 now.\\nBe brief.xxx")
+    assert lines[3] == "  cached  …It is 12:0│4 now.…"
+    assert lines[4].split() == ["-", "33,292", "at", "most", "-", "41", "18", "ab" * 6]
+    assert max(map(len, lines)) <= WIDTH
+    assert divergence_lines(CostlyDivergences(data=[], since_ms=None))[0].startswith("no prompt has lost anything")
 
 
 def test_a_flush_tells_of_its_tiers_only() -> None:

@@ -1,0 +1,201 @@
+"""Where a prompt leaves the nearest cached path, to the token, and what that cost. Does not mutate.
+
+The tree matches whole pages. Within the page in which a match ends, the path that agrees with the prompt for most
+tokens is the nearest: the rest of the edge on which it ended or, at the end of a node, one of the node's newest
+children. What both sides have behind the difference, such as the rest of a system prompt behind its date, is found by
+blocks of the cached side that come again in the prompt: so much would have been reused had they not differed.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from services.scheduler.core.cache.prefix_match import match_again
+from services.scheduler.core.rates import has_compute_speed, recompute_us
+from shared.ids import TOKEN_BYTES
+from shared.messages.explanations import DivergencePoint, PointKind, PromptSpan
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
+
+TOLD_TOKENS = 64
+"""Tokens that are told of each side, and of what both have before (and up to a page more)."""
+
+MOST_SIBLINGS = 16
+"""Children of a node, the newest ones, among which the nearest is looked for."""
+
+MOST_COMPARED_BYTES = 8192 * TOKEN_BYTES
+"""How far behind a divergence the two sides are compared."""
+
+MOST_COMPARED_NODES = 16
+"""Nodes of the cached side that are put together to be compared."""
+
+BLOCK_BYTES = 16 * TOKEN_BYTES
+"""So much must agree for the two sides to be in step again."""
+
+MOST_RUNS = 8
+_MOST_TRIES = 16
+"""Tokens can be chosen so that a block comes everywhere but where a token begins."""
+_SKIPPED_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Where the cached side is tried for a block that the prompt has too, from where they were in step last."""
+
+
+def find_divergence_point(
+    state: CellState, request: Request, worker: Worker, found: PrefixMatch, cached: int, spans: list[PromptSpan]
+) -> DivergencePoint:
+    """Where the prompt of a request that is about to be admitted leaves what is cached, on whatever tier.
+
+    ``found`` is what is reused of it, ``cached`` the same in tokens with what is read in part, and ``spans`` says where
+    each part of it comes from. What is only on a disk has no node: it was tried for a fetch before.
+    """
+    if not request.may_reuse:
+        return DivergencePoint(kind="opted_out")
+    gone = [span for span in spans if span.departure and span.departure != "lossy"]
+    if gone:
+        lost = sum(span.end - span.start for span in gone)
+        return _point(state, request, worker, "evicted", gone[0].start, b"", lost)
+    run = request.hidden.run
+    if run is not None and run.depth <= cached < run.arrived:
+        cached = run.goal
+    tree, prompt = state.tree, request.submit.prompt
+    used = found.loaded or found.joined or found.device
+    node, offset = _end_of_match(tree, request.submit.namespace, prompt, used[-1] if used else None)
+    start = 0 if node is None else node.depth * TOKEN_BYTES + offset
+    if start < cached * TOKEN_BYTES:
+        return _point(state, request, worker, "continued", cached, b"", 0)
+    if node is None:
+        return _point(state, request, worker, "new", 0, b"", 0)
+    nearest: Node | None = node
+    if offset < len(node.tokens):
+        common = common_bytes(prompt, start, node.tokens, offset)
+    else:
+        offset, (nearest, common) = 0, _nearest_child(tree, node, prompt, start)
+    at = start + common
+    if nearest is None or at >= len(prompt):
+        return _point(state, request, worker, "continued", at // TOKEN_BYTES, b"", 0)
+    if not at:
+        return _point(state, request, worker, "new", 0, b"", 0)
+    other = _path_behind(tree, nearest, offset + common)
+    lost = tokens_in_step(prompt[at : at + MOST_COMPARED_BYTES], other)
+    return _point(state, request, worker, "diverged", at // TOKEN_BYTES, other, lost)
+
+
+def _point(
+    state: CellState, request: Request, worker: Worker, kind: PointKind, position: int, cached: bytes, lost: int
+) -> DivergencePoint:
+    """The point with some of the tokens around it, and what was lost in time."""
+    page_size, at, prompt = state.tree.page_size, position * TOKEN_BYTES, request.submit.prompt
+    told = TOLD_TOKENS * TOKEN_BYTES
+    return DivergencePoint(
+        kind=kind,
+        position=position,
+        page_start=position // page_size * page_size,
+        page_size=page_size,
+        before=prompt[max(0, at - told - state.tree.page_token_bytes) : at],
+        prompt=prompt[at : at + told],
+        cached=cached[:told],
+        lost_tokens=lost,
+        lost_us=round(recompute_us(state, worker, position, lost)) if lost and has_compute_speed(state, worker) else 0,
+    )
+
+
+def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | None) -> tuple[Node | None, int]:
+    """The node in which whole pages of ``prompt`` end to agree, and at which byte of it; none in an empty namespace.
+
+    ``used`` is a node on the way. What was matched before may have been cut or evicted to make room.
+    """
+    known = (0, 0) if used is None else (used.id, used.end)
+    path = match_again(tree, namespace, prompt, len(prompt) // tree.page_token_bytes, *known)
+    if path:
+        node, pages = path[-1]
+        return node, pages * tree.page_token_bytes
+    root = tree.roots.get(namespace)
+    return (None if root is None else tree.nodes[root]), 0
+
+
+def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> tuple[Node | None, int]:
+    """The newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a page."""
+    children = node.child_ids
+    newest = children if isinstance(children, tuple) else reversed(children)
+    ours = prompt[start : start + tree.page_token_bytes]
+    nodes, nearest, common, nearer = tree.nodes, None, 0, b""
+    for child_id in islice(newest, MOST_SIBLINGS):
+        child = nodes[child_id]
+        if child.tokens.startswith(nearer):
+            nearest, common = child, common_bytes(ours, 0, child.tokens, 0)
+            if common == len(ours):
+                break
+            nearer = ours[: common + TOKEN_BYTES]
+    return nearest, common
+
+
+def _path_behind(tree: PrefixTree, node: Node, offset: int) -> bytes:
+    """Tokens of the cached path from a byte of ``node`` on, by the newest child of each node; a bounded number."""
+    parts = [node.tokens[offset : offset + MOST_COMPARED_BYTES]]
+    length = len(parts[0])
+    while length < MOST_COMPARED_BYTES and len(parts) < MOST_COMPARED_NODES and node.children:
+        children = node.children
+        node = tree.nodes[children if isinstance(children, int) else next(reversed(children.values()))]
+        parts.append(node.tokens[: MOST_COMPARED_BYTES - length])
+        length += len(parts[-1])
+    return b"".join(parts)
+
+
+def tokens_in_step(ours: bytes, theirs: bytes) -> int:
+    """How many tokens of ``ours`` come in ``theirs`` too, in the same order, by runs of at least a block. Pure."""
+    found = mine = other = 0
+    for _ in range(MOST_RUNS):
+        step = _next_in_step(ours, mine, theirs, other)
+        if step is None:
+            break
+        mine, other = step
+        run = common_bytes(ours, mine, theirs, other)
+        found, mine, other = found + run, mine + run, other + run
+    return found // TOKEN_BYTES
+
+
+def _next_in_step(ours: bytes, mine: int, theirs: bytes, other: int) -> tuple[int, int] | None:
+    """Where both have a block again, from these bytes on, and from its first token that they have."""
+    if len(ours) - mine < BLOCK_BYTES:
+        return None
+    for skipped in _SKIPPED_TOKENS:
+        there = other + skipped * TOKEN_BYTES
+        block = theirs[there : there + BLOCK_BYTES]
+        if len(block) < BLOCK_BYTES:
+            return None
+        here = _find_tokens(ours, block, mine)
+        if here >= 0:
+            while min(here - mine, there - other) >= TOKEN_BYTES and _same_before(ours, here, theirs, there):
+                here, there = here - TOKEN_BYTES, there - TOKEN_BYTES
+            return here, there
+    return None
+
+
+def _find_tokens(ours: bytes, block: bytes, start: int) -> int:
+    """Where these tokens come in ``ours``, -1 for nowhere. Their bytes may come between those of others, too."""
+    here = start - 1
+    for _ in range(_MOST_TRIES):
+        here = ours.find(block, here + 1)
+        if here < 0 or not here % TOKEN_BYTES:
+            return here
+    return -1
+
+
+def _same_before(ours: bytes, here: int, theirs: bytes, there: int) -> bool:
+    return ours[here - TOKEN_BYTES : here] == theirs[there - TOKEN_BYTES : there]
+
+
+def common_bytes(ours: bytes, mine: int, theirs: bytes, other: int) -> int:
+    """Bytes of whole tokens that are equal from these places on. Pure."""
+    length = min(len(ours) - mine, len(theirs) - other)
+    if ours[mine : mine + length] == theirs[other : other + length]:
+        return length
+    count = length // TOKEN_BYTES
+    differs = np.frombuffer(ours, "<i4", count, mine) != np.frombuffer(theirs, "<i4", count, other)
+    return int(differs.argmax()) * TOKEN_BYTES
