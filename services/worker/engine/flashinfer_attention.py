@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,25 +59,18 @@ class FlashInferAttention:
         return attend_call
 
 
-class _Wrappers(NamedTuple):
-    """FlashInfer's, for one kind of layer: of whole steps or of what is a request's own, and of what tiles share."""
-
-    whole: Any
-    shared: Any
-
-
 class FlashInferSteps:
-    """Ordinary steps over pools of one geometry. One step at a time."""
+    """Ordinary steps over pools of one geometry. Layers of two steps may take turns, each of which is then planned."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
-        self._wrappers: dict[Kind, _Wrappers] = {}
+        self._whole: dict[Kind, Any] = {}  # Wrappers of whole steps, or of what is a request's own,
+        self._shared: dict[Kind, Any] = {}  # and of what tiles share.
+        self._planned: dict[Kind, _Step] = {}
 
     def for_step(self, segments: Sequence[Segment], tiles: SharedTiles | None) -> PagedAttend:
         """``tiles`` are keys that single rows of the step share, as ``forward_meta.tiles_of`` finds them."""
         step = _Step(self.planner, segments, tiles)
-        planned: dict[Kind, _Wrappers] = {}
-        self.planner.begin_step()
 
         @torch.inference_mode()  # Wrappers have tensors of their own, which are made and changed in one mode.
         def attend(
@@ -93,22 +86,37 @@ class FlashInferSteps:
             kind = Kind(scaling, window, softcap)
             # A window hides what is shared.
             is_cut = tiles is not None and window is None and len(step.members) > 0
-            if kind not in planned:
-                planned[kind] = self._of_kind(kind)
-                _plan(step, planned[kind], kind, q.shape[1], is_cut=is_cut)
+            if self._planned.get(kind) is not step:
+                self._plan(step, kind, q.shape[1], is_cut=is_cut)
             query = q.contiguous()
             if is_cut:
-                return _merged(self.planner.flashinfer, planned[kind], step.members, query, (k, v))
-            output: torch.Tensor = planned[kind].whole.run(query, (k, v))
+                return self._merged(kind, step.members, query, (k, v))
+            output: torch.Tensor = self._whole[kind].run(query, (k, v))
             return output
 
         return attend
 
-    def _of_kind(self, kind: Kind) -> _Wrappers:
-        if kind not in self._wrappers:
-            make = self.planner.flashinfer.BatchPrefillWithPagedKVCacheWrapper
-            self._wrappers[kind] = _Wrappers(*(make(self.planner.workspace, LAYOUT) for _ in range(2)))
-        return self._wrappers[kind]
+    def _plan(self, step: _Step, kind: Kind, heads: int, *, is_cut: bool) -> None:
+        make, workspace = self.planner.flashinfer.BatchPrefillWithPagedKVCacheWrapper, self.planner.workspace
+        if kind not in self._whole:
+            self._whole[kind] = make(workspace, LAYOUT)
+        plan_prefill(self.planner, self._whole[kind], step.own if is_cut else step.whole, kind, heads)
+        if is_cut:
+            if kind not in self._shared:
+                # Few rows over many keys, which those of FlashAttention-3 are not made for.
+                self._shared[kind] = make(workspace, LAYOUT, backend="fa2")
+            plan_prefill(self.planner, self._shared[kind], step.shared, kind, heads, is_causal=False)
+        self._planned[kind] = step
+
+    def _merged(
+        self, kind: Kind, members: torch.Tensor, query: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Rows that share keys have two partial results; the others' are whole."""
+        output: torch.Tensor
+        output, sums = self._whole[kind].run(query, pools, return_lse=True)
+        shared, shared_sums = self._shared[kind].run(query.index_select(0, members), pools, return_lse=True)
+        merged, _ = self.planner.flashinfer.merge_state(output[members], sums[members], shared, shared_sums)
+        return output.index_copy_(0, members, merged)
 
 
 class _Step:
@@ -140,20 +148,3 @@ class _Step:
     def members(self) -> torch.Tensor:
         """Rows of the step that share keys, tile by tile, int64 on the device."""
         return self._cut[2]
-
-
-def _plan(step: _Step, wrappers: _Wrappers, kind: Kind, heads: int, *, is_cut: bool) -> None:
-    plan_prefill(step.planner, wrappers.whole, step.own if is_cut else step.whole, kind, heads)
-    if is_cut:
-        plan_prefill(step.planner, wrappers.shared, step.shared, kind, heads, is_causal=False)
-
-
-def _merged(
-    flashinfer: Any, wrappers: _Wrappers, members: torch.Tensor, query: torch.Tensor, pools: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    """Rows that share keys have two partial results; the others' are whole."""
-    output: torch.Tensor
-    output, sums = wrappers.whole.run(query, pools, return_lse=True)
-    shared, shared_sums = wrappers.shared.run(query.index_select(0, members), pools, return_lse=True)
-    merged, _ = flashinfer.merge_state(output[members], sums[members], shared, shared_sums)
-    return output.index_copy_(0, members, merged)

@@ -84,7 +84,6 @@ class FlashInferGraphs:
         """See :class:`CapturedAttention`. Raises InvariantViolated where the shape does not serve such a step."""
         if not shape.fits(len(segments), max((each.length for each in segments), default=0)):
             raise InvariantViolated(f"a graph of {shape.rows} rows cannot compute {len(segments)} requests")
-        self._planner.begin_step()
         self._plan_kinds(shape, segments, tiles, None)
 
     def _plan_kinds(
@@ -135,7 +134,6 @@ class FlashInferGraphs:
             self._cut[rows, kind] = own, _Planned(self._shared_wrapper(most_tiles(rows) + 1), kind, heads)
         else:
             self._plain[rows, kind] = _Planned(self._decode_wrapper(self._whole, rows), kind, heads)
-        self._planner.begin_step()
         self._plan_kinds(shape, (), None, kind)
 
     def _decode_wrapper(self, lists: _Lists, rows: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -61,28 +61,31 @@ class Planner:
         self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._dtype = TORCH_DTYPES[geometry.dtype]
         self._make_fence = fence or (lambda: _recorded(device))
-        self._fence: Fence | None = None
+        self._fences: dict[Any, Fence | None] = {}
 
-    def begin_step(self) -> None:
-        """Wait until the device has read the plans of the step before. Steps whose tokens were read have waited."""
-        if self._fence is not None:
-            self._fence.synchronize()
-            self._fence = None
-
-    def sent(self) -> None:
-        """A plan was made: its copy is on its way."""
-        self._fence = self._make_fence()
-
-    def settings(self, kind: Kind) -> dict[str, Any]:
-        """What every ``plan`` takes by name."""
-        return {
-            "sm_scale": kind.scaling,
+    def plan(self, wrapper: Any, lists: Sequence[torch.Tensor], kind: Kind, heads: int, **settings: Any) -> None:
+        """Have one of FlashInfer's wrappers plan ``lists`` for layers of a kind, once the device has what it planned
+        before. Where tokens were read in between, that is no wait.
+        """
+        before = self._fences.get(wrapper)
+        if before is not None:
+            before.synchronize()
+        geometry = self.geometry
+        wrapper.plan(
+            *lists,
+            heads,
+            geometry.kv_heads,
+            geometry.head_dim,
+            geometry.page_size,
+            sm_scale=kind.scaling,
             # Keys before the row's own; ours counts that one, too.
-            "window_left": -1 if kind.window is None else kind.window - 1,
-            "logits_soft_cap": kind.softcap,
-            "q_data_type": self._dtype,
-            "kv_data_type": self._dtype,
-        }
+            window_left=-1 if kind.window is None else kind.window - 1,
+            logits_soft_cap=kind.softcap,
+            q_data_type=self._dtype,
+            kv_data_type=self._dtype,
+            **settings,
+        )
+        self._fences[wrapper] = self._make_fence()
 
     def send(self, lists: PageLists) -> SentLists:
         """Offsets stay on the host, where FlashInfer plans with them and copies them from; pages go to the device."""
@@ -109,39 +112,14 @@ def plan_prefill(
     """Plan a ``BatchPrefillWithPagedKVCacheWrapper``, whose requests have any number of rows at the end of their keys;
     without ``is_causal`` every row sees all keys of its request.
     """
-    geometry = planner.geometry
-    wrapper.plan(
-        lists.rows,
-        lists.starts,
-        lists.pages,
-        lists.last,
-        heads,
-        geometry.kv_heads,
-        geometry.head_dim,
-        geometry.page_size,
-        causal=is_causal,
-        # It would make them itself, in memory that is not pinned, and wait for the device to copy them.
-        seq_lens=lists.lengths,
-        **planner.settings(kind),
-    )
-    planner.sent()
+    parts = lists.rows, lists.starts, lists.pages, lists.last
+    # Without lengths it makes them itself, in memory that is not pinned, and waits for the device to copy them.
+    planner.plan(wrapper, parts, kind, heads, causal=is_causal, seq_lens=lists.lengths)
 
 
 def plan_decode(planner: Planner, wrapper: Any, lists: SentLists, kind: Kind, heads: int) -> None:
     """Plan a ``BatchDecodeWithPagedKVCacheWrapper``, whose requests have one row each."""
-    geometry = planner.geometry
-    wrapper.plan(
-        lists.starts,
-        lists.pages,
-        lists.last,
-        heads,
-        geometry.kv_heads,
-        geometry.head_dim,
-        geometry.page_size,
-        seq_lens=lists.lengths,
-        **planner.settings(kind),
-    )
-    planner.sent()
+    planner.plan(wrapper, (lists.starts, lists.pages, lists.last), kind, heads, seq_lens=lists.lengths)
 
 
 def unfit(geometry: KvGeometry, device: torch.device) -> list[str]:

@@ -140,6 +140,19 @@ def test_plans_are_not_overwritten_before_the_device_has_them(pool: DevicePool, 
         _check(each, _expected(pool, meta, call))
 
 
+@pytest.mark.usefixtures("machine")
+def test_two_steps_take_turns(pool: DevicePool) -> None:
+    """A step in whose layers another one attends, too, is planned anew, and neither gets the other's pages."""
+    metas = [_meta(), ForwardMeta.build([Segment(3, 9, ORDER[20:23]), Segment(1, 2, ORDER[3:4])], PAGE_SIZE, "cpu")]
+    backend = FlashInferAttention(pool)
+    steps = [backend.for_step(meta) for meta in metas]
+
+    for layer in range(2):
+        for meta, attend in zip(metas, steps, strict=True):
+            call = _call(meta, layer)
+            _check(attend(call), _expected(pool, meta, call))
+
+
 def test_what_it_cannot_do_is_refused_with_every_reason() -> None:
     """It is not installed here, and float32 and small heads are not among what it computes."""
     geometry = KvGeometry(layers=1, kv_heads=1, head_dim=16, page_size=PAGE_SIZE, dtype="float32")

@@ -18,13 +18,14 @@ from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.flashinfer_graphs import FlashInferGraphs
 from services.worker.engine.flashinfer_lists import cascade, step_lists
 from services.worker.engine.flashinfer_plans import Planner
-from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for, tiles_of
+from services.worker.engine.forward_meta import ForwardMeta, Segment, paged_tensors, pages_for, tiles_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.shared_prefixes import MEMBERS, SharedTiles
 from shared.errors import InvariantViolated
 from shared.messages.pools import KvGeometry
 from tests.cuda import flashinfer_stand_in
 from tests.cuda.flashinfer_stand_in import VERSIONS, Machine
+from tests.cuda.late_device import LateStream
 from tests.cuda.record_flashinfer import DECODE, PREFILL
 from tests.cuda.strict_capture import StrictCapture
 from tests.unit.worker.engine.test_cuda_graphs import Decoding
@@ -155,6 +156,34 @@ def test_a_shape_refuses_what_it_does_not_serve(load_runner: LoadRunner, machine
     with pytest.raises(InvariantViolated, match="2 rows cannot compute 3 requests"):
         _plan(graphs, Decoding(runner, [3, 20, 4]).meta())
     assert machine.planned == []
+
+
+def test_a_plan_does_not_overtake_the_replay_before(machine: Machine) -> None:
+    """Two replays, of which nobody reads a result before both are launched: each computes what was planned for it."""
+    machine.stream = stream = LateStream()
+    geometry = KvGeometry(layers=1, kv_heads=2, head_dim=64, page_size=8, dtype="bfloat16")
+    graphs = FlashInferGraphs(Planner(geometry, torch.device("cpu"), fence=stream.record), 2, 16)
+    shape, random = DecodeShape(2, 128), torch.Generator().manual_seed(0)
+    pool = torch.randn((32, 8, 2, 64), generator=random).bfloat16()
+    q = torch.randn((2, 4, 64), generator=random).bfloat16()
+    attend, pages = graphs.of_shape(shape), np.arange(32, dtype=np.int32)
+    steps = [
+        [Segment(1, 100, pages), Segment(1, 7, pages[20:])],
+        [Segment(1, 30, pages[9:]), Segment(1, 64, pages[3:])],
+    ]
+    attend(q, pool, pool, scaling=0.125)
+
+    found = []
+    for segments in steps:
+        graphs.plan(segments, None, shape)
+        found.append(attend(q, pool, pool, scaling=0.125))
+    stream.synchronize()
+
+    for segments, each in zip(steps, found, strict=True):
+        expected = oracles.paged_attention(
+            q, pool, pool, paged_tensors(segments, 8, torch.device("cpu")), scaling=0.125
+        )
+        torch.testing.assert_close(each.float(), expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(("shares", "kernels"), [(False, {}), (True, {"aten::index_select": 3})])

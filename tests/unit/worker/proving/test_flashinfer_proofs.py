@@ -11,7 +11,7 @@ import torch
 
 from services.worker.engine.cuda_capture import Capture
 from services.worker.engine.flashinfer_graphs import FlashInferGraphs
-from services.worker.engine.flashinfer_plans import Planner
+from services.worker.engine.flashinfer_plans import Kind, Planner
 from services.worker.proving.child import try_way
 from services.worker.proving.flashinfer_proofs import prove_flashinfer, prove_steps_and_graphs
 from services.worker.proving.part import Way, WrongResult
@@ -71,12 +71,13 @@ def _merging_all_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _with_a_longer_window(patch: pytest.MonkeyPatch) -> None:
-    settings = Planner.settings
+    plan = Planner.plan
 
-    def wrong(self: Any, kind: Any) -> dict[str, Any]:
-        return settings(self, kind if kind.window is None else kind._replace(window=kind.window + 1))
+    def wrong(self: Any, wrapper: Any, lists: Any, kind: Kind, heads: int, **settings: Any) -> None:
+        longer = kind if kind.window is None else kind._replace(window=kind.window + 1)
+        plan(self, wrapper, lists, longer, heads, **settings)
 
-    patch.setattr(Planner, "settings", wrong)
+    patch.setattr(Planner, "plan", wrong)
 
 
 def _with_rows_in_another_order(patch: pytest.MonkeyPatch) -> None:
