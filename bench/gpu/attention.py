@@ -4,7 +4,7 @@ One layer of Llama-3.1-8B's and of Qwen2.5-14B's heads in bfloat16, decode (one 
 prompt). Results are compared before their time counts. Decode is judged by the K and V that it reads, in GB/s beside
 those of a copy; extend by the products that it computes, in TFLOP/s beside those of a matrix product. SDPA has its KV
 in one piece; what it costs to bring it there from a paged pool is measured too. FlexAttention is compiled, which takes
-so long that it is done for few points.
+so long that it is done for few points. A worker's backends, ours and FlashInfer, decode in CUDA graphs.
 
 ``python -m bench.gpu.attention [--quick | --cpu] [--rounds 9]``
 """
@@ -17,7 +17,11 @@ from typing import Any
 import torch
 
 from bench.gpu import reading, timing
+from bench.gpu.attention_backends import measure_backends
 from bench.gpu.attention_peers import Attend, Heads, Problem, flex, gathering_sdpa, ours, sdpa
+from bench.gpu.decode import PlayedCapture
+from services.worker.engine.cuda_capture import Capture, CudaCapture
+from services.worker.engine.gpu_attention import KERNELS
 
 LLAMA, QWEN = Heads("llama-3.1-8b", 32, 8, 128), Heads("qwen2.5-14b", 40, 8, 128)
 TINY_LLAMA, TINY_QWEN = Heads("tiny-llama", 4, 2, 16), Heads("tiny-qwen", 5, 1, 16)
@@ -31,6 +35,11 @@ EXTEND = [(1, 0, 2048), (1, 16_384, 2048), (4, 4096, 512), (1, 32_256, 512), (16
 
 FLEX = {(16, 4096, 1), (1, 32_768, 1), (1, 16_384, 2048)}
 """Points of Llama's that FlexAttention is compiled for."""
+
+BACKENDS = [(1, 4096), (8, 4096), (64, 4096)]
+"""(requests, context) of decode by each backend of a worker, in CUDA graphs."""
+
+TINY_BACKENDS = [(3, 40)]
 
 TINY_POINTS = [(3, 40, 1), (1, 0, 24), (2, 16, 9)]
 
@@ -106,6 +115,20 @@ def headline(found: list[dict[str, Any]]) -> reading.Headline:
     return lines
 
 
+def backends_headline(found: list[dict[str, Any]]) -> reading.Headline:
+    """FlashInfer beside ours, or why it is not."""
+    lines: list[tuple[str, float | None, str]] = []
+    for each in found:
+        name = f"FlashInfer over ours in a graph, decode, {each['requests']} x {each['context']}"
+        ours, other = each["triton"], each["flashinfer"]
+        if "graph_us" in other:
+            told = f"times as fast, {other['gb_s']:.3g} GB/s, planned in {other['plan_us']:.3g} us"
+            lines.append((name, ours["graph_us"] / other["graph_us"], told))
+        else:
+            lines.append((name, None, other.get("absent") or other["error"]))
+    return lines
+
+
 def main() -> None:
     run = reading.begin("attention", __doc__)
     dtype = run.choose(torch.bfloat16, torch.bfloat16, torch.float32)
@@ -114,7 +137,17 @@ def main() -> None:
         "gemm_tflop_s": timing.gemm_tflop_s(run.device, run.choose(8192, 8192, 64), dtype, run.rounds),
     }
     found: list[dict[str, Any]] = []
-    results: dict[str, Any] = {"ceilings": ceilings, "page_size": PAGE_SIZE, "flex_block": BLOCK, "points": found}
+    backends: list[dict[str, Any]] = []
+    results: dict[str, Any] = {
+        "ceilings": ceilings, "page_size": PAGE_SIZE, "flex_block": BLOCK, "points": found, "backends": backends,
+    }  # fmt: skip
+    capture: Capture = CudaCapture(run.device) if run.device.type == "cuda" else PlayedCapture()
+    for requests, context in run.each(run.choose(BACKENDS, BACKENDS[1:2], TINY_BACKENDS)):
+        heads = run.choose(LLAMA, LLAMA, TINY_LLAMA)
+        problem = Problem(heads, requests, context - 1, 1, PAGE_SIZE, dtype, run.device)
+        figures = measure_backends(problem, capture, run.rounds, kernels=KERNELS)
+        backends.append({"requests": requests, "context": context} | figures)
+        run.keep(results)
     for heads, requests, context, rows in run.each(points(run)):
         # A decode step's own token is the last of its context.
         before = context - 1 if rows == 1 else context
@@ -126,7 +159,7 @@ def main() -> None:
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
         run.keep(results)
-    run.finish(results, headline(found))
+    run.finish(results, [*headline(found), *backends_headline(backends)])
 
 
 if __name__ == "__main__":

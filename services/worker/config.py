@@ -72,7 +72,9 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
     attention: Annotated[
         Literal["auto", "triton", "flashinfer"],
-        Doc(description="on cuda, whose kernels attend in steps that are not captured; auto is triton"),
+        Doc(
+            description="on cuda, whose kernels attend; auto: flashinfer where it is installed and proven, else triton"
+        ),
     ] = "auto"
     exact: Annotated[
         bool,

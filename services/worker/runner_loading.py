@@ -12,7 +12,7 @@ from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
 from services.worker.proving.device import find_fault, prove_device
-from services.worker.proving.parts import GRAPHS, parts_of
+from services.worker.proving.parts import ATTENTION, FLASHINFER, GRAPHS, parts_of
 from services.worker.torch_gpus import device_bytes, gpu_facts
 from shared import logs, progress
 
@@ -39,7 +39,10 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         context_tokens=config.max_context_tokens,
         exact=config.exact,
         attention=config.attention,
-        prove=partial(prove_device, parts=parts_of(has_graphs=config.decode_graph_rows > 0, is_exact=config.exact)),
+        prove=partial(
+            prove_device,
+            parts=parts_of(has_graphs=config.decode_graph_rows > 0, is_exact=config.exact, attention=config.attention),
+        ),
     )
     with progress.phase("warming up"):
         runner.warm_up()
@@ -50,8 +53,16 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
 
 
 def capture(runner: ModelRunner, most_rows: int) -> None:
-    """Capture decode steps. A model of which none, or not all, can be captured goes on without, and says so."""
+    """Capture decode steps. A model of which none, or not all, can be captured goes on without, and says so. Where not
+    all can be with FlashInfer, it is given up for the next way that was proven.
+    """
     graphs = runner.capture_decode(most_rows)
+    others = [way for way in runner.proofs.passed(ATTENTION) or () if way != FLASHINFER]
+    if graphs.fault and others and runner.proofs.way(ATTENTION) == FLASHINFER:
+        fault = f"the model in CUDA graphs: {graphs.fault}"
+        runner.proofs = find_fault(runner.proofs, ATTENTION, FLASHINFER, fault, others[0])
+        runner.attend_by(others[0])
+        graphs = runner.capture_decode(most_rows)
     if graphs.fault:
         runner.proofs = find_fault(
             runner.proofs, GRAPHS, "graphs", graphs.fault, "graphs" if graphs.shapes else "eager"

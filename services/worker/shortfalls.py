@@ -60,4 +60,7 @@ def unproven(proofs: ProofTable) -> Iterator[tuple[str, str]]:
         lost.setdefault(each.part, []).append(each)
     for part, ways in lost.items():
         faults = "; ".join(f"{each.way}: {each.fault}" for each in ways)
-        yield f"GPU {part}", f"{ways[0].instead} serves, for {faults} (report: thermocline doctor --gpu --json)"
+        if all(each.is_absent for each in ways):
+            yield f"GPU {part}", f"{ways[0].instead} serves; {faults}"
+        else:
+            yield f"GPU {part}", f"{ways[0].instead} serves, for {faults} (report: thermocline doctor --gpu --json)"

@@ -60,7 +60,7 @@ def report(table: ProofTable) -> str:
     lines = [f"{table.device}, proven in {table.seconds:.1f} s", ""]
     for part, way, verdict, rest in rows:
         lines.append(f"{part:<{widths[0]}}  {way:<{widths[1]}}  {verdict:<{widths[2]}}  {rest}".rstrip())
-    faults = sum(len(proof.failed) for proof in table.proofs)
+    faults = sum(not each.is_absent for proof in table.proofs for each in proof.failed)
     lines.append("")
     if not is_usable(table):
         without = ", ".join(proof.part for proof in table.proofs if not proof.way)
@@ -80,7 +80,7 @@ def _rows(proof: Proof) -> Iterator[tuple[str, str, str, str]]:
 
 def _verdict(proof: Proof, attempt: Attempt) -> str:
     if attempt.fault:
-        return "FAILS"
+        return "absent" if attempt.is_absent else "FAILS"
     return "serves" if attempt.way == proof.way else "passes"
 
 

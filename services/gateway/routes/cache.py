@@ -110,6 +110,57 @@ def cache_router(gateway: Gateway) -> APIRouter:
             status = await calls.status()
             return _json(stats_view(status, await calls.inventories(status.storages)))
 
+    _add_keeping(router, gateway, calls, slots)
+
+    @router.post(
+        "/v1/cache/prewarm",
+        response_model=None,
+        openapi_extra=describes(PrewarmRequest, PrewarmReport),
+        summary="Bring prompts into the cache",
+    )
+    async def warm(http: Request) -> Response:
+        with slots.taken():
+            request = await _body(gateway, http, PrewarmRequest)
+            prompts = []
+            for place, given in enumerate(request.prompts):
+                source = PromptSource(prompt=given) if isinstance(given, str) else given
+                tenant = _tenant(gateway, source.tenant)
+                namespace = gateway.namespace(tenant, source.cache_salt)
+                tokens = await tokenize_source(gateway, source, namespace, path=f"prompts[{place}].")
+                prompts.append(Warming(tokens, source.cache_salt, tenant))
+            # A request that no scheduler sees would only wait for its time to run out.
+            await calls.status()
+            data = await prewarm(gateway, http.receive, prompts)
+        failed = sum(warmed.prompt_tokens_details is None for warmed in data)
+        return _json(PrewarmReport(data=data, failed=failed))
+
+    @router.post(
+        "/v1/cache/flush",
+        response_model=None,
+        openapi_extra=describes(FlushRequest, FlushReport),
+        summary="Drop what nothing uses",
+    )
+    async def flush(http: Request) -> Response:
+        with slots.taken():
+            request = await _body(gateway, http, FlushRequest, is_optional=True)
+            return _json(await _flush(gateway, calls, request))
+
+    @router.post(
+        "/v1/cache/verify",
+        response_model=None,
+        openapi_extra=describes(VerifyRequest, VerifyReport),
+        summary="Read chunks of the disks and check them",
+    )
+    async def verify(http: Request) -> Response:
+        with slots.taken():
+            return _json(await scrub_next(calls, await _body(gateway, http, VerifyRequest, is_optional=True)))
+
+    return router
+
+
+def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: Slots) -> None:
+    """Pins of operators, and leases that requests asked for."""
+
     @router.post(
         "/v1/cache/pins",
         response_model=None,
@@ -170,51 +221,6 @@ def cache_router(gateway: Gateway) -> APIRouter:
         with slots.taken():
             await calls.unpin(name)
         return _json(PinDeleted(name=name))
-
-    @router.post(
-        "/v1/cache/prewarm",
-        response_model=None,
-        openapi_extra=describes(PrewarmRequest, PrewarmReport),
-        summary="Bring prompts into the cache",
-    )
-    async def warm(http: Request) -> Response:
-        with slots.taken():
-            request = await _body(gateway, http, PrewarmRequest)
-            prompts = []
-            for place, given in enumerate(request.prompts):
-                source = PromptSource(prompt=given) if isinstance(given, str) else given
-                tenant = _tenant(gateway, source.tenant)
-                namespace = gateway.namespace(tenant, source.cache_salt)
-                tokens = await tokenize_source(gateway, source, namespace, path=f"prompts[{place}].")
-                prompts.append(Warming(tokens, source.cache_salt, tenant))
-            # A request that no scheduler sees would only wait for its time to run out.
-            await calls.status()
-            data = await prewarm(gateway, http.receive, prompts)
-        failed = sum(warmed.prompt_tokens_details is None for warmed in data)
-        return _json(PrewarmReport(data=data, failed=failed))
-
-    @router.post(
-        "/v1/cache/flush",
-        response_model=None,
-        openapi_extra=describes(FlushRequest, FlushReport),
-        summary="Drop what nothing uses",
-    )
-    async def flush(http: Request) -> Response:
-        with slots.taken():
-            request = await _body(gateway, http, FlushRequest, is_optional=True)
-            return _json(await _flush(gateway, calls, request))
-
-    @router.post(
-        "/v1/cache/verify",
-        response_model=None,
-        openapi_extra=describes(VerifyRequest, VerifyReport),
-        summary="Read chunks of the disks and check them",
-    )
-    async def verify(http: Request) -> Response:
-        with slots.taken():
-            return _json(await scrub_next(calls, await _body(gateway, http, VerifyRequest, is_optional=True)))
-
-    return router
 
 
 async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional: bool = False) -> T:

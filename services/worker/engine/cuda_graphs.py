@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep
+from services.worker.engine.captured_attention import CapturedAttention
 from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
 from services.worker.engine.decode_shapes import DecodeShape, decode_shapes, smallest
-from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.forward_meta import ForwardMeta, Segment, host_tiles, pages_for
 from services.worker.engine.static_batch import Kernels, StaticBatch, StaticStep
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
@@ -67,13 +68,16 @@ class DecodeGraphs:
         *,
         capture: Capture,
         kernels: Kernels,
+        attention: CapturedAttention | None = None,
         most_bytes: int = MOST_BYTES,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why."""
+        """A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why. Without
+        ``attention`` graphs attend by ``kernels``.
+        """
         geometry = runner.pool.geometry
-        self._runner, self._kernels = runner, kernels
-        self._longest = min(runner.max_context, runner.pool.pages * geometry.page_size)
+        self._runner, self._kernels, self._attention = runner, kernels, attention
+        self._longest = longest_served(runner)
         self._graphs: dict[DecodeShape, Graph] = {}
         self.fault = ""  # Why there are no graphs, or no more of them.
         self._modules = list(runner.model.modules())
@@ -81,7 +85,8 @@ class DecodeGraphs:
         pages = pages_for(self._longest, geometry.page_size)
         began_s, before = clock_s(), capture.used_bytes()
         self._batch = StaticBatch(most_rows, pages, runner.vocab_size, runner.pool.device)
-        for shape in decode_shapes(most_rows, self._longest):
+        shapes = decode_shapes if attention is None else attention.shapes
+        for shape in shapes(most_rows, self._longest):
             if capture.used_bytes() - before > most_bytes:
                 _log.warning("decode_graphs_left_out", rows=shape.rows, length=shape.length, most_bytes=most_bytes)
                 break
@@ -115,8 +120,7 @@ class DecodeGraphs:
         shape = self.shape_for(meta, last_rows)
         if shape is None:
             return None
-        self._batch.fill(ids, positions, meta, shape.rows)
-        self._graphs[shape].replay()
+        self._compute(shape, self._graphs[shape], ids, positions, meta)
         return self._batch.logits[: meta.rows].clone()  # The memory is the next step's.
 
     def shape_for(self, meta: ForwardMeta, last_rows: torch.Tensor) -> DecodeShape | None:
@@ -125,16 +129,37 @@ class DecodeGraphs:
         if not is_decode or meta.gate is not None or not self._graphs:
             return None
         longest = max(segment.length for segment in meta.segments)
-        shape = smallest(self._graphs, meta.rows, longest)
+        shape = self._sharing(meta, longest)
+        shape = shape or smallest((each for each in self._graphs if not each.shares), meta.rows, longest)
         if shape is None or not torch.equal(last_rows.cpu(), self._order[: meta.rows]):
             return None
         # A graph calls no module, so whoever listens to one would hear nothing.
         return shape if self._count_hooks() == self._hooks else None
 
+    def _sharing(self, meta: ForwardMeta, longest: int) -> DecodeShape | None:
+        """A shape that attends apart to what the requests of a step share; None where there is none, or nothing is."""
+        sharing = [each for each in self._graphs if each.shares]
+        if not sharing or host_tiles(meta) is None:
+            return None
+        return smallest(sharing, meta.rows, longest)
+
+    def _compute(
+        self, shape: DecodeShape, graph: Graph, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta
+    ) -> None:
+        """A step of single rows by a graph, into the logits of the static batch."""
+        if self._attention is not None:
+            self._attention.plan(meta.segments, host_tiles(meta) if shape.shares else None, shape)
+        self._batch.fill(ids, positions, meta, shape.rows)
+        graph.replay()
+
     def _run_of(self, shape: DecodeShape) -> Callable[[], None]:
         """A step of this shape over the static batch, into its logits."""
         batch, rows = self._batch, shape.rows
-        step = StaticStep(batch, shape, self._runner.pool, self._kernels)
+        attend = None
+        if self._attention is not None:
+            attend = self._attention.of_shape(shape)
+            self._attention.plan((), None, shape)  # Padding alone, for kinds of layers that other shapes have met.
+        step = StaticStep(batch, shape, self._runner.pool, self._kernels, attend)
         batch.clear()
 
         @torch.inference_mode()
@@ -160,8 +185,7 @@ class DecodeGraphs:
         ids = torch.arange(rows) * 7919 % self._runner.vocab_size
         positions = torch.tensor(contexts)
         expected = self._runner.run(ids, positions, self._runner.paged_step(meta), torch.arange(rows))
-        self._batch.fill(ids, positions, meta, shape.rows)
-        graph.replay()
+        self._compute(shape, graph, ids, positions, meta)
         spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
         found = self._batch.logits[:rows]
         deviation = ((found - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
@@ -172,8 +196,16 @@ class DecodeGraphs:
         return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in self._modules)
 
 
-def capture_decode(runner: GraphedRunner, most_rows: int, kernels_name: str) -> DecodeGraphs:
+def longest_served(runner: GraphedRunner) -> int:
+    """Tokens of the longest request that the runner's pool can hold."""
+    return min(runner.max_context, runner.pool.pages * runner.pool.geometry.page_size)
+
+
+def capture_decode(
+    runner: GraphedRunner, most_rows: int, kernels_name: str, attention: CapturedAttention | None = None
+) -> DecodeGraphs:
     """Graphs for a runner on a GPU, before it has any request, over a package of kernels."""
     # Imported here because it pulls in Triton, which machines without a GPU need not have.
     kernels: Any = importlib.import_module(kernels_name)
-    return DecodeGraphs(runner, most_rows, capture=CudaCapture(runner.pool.device), kernels=kernels)
+    capture = CudaCapture(runner.pool.device)
+    return DecodeGraphs(runner, most_rows, capture=capture, kernels=kernels, attention=attention)

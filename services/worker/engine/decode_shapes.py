@@ -19,10 +19,13 @@ longer has the grid of 32, which serves any length.
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """A step of ``rows`` requests, none longer than ``length`` tokens after it."""
+    """A step of ``rows`` requests, none longer than ``length`` tokens after it. ``shares``: it attends in a launch of
+    its own to what requests share, where other shapes would do so in none.
+    """
 
     rows: int
     length: int
+    shares: bool = False
 
     def fits(self, rows: int, length: int) -> bool:
         return rows <= self.rows and length <= self.length

@@ -1,34 +1,30 @@
-"""Attention of ordinary steps by FlashInfer, where it is installed and asked for (``--attention flashinfer``).
+"""Attention of ordinary steps by FlashInfer: its paged prefill kernels, and its merging where requests share pages.
 
-Its paged prefill kernel takes steps as ours are: segments of any number of rows at the end of their keys, over K and V
-pools of ``[pages, page_size, kv_heads, head_dim]`` (its layout NHD). What a step needs is planned once for each kind of
-layer, when the first layer of that kind comes. Captured decode steps keep our kernels. It has not run on a GPU.
+They take steps as ours are: segments of any number of rows at the end of their keys, over K and V pools of
+``[pages, page_size, kv_heads, head_dim]``. Which of its kernels compute is FlashInfer's own choice (``backend="auto"``:
+those of FlashAttention-3 on Hopper). What a step needs is planned once for each kind of layer, when the first layer of
+that kind comes. Captured steps are :mod:`~services.worker.engine.flashinfer_graphs`'s. It has not run on a GPU.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from services.worker.engine.attention import AttentionCall
-from services.worker.engine.forward_meta import ForwardMeta, pages_for
-from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.engine.captured_attention import PagedAttend
+from services.worker.engine.flashinfer_lists import cascade, step_lists
+from services.worker.engine.flashinfer_plans import LAYOUT, Kind, Planner, SentLists, plan_prefill, unfit
+from services.worker.engine.forward_meta import ForwardMeta, Segment, host_tiles
+from services.worker.engine.shared_prefixes import SharedTiles
+from services.worker.engine.uploads import upload
 from shared.errors import ConfigError
 
-WORKSPACE_BYTES = 128 * 2**20
-"""What FlashInfer's documentation recommends for partial results; steps follow one another, so all plans share it."""
-
-HEAD_DIMS = (64, 128, 256)
-LEAST_CAPABILITY = 8
-"""Ampere, the oldest GPUs that it supports."""
-
-_Kind = tuple[float, int | None, float | None]
-"""Scaling, window and soft cap of a layer."""
+if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do not wait for.
+    from services.worker.engine.attention import AttentionCall
+    from services.worker.kv.device_pool import DevicePool
 
 
 class FlashInferAttention:
@@ -36,72 +32,119 @@ class FlashInferAttention:
 
     def __init__(self, pool: DevicePool) -> None:
         """Raises ConfigError, with every reason, where FlashInfer cannot attend over ``pool``."""
-        faults = unfit(pool)
+        faults = unfit(pool.geometry, pool.device)
         if faults:
             raise ConfigError(f"--attention flashinfer: {'; '.join(faults)}; choose --attention triton")
-        self._flashinfer: Any = importlib.import_module("flashinfer")
         self._pool = pool
-        self._dtype = TORCH_DTYPES[pool.geometry.dtype]
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
-        self._wrappers: dict[_Kind, Any] = {}
+        self._steps = FlashInferSteps(Planner(pool.geometry, pool.device))
+
+    @property
+    def planner(self) -> Planner:
+        """What its captured steps plan with, too: their workspace is one."""
+        return self._steps.planner
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
-        planned: dict[_Kind, Any] = {}
+        attend = self._steps.for_step(meta.segments, host_tiles(meta))
 
-        def attend(call: AttentionCall) -> torch.Tensor:
-            kind = call.scaling, call.window, call.softcap
-            if kind not in planned:
-                planned[kind] = self._plan(meta, kind, call.query.shape[1])
-            pools = self._pool.k(call.layer), self._pool.v(call.layer)
-            output: torch.Tensor = planned[kind].run(call.query[0].transpose(0, 1).contiguous(), pools)
+        def attend_call(call: AttentionCall) -> torch.Tensor:
+            return attend(
+                call.query[0].transpose(0, 1),
+                self._pool.k(call.layer),
+                self._pool.v(call.layer),
+                scaling=call.scaling,
+                window=call.window,
+                softcap=call.softcap,
+            )
+
+        return attend_call
+
+
+class FlashInferSteps:
+    """Ordinary steps over pools of one geometry. Layers of two steps may take turns, each of which is then planned."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._whole: dict[Kind, Any] = {}  # Wrappers of whole steps, or of what is a request's own,
+        self._shared: dict[Kind, Any] = {}  # and of what tiles share.
+        self._planned: dict[Kind, _Step] = {}
+
+    def for_step(self, segments: Sequence[Segment], tiles: SharedTiles | None) -> PagedAttend:
+        """``tiles`` are keys that single rows of the step share, as ``forward_meta.tiles_of`` finds them."""
+        step = _Step(self.planner, segments, tiles)
+
+        @torch.inference_mode()  # Wrappers have tensors of their own, which are made and changed in one mode.
+        def attend(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            /,
+            *,
+            scaling: float,
+            window: int | None = None,
+            softcap: float | None = None,
+        ) -> torch.Tensor:
+            kind = Kind(scaling, window, softcap)
+            # A window hides what is shared.
+            is_cut = tiles is not None and window is None and len(step.members) > 0
+            if self._planned.get(kind) is not step:
+                self._plan(step, kind, q.shape[1], is_cut=is_cut)
+            query = q.contiguous()
+            if is_cut:
+                return self._merged(kind, step.members, query, (k, v))
+            output: torch.Tensor = self._whole[kind].run(query, (k, v))
             return output
 
         return attend
 
-    def _plan(self, meta: ForwardMeta, kind: _Kind, heads: int) -> Any:
-        """The wrapper for layers of this kind, ready for this step."""
-        if kind not in self._wrappers:
-            self._wrappers[kind] = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        scaling, window, softcap = kind
-        geometry, wrapper = self._pool.geometry, self._wrappers[kind]
-        size, segments = geometry.page_size, meta.segments
-        counts = [pages_for(segment.length, size) for segment in segments]
-        pages = np.concatenate([segment.pages[:count] for segment, count in zip(segments, counts, strict=True)])
-        # Offsets stay on the processor, where they are planned with: taking them back would wait for the device.
-        wrapper.plan(
-            _offsets([segment.rows for segment in segments]),
-            _offsets(counts),
-            torch.from_numpy(pages.astype(np.int32)).to(self._pool.device),
-            torch.tensor([(segment.length - 1) % size + 1 for segment in segments], dtype=torch.int32),
-            num_qo_heads=heads,
-            num_kv_heads=geometry.kv_heads,
-            head_dim_qk=geometry.head_dim,
-            page_size=size,
-            causal=True,
-            sm_scale=scaling,
-            # Keys before the row's own; ours counts that one, too.
-            window_left=-1 if window is None else window - 1,
-            logits_soft_cap=softcap,
-            q_data_type=self._dtype,
-            kv_data_type=self._dtype,
-        )
-        return wrapper
+    def _plan(self, step: _Step, kind: Kind, heads: int, *, is_cut: bool) -> None:
+        make, workspace = self.planner.flashinfer.BatchPrefillWithPagedKVCacheWrapper, self.planner.workspace
+        if kind not in self._whole:
+            self._whole[kind] = make(workspace, LAYOUT)
+        plan_prefill(self.planner, self._whole[kind], step.own if is_cut else step.whole, kind, heads)
+        if is_cut:
+            if kind not in self._shared:
+                # Few rows over many keys, which those of FlashAttention-3 are not made for.
+                self._shared[kind] = make(workspace, LAYOUT, backend="fa2")
+            plan_prefill(self.planner, self._shared[kind], step.shared, kind, heads, is_causal=False)
+        self._planned[kind] = step
+
+    def _merged(
+        self, kind: Kind, members: torch.Tensor, query: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Rows that share keys have two partial results; the others' are whole."""
+        output: torch.Tensor
+        output, sums = self._whole[kind].run(query, pools, return_lse=True)
+        shared, shared_sums = self._shared[kind].run(query.index_select(0, members), pools, return_lse=True)
+        merged, _ = self.planner.flashinfer.merge_state(output[members], sums[members], shared, shared_sums)
+        return output.index_copy_(0, members, merged)
 
 
-def unfit(pool: DevicePool) -> list[str]:
-    """Why FlashInfer cannot attend over this pool; empty where it can."""
-    geometry, faults = pool.geometry, []
-    if importlib.util.find_spec("flashinfer") is None:
-        faults.append("the package flashinfer-python is not installed")
-    if geometry.dtype == "float32":
-        faults.append("it computes in bfloat16 and float16, not in float32")
-    if geometry.head_dim not in HEAD_DIMS:
-        faults.append(f"it has heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {geometry.head_dim}")
-    if pool.device.type == "cuda" and torch.cuda.get_device_capability(pool.device)[0] < LEAST_CAPABILITY:
-        faults.append("it needs a GPU of compute capability 8.0 or above")
-    return faults
+class _Step:
+    """A step's lists, each sent when the first kind of layer needs it."""
 
+    def __init__(self, planner: Planner, segments: Sequence[Segment], tiles: SharedTiles | None) -> None:
+        self.planner, self._segments, self._tiles = planner, segments, tiles
 
-def _offsets(counts: list[int]) -> torch.Tensor:
-    """Where each of several parts begins, and the end: int32 [n + 1], on the processor."""
-    return torch.from_numpy(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    @cached_property
+    def whole(self) -> SentLists:
+        return self.planner.send(step_lists(self._segments, self.planner.geometry.page_size))
+
+    @cached_property
+    def _cut(self) -> tuple[SentLists, SentLists, torch.Tensor]:
+        assert self._tiles is not None
+        parts = cascade(self._segments, self._tiles, self.planner.geometry.page_size)
+        members = upload([parts.order], self.planner.device)[0]
+        return self.planner.send(parts.own), self.planner.send(parts.shared), members
+
+    @property
+    def own(self) -> SentLists:
+        return self._cut[0]
+
+    @property
+    def shared(self) -> SentLists:
+        return self._cut[1]
+
+    @property
+    def members(self) -> torch.Tensor:
+        """Rows of the step that share keys, tile by tile, int64 on the device."""
+        return self._cut[2]

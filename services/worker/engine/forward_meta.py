@@ -51,12 +51,13 @@ class SharedTensors:
     """Keys that single rows of a step share (:mod:`~services.worker.engine.shared_prefixes`), on the device.
 
     row_keys int32 [S]: how many of a segment's first keys a tile attends to for it; tile_rows int32 [tiles, MEMBERS];
-    tile_keys int32 [tiles], 0 for a tile that is none.
+    tile_keys int32 [tiles], 0 for a tile that is none. ``tiles`` is the same on the host, None in a captured step.
     """
 
     row_keys: torch.Tensor
     tile_rows: torch.Tensor
     tile_keys: torch.Tensor
+    tiles: SharedTiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ class ForwardMeta:
         if device.type == "cpu":
             on_device = torch.from_numpy(slots)
         else:
-            tables = _tables(segments, page_size)
+            tables, tiles = _tables(segments, page_size)
             on_device, *sent = upload([slots, *tables], device)
-            paged = _paged(segments, sent)
+            paged = _paged(segments, sent, tiles)
         return cls(
             segments=tuple(segments),
             rows=rows,
@@ -142,12 +143,13 @@ def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
 
 def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
     """A step of these segments as the kernels read it; steps that are built for a GPU have it already."""
-    return _paged(segments, upload(_tables(segments, page_size), device))
+    tables, tiles = _tables(segments, page_size)
+    return _paged(segments, upload(tables, device), tiles)
 
 
-def _tables(segments: Sequence[Segment], page_size: int) -> list[npt.NDArray[np.int32]]:
+def _tables(segments: Sequence[Segment], page_size: int) -> tuple[list[npt.NDArray[np.int32]], SharedTiles | None]:
     """Row offsets, contexts and the page table of ``PagedTensors``, and where rows share keys the three arrays of its
-    ``SharedTensors``.
+    ``SharedTensors``, beside the tiles that they are made of.
     """
     counts = [pages_for(segment.length, page_size) for segment in segments]
     table = np.zeros((len(segments), max(counts)), dtype=np.int32)
@@ -159,10 +161,10 @@ def _tables(segments: Sequence[Segment], page_size: int) -> list[npt.NDArray[np.
     tiles = tiles_of(segments, page_size)
     if tiles is not None:
         tables += [tiles.row_keys(len(segments)), tiles.tile_rows, tiles.tile_keys]
-    return tables
+    return tables, tiles
 
 
-def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> PagedTensors:
+def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor], tiles: SharedTiles | None) -> PagedTensors:
     cu_rows, context, table, *shared = tensors
     return PagedTensors(
         cu_rows=cu_rows,
@@ -170,7 +172,7 @@ def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> Page
         page_table=table,
         max_rows=max(segment.rows for segment in segments),
         max_length=max(segment.length for segment in segments),
-        shared=SharedTensors(*shared) if shared else None,
+        shared=SharedTensors(shared[0], shared[1], shared[2], tiles) if shared else None,
     )
 
 
@@ -182,3 +184,10 @@ def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
         if segment.rows == 1 and segment.length > SPLIT_KEYS
     ]
     return shared_tiles(rows, page_size, most_tiles(len(segments))) if len(rows) > 1 else None
+
+
+def host_tiles(meta: ForwardMeta) -> SharedTiles | None:
+    """Which single rows of a step share keys, on the host; found anew for a step that was built for a CPU."""
+    if meta.paged is None:
+        return tiles_of(meta.segments, meta.page_size)
+    return None if meta.paged.shared is None else meta.paged.shared.tiles

@@ -8,12 +8,16 @@ from collections.abc import Callable
 import torch
 
 from services.worker.engine.attention import AttentionCall
+from services.worker.engine.captured_attention import CapturedAttention
 from services.worker.engine.flashinfer_attention import FlashInferAttention
-from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.flashinfer_graphs import FlashInferGraphs
+from services.worker.engine.forward_meta import ForwardMeta, pages_for
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.torch_attention import TorchAttention
 from services.worker.kv.device_pool import DevicePool
-from shared.errors import InvariantViolated
+from services.worker.proving.parts import ATTENTION, FLASHINFER
+from services.worker.proving.table import ProofTable
+from shared.errors import ConfigError, InvariantViolated
 
 KERNELS = "services.worker.kernels"
 EXACT_KERNELS = "services.worker.kernels.exact"
@@ -57,3 +61,29 @@ def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> Attenti
     if way == "triton":
         return GpuAttention(pool, kernels)
     return TorchAttention(pool) if way == "torch" else FlashInferAttention(pool)
+
+
+def way_of(asked: str, proofs: ProofTable) -> str:
+    """The way by which a GPU attends, of those that passed; without proofs ``auto`` is our kernels.
+
+    Raises ConfigError where FlashInfer was asked for by name and did not pass.
+    """
+    passed = proofs.passed(ATTENTION)
+    if passed is None:
+        return "triton" if asked == "auto" else asked
+    if asked == FLASHINFER and FLASHINFER not in passed:
+        reason = next((each.fault for each in proofs.failed(ATTENTION) if each.way == FLASHINFER), "it was not tried")
+        raise ConfigError(f"--attention flashinfer: {reason}; choose --attention auto")
+    usable = passed if asked != "triton" else [way for way in passed if way != FLASHINFER]
+    return next(iter(usable), "triton")
+
+
+def captured_attention(backend: AttentionBackend, most_rows: int, most_tokens: int) -> CapturedAttention | None:
+    """What graphs attend by where ordinary steps attend by ``backend``; None for the kernels of the graphs themselves.
+
+    ``most_tokens`` is the longest request.
+    """
+    if not isinstance(backend, FlashInferAttention):
+        return None
+    pages = pages_for(most_tokens, backend.planner.geometry.page_size)
+    return FlashInferGraphs(backend.planner, most_rows, pages)

@@ -17,11 +17,11 @@ import torch
 
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.cpu_attention import CpuAttention
-from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
+from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
-from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, gpu_attention
+from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -38,7 +38,7 @@ from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
-from services.worker.proving.parts import ATTENTION, FUSED, IPC
+from services.worker.proving.parts import FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
@@ -84,9 +84,10 @@ class ModelRunner:
         self._fused = fused
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
-        way = proofs.way(ATTENTION, "triton") if attention in ("auto", "triton") else attention
         self._backend: AttentionBackend = (
-            CpuAttention(pool) if pool.device.type == "cpu" else gpu_attention(pool, way, self._kernels)
+            CpuAttention(pool)
+            if pool.device.type == "cpu"
+            else gpu_attention(pool, way_of(attention, proofs), self._kernels)
         )
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
@@ -273,8 +274,14 @@ class ModelRunner:
 
         Overwrites pages of the pool: call it before any request is admitted.
         """
-        self._graphs = capture_decode(self, most_rows, self._kernels)
+        attention = captured_attention(self._backend, most_rows, longest_served(self))
+        self._graphs = capture_decode(self, most_rows, self._kernels, attention)
         return self._graphs
+
+    def attend_by(self, way: str) -> None:
+        """Attend by another way from now on (``gpu_attention``). Graphs that were captured are given up."""
+        self._graphs = None
+        self._backend = gpu_attention(self.pool, way, self._kernels)
 
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""

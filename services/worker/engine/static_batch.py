@@ -7,11 +7,13 @@ written nowhere, and their context is empty, so that they read one row of the po
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from services.worker.engine.attention import AttentionCall
+from services.worker.engine.captured_attention import PagedAttend
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, PagedTensors, SharedTensors, paged_tensors
 from services.worker.engine.paged_step import PooledStep
@@ -117,12 +119,19 @@ def _shared_of(batch: StaticBatch, rows: int) -> SharedTensors:
 
 
 class StaticStep(PooledStep):
-    """Attention over the first rows of a batch."""
+    """Attention over the first rows of a batch, by ``attend`` or else by the kernels that write K and V."""
 
-    def __init__(self, batch: StaticBatch, shape: DecodeShape, pool: DevicePool, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        batch: StaticBatch,
+        shape: DecodeShape,
+        pool: DevicePool,
+        kernels: Kernels,
+        attend: PagedAttend | None = None,
+    ) -> None:
         self._pool, self._kernels = pool, kernels
         self._slots = batch.slots[: shape.rows]
-        self._paged = PagedTensors(
+        paged = PagedTensors(
             cu_rows=batch.cu_rows[: shape.rows + 1],
             context=batch.context[: shape.rows],
             page_table=batch.page_table[: shape.rows],
@@ -131,6 +140,7 @@ class StaticStep(PooledStep):
             # One request shares with nobody, and the launch would be for nothing.
             shared=None if shape.rows == 1 else _shared_of(batch, shape.rows),
         )
+        self._attend = attend or partial(_by_kernels, kernels, paged)
 
     @property
     def slots(self) -> torch.Tensor:
@@ -145,12 +155,26 @@ class StaticStep(PooledStep):
         return self.attend_written(call)
 
     def attend_written(self, call: AttentionCall) -> torch.Tensor:
-        return self._kernels.paged_attention(
+        return self._attend(
             call.query[0].transpose(0, 1),
             self._pool.k(call.layer),
             self._pool.v(call.layer),
-            self._paged,
             scaling=call.scaling,
             window=call.window,
             softcap=call.softcap,
         )
+
+
+def _by_kernels(
+    kernels: Kernels,
+    paged: PagedTensors,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    /,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    return kernels.paged_attention(q, k, v, paged, scaling=scaling, window=window, softcap=softcap)

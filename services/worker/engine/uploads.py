@@ -39,6 +39,12 @@ def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> l
     ]  # fmt: skip
 
 
+def pinned(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
+    """Copies of ``arrays`` on the host that ``device`` reads when it gets there; for a CPU, ``arrays`` themselves."""
+    made = [torch.from_numpy(each) for each in arrays]
+    return [each.pin_memory() for each in made] if device.type == "cuda" and _cuda.is_initialized() else made
+
+
 def on_device(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """``tensors`` on ``device``: those of the host in one copy, as :func:`upload` makes it."""
     from_host = [each for each in tensors if each.device.type == "cpu"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from services.worker.parallel.channel import Channel, ChannelClosed
 from services.worker.proving.exchange import ProvingOrder, ProvingReady, StartProving, TryWay, WayTried
-from services.worker.proving.part import Part, Way
+from services.worker.proving.part import Part, Way, WayAbsent
 from services.worker.proving.table import Attempt, ServedShape, Speed
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, die_with_parent
 from shared.memory.cuda_runtime import sticky_reason
@@ -62,14 +62,17 @@ def try_way(way: Way, shape: ServedShape) -> WayTried:
     """Prove ``way`` here and now; what it raises is its fault."""
     began_s = time.monotonic()
     speed: Speed | None = None
-    fault, is_broken = "", False
+    fault, is_broken, is_absent = "", False, False
     try:
         speed = None if way.prove is None else way.prove(shape)
         _finish(shape.device)
+    except WayAbsent as error:
+        fault, is_absent = str(error), True
     except Exception as error:  # Whatever a way raises, another may pass.
         fault, is_broken = reason_of(error), bool(sticky_reason(error)) or _is_broken(shape.device)
     seconds = time.monotonic() - began_s
-    return WayTried(attempt=Attempt(way=way.name, fault=fault, seconds=seconds, speed=speed), is_broken=is_broken)
+    attempt = Attempt(way=way.name, fault=fault, seconds=seconds, speed=speed, is_absent=is_absent)
+    return WayTried(attempt=attempt, is_broken=is_broken)
 
 
 def reason_of(error: BaseException) -> str:

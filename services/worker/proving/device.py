@@ -58,10 +58,11 @@ def tell(table: ProofTable) -> None:
     for proof in table.proofs:
         chosen = next((each for each in proof.attempts if each.way == proof.way), None)
         facts = {} if chosen is None else {"seconds": round(chosen.seconds, 2), "speed": str(chosen.speed or "")}
-        failed = {each.way: each.fault for each in proof.failed}
+        failed = {each.way: each.fault for each in proof.failed if not each.is_absent}
+        absent = {each.way: each.fault for each in proof.failed if each.is_absent}
         say = _log.warning if failed else _log.info
         say("gpu_part_proven" if proof.way else "gpu_part_unproven", part=proof.part, way=proof.way, **facts, **(
-            {"failed": failed} if failed else {}
+            {name: ways for name, ways in (("failed", failed), ("absent", absent)) if ways}
         ))  # fmt: skip
     _count(table)
     _log.info("gpu_proven", device=table.device, seconds=round(table.seconds, 2))
@@ -81,5 +82,7 @@ def _count(table: ProofTable, *, with_failures: bool = True) -> None:
     for proof in table.proofs:
         for each in proof.attempts:
             metrics.GPU_PART_WAYS.labels(proof.part, each.way).set(each.way == proof.way)
-        for each in proof.failed if with_failures else ():
+        for each in proof.failed:
+            if not with_failures or each.is_absent:
+                continue
             metrics.GPU_PART_FAILURES.labels(proof.part, each.way).inc()

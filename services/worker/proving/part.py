@@ -19,6 +19,10 @@ class WrongResult(Exception):
     """A way computes something else than its oracle."""
 
 
+class WayAbsent(Exception):
+    """A way that a machine may do without is not installed, or not made for such a model or GPU; nothing is broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """``prove`` None: it uses nothing of CUDA that could fail, such as doing without. ``needs`` are (part, way) that

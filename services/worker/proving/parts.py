@@ -6,6 +6,7 @@ without such a way ends the worker when its last one fails.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from services.worker.proving.attention_proofs import (
@@ -16,6 +17,7 @@ from services.worker.proving.attention_proofs import (
 )
 from services.worker.proving.checksum_proofs import prove_device_checksums
 from services.worker.proving.collective_proofs import prove_collectives
+from services.worker.proving.flashinfer_proofs import prove_flashinfer
 from services.worker.proving.fused_proofs import prove_fused
 from services.worker.proving.graph_proofs import prove_graphs
 from services.worker.proving.ipc_proofs import prove_ipc
@@ -26,6 +28,9 @@ TRITON, ATTENTION, KV_WRITE, FUSED, GRAPHS = "triton", "attention", "kv write", 
 REGISTRATION, CHECKSUMS, MOVER = "host registration", "checksums of loads", "mover"
 IPC, COLLECTIVES = "cuda ipc", "collectives"
 
+FLASHINFER = "flashinfer"
+"""Attention by FlashInfer, in ordinary steps and captured ones."""
+
 EXACT_KERNELS = "services.worker.kernels.exact"
 
 _WITH_TRITON = ((TRITON, "compiled"),)
@@ -34,7 +39,16 @@ PARTS: tuple[Part, ...] = (
     # First, because the processes of all ranks must come to it at about the same time.
     Part(COLLECTIVES, (Way("nccl", prove_collectives), Way("through the host"))),
     Part(TRITON, (Way("compiled", prove_triton), Way("none"))),
-    Part(ATTENTION, (Way("triton", prove_triton_attention, _WITH_TRITON), Way("torch", prove_torch_attention))),
+    Part(
+        ATTENTION,
+        (
+            Way(FLASHINFER, prove_flashinfer),
+            Way("triton", prove_triton_attention, _WITH_TRITON),
+            Way("torch", prove_torch_attention),
+        ),
+        # What is lost while serving is replaced by the next way, and our kernels' graphs need our attention.
+        proves_all=True,
+    ),
     Part(KV_WRITE, (Way("triton", prove_triton_kv_write, _WITH_TRITON), Way("torch"))),
     Part(FUSED, (Way("fused", prove_fused, _WITH_TRITON), Way("separate"))),
     Part(
@@ -61,10 +75,13 @@ PARTS: tuple[Part, ...] = (
 """In the order in which they are proven."""
 
 
-def parts_of(*, ranks: int = 1, has_graphs: bool = True, is_exact: bool = False) -> tuple[Part, ...]:
+def parts_of(
+    *, ranks: int = 1, has_graphs: bool = True, is_exact: bool = False, attention: str = "auto"
+) -> tuple[Part, ...]:
     """Parts that a worker of so many ranks uses; without CUDA graphs where none are asked for, or by a group.
 
-    In exact mode attention has one way: no other gives a row the same bits in any step.
+    In exact mode attention has one way: no other gives a row the same bits in any step. FlashInfer is left out of
+    groups, and where ``attention`` is asked for by another name.
     """
     left_out = {FUSED} if is_exact else set()
     if ranks == 1:
@@ -77,4 +94,10 @@ def parts_of(*, ranks: int = 1, has_graphs: bool = True, is_exact: bool = False)
     needed = {IPC} if ranks > 1 else set()
     exact = Part(ATTENTION, (Way("triton", partial(prove_triton_attention, package=EXACT_KERNELS), _WITH_TRITON),))
     parts = (exact if is_exact and part.name == ATTENTION else part for part in PARTS if part.name not in left_out)
+    if ranks > 1 or attention == "triton":
+        parts = (_without(part, FLASHINFER) if part.name == ATTENTION else part for part in parts)
     return tuple(Part(part.name, part.ways[:1]) if part.name in needed else part for part in parts)
+
+
+def _without(part: Part, way: str) -> Part:
+    return replace(part, ways=tuple(each for each in part.ways if each.name != way))

@@ -38,12 +38,15 @@ class Speed(Message, frozen=True):
 
 
 class Attempt(Message, frozen=True):
-    """A way that was tried, or why it was not. ``fault`` is "" for one that passed."""
+    """A way that was tried, or why it was not. ``fault`` is "" for one that passed. ``is_absent``: nothing is broken,
+    it is not installed, or not for such a model (``part.WayAbsent``).
+    """
 
     way: str
     fault: str = ""
     seconds: float = 0.0
     speed: Speed | None = None
+    is_absent: bool = False
 
 
 class Proof(Message, frozen=True):
@@ -71,6 +74,7 @@ class Lost(Message, frozen=True):
     way: str
     instead: str
     fault: str
+    is_absent: bool = False
 
     def __str__(self) -> str:
         return f"{self.instead or 'nothing'} in the place of {self.way}: {self.fault}"
@@ -91,6 +95,10 @@ class ProofTable(Message, frozen=True):
         """Ways of ``part`` that may serve, best first; None where it was not to be proven."""
         return next((each.passed for each in self.proofs if each.part == part), None)
 
+    def failed(self, part: str) -> tuple[Attempt, ...]:
+        """Ways of ``part`` that may not serve, with their faults."""
+        return next((each.failed for each in self.proofs if each.part == part), ())
+
     def with_fault(self, part: str, way: str, fault: str, instead: str) -> ProofTable:
         """What is so since a ``way`` of ``part`` that had passed failed with the model itself; it may still serve in
         part, where ``instead`` is the same.
@@ -104,7 +112,13 @@ class ProofTable(Message, frozen=True):
         for proof in self.proofs:
             for attempt in proof.attempts:
                 if attempt.fault:
-                    yield Lost(part=proof.part, way=attempt.way, instead=proof.way, fault=attempt.fault)
+                    yield Lost(
+                        part=proof.part,
+                        way=attempt.way,
+                        instead=proof.way,
+                        fault=attempt.fault,
+                        is_absent=attempt.is_absent,
+                    )
                 if attempt.way == proof.way:
                     break
 

@@ -50,6 +50,19 @@ def test_the_table_has_every_way_with_its_speed_or_its_fault() -> None:
     ]
 
 
+def test_what_is_not_installed_is_nothing_to_report() -> None:
+    """It is in the table with its reason, and is not among the faults."""
+    absent = Attempt(way="flashinfer", fault="the package is not installed", is_absent=True)
+    table = ProofTable(
+        device="NVIDIA Nonesuch", proofs=(Proof(part="attention", way="triton", attempts=(absent, FAST)),)
+    )
+
+    lines = gpu.report(table).splitlines()
+
+    assert lines[2] == "attention  flashinfer  absent  the package is not installed"
+    assert lines[-1] == "A worker serves on this GPU by the ways that are marked."
+
+
 def test_a_gpu_on_which_no_worker_starts_is_said_to_be_one() -> None:
     """By the parts for which nothing is left."""
     assert "No worker starts on this GPU: nothing serves for attention." in gpu.report(HOPELESS)

@@ -221,7 +221,7 @@ def test_the_runner_takes_what_its_graphs_give(load_runner: LoadRunner, monkeypa
     """``forward`` asks them first, and computes a step itself where they have none for it."""
     runner = load_runner("llama", tokens=512)
     graphs, played = graphs_of(runner)
-    monkeypatch.setattr("services.worker.engine.model_runner.capture_decode", lambda runner, most_rows, kernels: graphs)
+    monkeypatch.setattr("services.worker.engine.model_runner.capture_decode", lambda *_: graphs)
     decoding = Decoding(runner, [3, 20])
     expected = decoding.eager()
     replays = sum(graph.replays for graph in played.graphs)

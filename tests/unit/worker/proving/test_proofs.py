@@ -78,9 +78,10 @@ def interpreted() -> ProofTable:
     ],
 )
 def test_every_kernel_of_a_worker_passes_its_proof(interpreted: ProofTable, part: str, way: str) -> None:
-    """In Triton's interpreter, through the process that a worker starts."""
+    """In Triton's interpreter, through the process that a worker starts. FlashInfer is not for such heads."""
     assert interpreted.way(part) == way
-    assert [str(each) for each in interpreted.lost()] == []
+    assert [each.way for each in interpreted.lost() if not each.is_absent] == []
+    assert [each.way for each in interpreted.lost()] == [parts.FLASHINFER]
 
 
 def test_all_movers_are_proven(interpreted: ProofTable) -> None:

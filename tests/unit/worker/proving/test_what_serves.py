@@ -18,7 +18,7 @@ from services.worker.bootstrap import make_loads
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from services.worker.engine import model_loading, model_runner
-from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.gpu_attention import GpuAttention, way_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.torch_attention import TorchAttention
 from services.worker.kv.device_pool import DevicePool
@@ -28,13 +28,13 @@ from services.worker.parallel import rank_model
 from services.worker.parallel.orders import StartRank
 from services.worker.parallel.rank_model import RankModel
 from services.worker.proving import parts
-from services.worker.proving.device import group_proofs, prove_device
+from services.worker.proving.device import group_proofs, prove_device, tell
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import Attempt, Proof, ProofTable, ServedShape
 from services.worker.shortfalls import shortfalls
 from services.worker.step_rows import StepRows
 from shared.degradations import line
-from shared.errors import DeviceUnproven
+from shared.errors import ConfigError, DeviceUnproven
 from shared.memory.device_pool_view import check_device_handle
 from shared.metrics import REGISTRY
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
@@ -99,21 +99,83 @@ def test_a_model_answers_by_attention_in_torch(load_runner: LoadRunner, family: 
     assert answers[1] == answers[0]
 
 
+ALL = ("flashinfer", "triton", "torch")
+
+
+def attention(*passed: str, fault: str = "too slow") -> ProofTable:
+    attempts = tuple(Attempt(way=way, fault="" if way in passed else fault) for way in ALL)
+    return ProofTable(proofs=(Proof(part=parts.ATTENTION, way=passed[0] if passed else "", attempts=attempts),))
+
+
+@pytest.mark.parametrize(
+    ("asked", "passed", "serves"),
+    [
+        ("auto", ALL, "flashinfer"),
+        ("auto", ("triton", "torch"), "triton"),
+        ("auto", ("flashinfer", "torch"), "flashinfer"),
+        ("flashinfer", ALL, "flashinfer"),
+        ("triton", ALL, "triton"),
+        ("triton", ("flashinfer", "torch"), "torch"),
+    ],
+)
+def test_attention_is_what_was_asked_for_or_the_best_that_passed(
+    asked: str, passed: tuple[str, ...], serves: str
+) -> None:
+    """FlashInfer, our kernels, PyTorch; FlashInfer only where it may be."""
+    assert way_of(asked, attention(*passed)) == serves
+
+
+def test_flashinfer_that_was_asked_for_and_did_not_pass_is_refused() -> None:
+    """With the reason of its proof. Where nothing was proven, as in benchmarks, it is taken as asked."""
+    with pytest.raises(ConfigError, match="--attention flashinfer: WrongResult: half of it; choose --attention auto"):
+        way_of("flashinfer", attention("triton", "torch", fault="WrongResult: half of it"))
+    assert (way_of("flashinfer", ProofTable()), way_of("auto", ProofTable())) == ("flashinfer", "triton")
+
+
+def test_what_is_not_asked_for_is_not_tried() -> None:
+    """FlashInfer is left out where our kernels are wanted, of groups, and in exact mode."""
+    tried = {
+        name: [way.name for part in made if part.name == parts.ATTENTION for way in part.ways]
+        for name, made in {
+            "auto": parts.parts_of(),
+            "flashinfer": parts.parts_of(attention="flashinfer"),
+            "triton": parts.parts_of(attention="triton"),
+            "group": parts.parts_of(ranks=2),
+            "exact": parts.parts_of(is_exact=True),
+        }.items()
+    }
+
+    assert tried == {
+        "auto": list(ALL),
+        "flashinfer": list(ALL),
+        "triton": ["triton", "torch"],
+        "group": ["triton", "torch"],
+        "exact": ["triton"],
+    }
+
+
 @dataclass
 class CapturedRunner:
-    """What ``load_runner`` asks of a model on a GPU."""
+    """What ``load_runner`` asks of a model on a GPU. Its graphs have a fault, or have it only with FlashInfer."""
 
     proofs: ProofTable
     fault: str = ""
     shapes: list[int] = field(default_factory=list)
     captured: list[int] = field(default_factory=list)
+    attends_by: list[str] = field(default_factory=list)
+    recovers: bool = False
 
     def warm_up(self) -> None:
         return None
 
     def capture_decode(self, most_rows: int) -> CapturedRunner:
         self.captured.append(most_rows)
+        if self.recovers and self.attends_by:
+            self.fault = ""
         return self
+
+    def attend_by(self, way: str) -> None:
+        self.attends_by.append(way)
 
 
 @pytest.fixture
@@ -162,6 +224,20 @@ def test_a_model_that_cannot_be_captured_is_told_like_a_card_that_cannot(
     assert loaded.proofs.way(parts.GRAPHS) == serves
     assert [str(each) for each in loaded.proofs.lost()] == [
         f"{serves} in the place of graphs: none from 8 rows on: not permitted"
+    ]
+
+
+def test_a_model_that_flashinfer_cannot_be_captured_with_is_served_by_our_kernels(load: Callable[..., Any]) -> None:
+    """In ordinary steps and in graphs; the reason is told."""
+    proofs = ProofTable(proofs=(*attention(*ALL).proofs, *table(decode_graphs=("graphs",)).proofs))
+    runner = CapturedRunner(proofs, fault="none from 8 rows on: no workspace", shapes=[1], recovers=True)
+
+    loaded, _ = load(runner, decode_graph_rows=8)
+
+    assert (runner.captured, runner.attends_by) == ([8, 8], ["triton"])
+    assert loaded.proofs.way(parts.GRAPHS) == "graphs"
+    assert [str(each) for each in loaded.proofs.lost()] == [
+        "triton in the place of flashinfer: the model in CUDA graphs: none from 8 rows on: no workspace"
     ]
 
 
@@ -433,6 +509,24 @@ def test_the_ready_line_and_the_cell_say_what_was_lost_and_what_to_report(proven
     assert (
         list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), table(attention=("triton",)))) == []
     )
+
+
+def test_what_is_not_installed_is_told_and_is_no_failure() -> None:
+    """In the ready line, with its reason and nothing to report; not among the failures that are counted."""
+    absent = Attempt(way="optional", fault="the package is not installed", is_absent=True)
+    proofs = ProofTable(proofs=(Proof(part="attention", way="triton", attempts=(absent, Attempt(way="triton"))),))
+
+    with structlog.testing.capture_logs() as logs:
+        tell(proofs)
+    told = list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), proofs))
+
+    assert [line(each) for each in told] == [
+        "worker-0, GPU attention: triton serves; optional: the package is not installed"
+    ]
+    assert (logs[0]["log_level"], logs[0]["absent"]) == ("info", {"optional": "the package is not installed"})
+    text = generate_latest(REGISTRY).decode()
+    assert 'thermocline_worker_gpu_part_ways{part="attention",way="optional"} 0.0' in text
+    assert 'thermocline_worker_gpu_part_failures_total{part="attention",way="optional"}' not in text
 
 
 def test_a_worker_does_not_start_where_nothing_is_left_to_serve_with() -> None:
