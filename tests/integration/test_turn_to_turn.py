@@ -5,12 +5,14 @@ The gateway is killed in the middle, and later everything at once, the broker in
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 
 from shared.chunks import CHUNK_TOKENS
 from tests.checkpoints import EOS, SPECIAL_TOKENS, make_checkpoint
+from tests.idle import hears_of_chunks, status_at
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import start_time
@@ -32,6 +35,10 @@ NO_ROLES = {str(token): -100 for token in range(len(SPECIAL_TOKENS)) if token !=
 """A random model would write the template's tokens of its own, whose text no client sees."""
 
 
+ALWAYS_FROM_DISK = {"THERMOCLINE_PREFETCH_WAIT": "full"}
+"""Together with ``restoring`` kv: a busy machine may compute a tiny model's KV sooner than it reads it."""
+
+
 @dataclass
 class Conversation:
     """What a client keeps, and for each turn: prompt tokens, answer tokens, and how many of the prompt were cached."""
@@ -39,6 +46,12 @@ class Conversation:
     body: dict[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def whole_chunks(self) -> int:
+        """Chunks of the disk that the last turn has left."""
+        prompt, answer, _ = self.turns[-1]
+        return (prompt + answer - 1) // CHUNK_TOKENS
 
     def go_on(self, cell: RunningCell, count: int) -> None:
         """Ask ``count`` more questions, with the answers' texts as they came."""
@@ -111,6 +124,7 @@ def settings(model: Path | None, folder: Path) -> SupervisorConfig:
         threads=1,
         device_kv_bytes=64 * 2**20,
         host_kv_bytes=64 * 2**20,
+        restoring="kv",
         disk_dir=(str(folder / "disk"),),
         data_dir=str(folder / "data"),
     )
@@ -127,7 +141,7 @@ def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, 
     """Neither with a random model nor with the bundled one, whose answers are nearly all their tokenizer's own."""
     config = settings(random_model if is_random else None, tmp_path)
     conversation = Conversation({"max_tokens": 24} | ({"logit_bias": NO_ROLES} if is_random else {}))
-    with running(config) as cell:
+    with running(config, environ=ALWAYS_FROM_DISK) as cell:
         conversation.go_on(cell, TURNS_BEFORE)
         pid = cell.kill("gateway")
         cell.wait_restarted("gateway", pid)
@@ -135,7 +149,8 @@ def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, 
         conversation.go_on(cell, TURNS_BETWEEN)
         kept_before = turn_fates(cell)["kept"]
         kill_everything(cell)
-    with running(config) as cell:
+    with running(config, environ=ALWAYS_FROM_DISK) as cell:
+        asyncio.run(hears_of_chunks(partial(status_at, cell.nats_url), conversation.whole_chunks, timeout_s=60.0))
         conversation.go_on(cell, TURNS_AFTER)
         kept_after = turn_fates(cell)["kept"]
 

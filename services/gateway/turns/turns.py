@@ -111,15 +111,19 @@ class Turns:
 
     @staticmethod
     def _unknown(opened: OpenPrompt, earlier: Sequence[Place], memory: AnswerMemory) -> list[Entry]:
-        text, closing, found = opened.text, opened.shape.closing, []
-        for place in earlier:
+        """Answers to look up: none where it is not known what ends one."""
+        text, closing = opened.text, opened.shape.closing
+        found: list[Entry] = []
+        for place in earlier if closing else ():
+            if len(found) == MOST_LOOKUPS:
+                break
             if any(is_whole(said, text, place.offset, closing) for said in opened.said.get(place.name, ())):
                 continue
-            end = text.find(closing, place.offset) if closing else -1
+            end = text.find(closing, place.offset)
             shown = entry(place, text[place.offset : end if end >= 0 else len(text)], "")
             if not memory.is_absent(shown.name):
                 found.append(shown)
-        return found[:MOST_LOOKUPS]
+        return found
 
     async def look_up(self, opened: OpenPrompt) -> None:
         """Ask the bucket for the unknown answers, for as long as the settings allow."""
@@ -175,7 +179,7 @@ class Turns:
             job = _Job(memory, turn, place, choice.request.prompt, pack_int32(tokens))
             if len(tokens) <= SHORT_TOKENS:
                 job.said = self._remembered(job)
-                if self._store is None or job.said.packed != job.packed:
+                if self._store is None or not turn.closing or job.said.packed != job.packed:
                     continue
             if len(self._waiting) >= MOST_WAITING:
                 measures.ANSWERS.labels("dropped").inc()

@@ -14,7 +14,8 @@ from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns.answer_store import AnswerStore
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.splicing import Fate
-from services.gateway.turns.turns import SHORT_TOKENS, Turns
+from services.gateway.turns.template_shape import TemplateShape
+from services.gateway.turns.turns import MOST_LOOKUPS, SHORT_TOKENS, Turns
 from shared.messages.requests import CacheHints
 from shared.messages.tokens import Usage
 from tests.memory_bus import MemoryBroker
@@ -23,6 +24,7 @@ from tests.unit.gateway.turns.chats import (
     CHATML_THINKS,
     HEADERS,
     INST,
+    MOST,
     NAMESPACE,
     PLAIN,
     Prompt,
@@ -306,3 +308,20 @@ async def test_what_the_tokenizer_gives_back_is_not_stored(tmp_path: Path, answe
 
     assert pair != tokenizer.encode_rendered("\n")[0]
     assert len(broker.answers) == stored
+
+
+async def test_as_many_answers_are_looked_up_as_is_bounded(tmp_path: Path) -> None:
+    """The earliest ones; and none where the template does not tell what ends an answer."""
+    tokenizer = make_tokenizer(tmp_path, CHATML)
+    turns = Turns(tokenizer, AnswerMemory(MEMORY_BYTES), AnswerStore(MemoryBroker().connect("one"), 60.0, lambda: 0.0))
+    messages = [user("who?"), assistant("the keeper")] * (MOST_LOOKUPS + 5)
+    text = tokenizer.render([*messages, user("and then?")])
+    shape = tokenizer.shape({})
+    opened = turns.open(text, shape, NAMESPACE, len(messages) // 2)
+
+    assert [entry.place for entry in opened.unknown] == opened.places[:MOST_LOOKUPS]
+    await turns.look_up(opened)
+    assert turns.tokens(opened, MOST).tokens == tokenizer.encode_rendered(text)
+    again = turns.open(text, shape, NAMESPACE, len(messages) // 2)
+    assert [entry.place for entry in again.unknown] == opened.places[MOST_LOOKUPS:-1]
+    assert turns.open(text, TemplateShape(shape.opening), NAMESPACE, len(messages) // 2).unknown == []
