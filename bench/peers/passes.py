@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from bench.peers.agents import TURNS, AgentSessions
 from bench.peers.systems import Tier
 from thermocline.bench.workloads import UnsharedOptions, UnsharedWorkload
 from thermocline.simulate.tokens import Span
@@ -121,6 +122,13 @@ def chat_passes(seed: int, share: float) -> list[Pass]:
     return [Pass(name="chat", workload=ChatWorkload(options, seed), requests=sessions * _MOST_TURNS, places=sessions)]
 
 
+def agents_passes(seed: int, share: float) -> list[Pass]:
+    """All sessions at once, one turn of each at a time: together ten times what 8,704 tokens on the device hold."""
+    sessions, turns = _part(14, share, 4), _part(TURNS, share, 4)
+    workload = AgentSessions(sessions, turns, seed=seed)
+    return [Pass(name="agents", workload=workload, requests=sessions * turns, places=sessions)]
+
+
 def fits_passes(seed: int, share: float) -> list[Pass]:
     """Everything fits device memory: a tier below it cannot help."""
     workload = DocumentQuestions(4, _part(16, share, 2), number=0, seed=seed)
@@ -162,6 +170,7 @@ PASSES: dict[str, Callable[[int, float], list[Pass]]] = {
     "documents": documents_passes,
     "burst": burst_passes,
     "chat": chat_passes,
+    "agents": agents_passes,
     "fits": fits_passes,
     "unshared": unshared_passes,
 }

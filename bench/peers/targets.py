@@ -43,6 +43,10 @@ _BURSTS = tuple(
     (f"burst on a new document of {tokens:,} tokens, mean TTFT", passed, "ttft_mean_ms", 3.0)
     for passed, tokens in BURST_TOKENS.items()
 )
+_AGENTS = (
+    ("turns of agents, TTFT p50", "agents", "ttft_p50_ms", 2.0),
+    ("turns of agents, TTFT p99", "agents", "ttft_p99_ms", 2.0),
+)
 _EQUAL = (
     ("prefill of 512 tokens", "single_512", "prefill_tokens_per_s", 1.0),
     ("prefill of 2,048 tokens", "single_2048", "prefill_tokens_per_s", 1.0),
@@ -61,6 +65,10 @@ TARGETS: dict[str, list[Target]] = {
         ),
         *_against("ours", "lmcache", *_COLD, _WARM_HOST),
         *_against("ours-disk", "lmcache-disk", *_COLD, _WARM_HOST, _WARM_DISK),
+    ],
+    "agents": [
+        *_against("ours", "lmcache", *_AGENTS),
+        *_against("ours-disk", "lmcache-disk", *_AGENTS),
     ],
     "burst": [*_against("ours", "lmcache", *_BURSTS), *_against("ours-disk", "lmcache-disk", *_BURSTS)],
     "unshared": _against("ours", "vllm", *_EQUAL),

@@ -40,6 +40,8 @@ def vllm_command(env: Path, bounds: Bounds, port: int, *, is_caching: bool, cach
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
     command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(blocks)]
     command += ["--kv-cache-memory-bytes", str(blocks * BLOCK_TOKENS * bounds.shape.kv_bytes_per_token)]
+    # It starts only where one request of the longest kind fits the device.
+    command += ["--max-model-len", str(min(bounds.shape.context, bounds.device_tokens))]
     command += ["--max-num-seqs", str(bounds.max_running), "--uvicorn-log-level", "warning"]
     command.append("--enable-prompt-tokens-details")  # So that answers say what was cached.
     command.append("--enable-prefix-caching" if is_caching else "--no-enable-prefix-caching")

@@ -1,5 +1,6 @@
 """Comparing with peers: command lines, bounds, and what is wrong with a line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_every_system_gets_the_same_kv_bound_on_the_device() -> None:
     assert int(option(vllm, "--kv-cache-memory-bytes")) == 129 * 128 * SHAPE.kv_bytes_per_token
     assert option(llama, "--ctx-size") == "16384"
     assert ours.device_kv_bytes == 16_384 * 12 * 2 * 4 * 64 * 2
+
+
+def test_vllm_is_told_of_no_longer_context_than_its_device_holds() -> None:
+    """Else it does not start."""
+    small = dataclasses.replace(BOUNDS, device_tokens=8_704)
+
+    assert option(vllm_command(Path("env"), small, 1, is_caching=True, cache=None), "--max-model-len") == "8704"
+    assert option(vllm_command(Path("env"), BOUNDS, 1, is_caching=True, cache=None), "--max-model-len") == str(
+        min(16_384, SHAPE.context)
+    )
 
 
 def test_every_system_runs_as_many_requests_on_as_many_threads() -> None:

@@ -108,3 +108,20 @@ def test_another_system_goes_first_in_each_round() -> None:
         ["b", "c", "a"],
         ["a", "b", "c"],
     ]
+
+
+def test_agents_sessions_grow_turn_by_turn_to_eight_thousand_tokens() -> None:
+    """Each turn repeats what was said before it, and all sessions begin with the same instructions."""
+    (made,) = PASSES["agents"](7, 1.0)
+    firsts = asked_of(made)
+    lengths, asked = [firsts[3].prompt_tokens], firsts[3]
+    while (following := made.workload.follow_up(asked)) is not None:
+        _, later = following
+        assert later.spans[: len(asked.spans) + 1] == (*asked.spans, asked.answer)
+        asked = later
+        lengths.append(asked.prompt_tokens)
+
+    assert len(firsts) * len(lengths) == made.requests == 14 * 40
+    assert len({each.spans[0] for each in firsts}) == 1
+    assert len({each.spans[1].name for each in firsts}) == 14
+    assert 7_000 < lengths[-1] < 8_704
