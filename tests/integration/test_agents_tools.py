@@ -62,7 +62,7 @@ async def test_a_tools_result_goes_back_in_messages(harness: Harness) -> None:
     assert getattr(first.content[1], "text", "").strip() == "I look."
     assert second.stop_reason == "end_turn"
     assert "<think>\nWhere?\n</think>" in prompt_of(harness, 1)
-    assert "<tool_call>" in prompt_of(harness, 1)
+    assert CALL in prompt_of(harness, 1)
     assert prompt_of(harness, 1).index("<tool_call>\n{") < prompt_of(harness, 1).index("-3")
 
 
