@@ -1,8 +1,9 @@
 """How calls were said whose arguments come back as objects.
 
 The Messages API carries a tool's input as an object, and the text that the model said of it is lost with the client:
-with other blanks the next prompt differs from there on. So a gateway remembers the texts of recent calls. What is remembered
-only counts where it means the very object that came back, so it changes how a prompt is written and never what it says.
+with other blanks the next prompt differs from there on. So a gateway remembers the texts of recent calls. What is
+remembered only counts where it means the very object that came back, so it changes how a prompt is written and never
+what it says.
 """
 
 from __future__ import annotations

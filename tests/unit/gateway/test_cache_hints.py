@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway import conversation
-from services.gateway.cache_hints import breakpoints, chat_leases, common_length, returns_in_ms, session_lease
+from services.gateway.cache_hints import (
+    breakpoints,
+    chat_leases,
+    common_length,
+    returns_in_ms,
+    session_lease,
+    without_controls,
+)
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import CompletionRequest
 from shared.errors import InvalidRequest
@@ -121,7 +128,7 @@ def test_a_breakpoint_of_a_tool_covers_the_tools_up_to_it() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in "pqr"]
     marked = [{**tool, "cache_control": HOUR} if place != 1 else tool for place, tool in enumerate(tools)]
     asked = request([{"role": "user", "content": "Hi"}], tools=marked)
-    shown = conversation.template_tools(asked.tools, None, {"tools"})
+    shown = without_controls(asked.tools)
     tokens = Letters().encode_rendered("<p><q><r>Hi")
 
     leases = chat_leases(breakpoints(asked), tokens, [{"role": "user", "content": "Hi"}], shown, plain, Letters())
