@@ -195,11 +195,12 @@ async def test_parsers_can_be_switched_off(qwen: Tokenizer) -> None:
     assert refusal.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "mistral"])
 async def test_the_next_turn_begins_with_everything_that_was_said(name: str, tmp_path: Path) -> None:
-    """Prompt and answer of the first turn, token by token, whatever blanks the arguments have."""
+    """Prompt and answer of the first turn, token by token, with its reasoning and whatever blanks arguments have."""
     template, text = {
         "hermes": (families.HERMES, "Let me see.\n" + CALLS),
+        "qwen3": (families.QWEN3, "<think>\nhm\n</think>\n\nLet me see.\n" + CALLS),
         "mistral": (
             families.MISTRAL,
             f'[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}}}, {{"name": "wait", "arguments": {{}}}}]',

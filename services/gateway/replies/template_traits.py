@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.gateway.verbatim import Verbatim
-from shared.errors import InvalidRequest
 
 _SAID = '{"k":  "v"}'  # Two spaces, which no template would write.
 _OBJECT = {"k": "v"}
@@ -71,11 +70,12 @@ def template_traits(render: Render, source: str) -> TemplateTraits:
         arguments = _argument_kind(render, call_id, None)
     content = None if needs_null else ""
     given: Any = {"text": _SAID, "verbatim": Verbatim(_SAID), "object": _OBJECT}[arguments]
+    one, two = (_rendered(render, call_id, given, content=content, calls=calls) for calls in (1, 2))
     return TemplateTraits(
         arguments=arguments,
         needs_null_content=needs_null,
         has_short_ids=has_short_ids,
-        takes_many_calls=_rendered(render, call_id, given, content=content, calls=2) is not None,
+        takes_many_calls=one is None or two is not None,
         joint=_joint(_rendered(render, call_id, given, content=_TEXT)),
         knows_developer="developer" in source,
         reasoning_fields=tuple(name for name in _REASONING_FIELDS if re.search(rf"\b{name}\b", source)),
@@ -111,5 +111,5 @@ def _rendered(render: Render, call_id: str, arguments: Any, *, content: str | No
     ]
     try:
         return render(messages, tools=[_TOOL])
-    except InvalidRequest:
+    except Exception:  # A template is somebody else's program; a request that it fails for is told so.
         return None

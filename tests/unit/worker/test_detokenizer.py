@@ -45,6 +45,19 @@ def test_the_pieces_joined_are_the_decoded_tokens(kind: str, data: st.DataObject
     assert text == tokenizer.decode(tokens, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_shown_stay_in_the_text(kind: str) -> None:
+    """The others are left out, as without it."""
+    tokenizer = tokenizer_of(kind)
+    specials = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    shown, others = specials[0], specials[1:]
+    stream = vocabulary_of(kind).stream(shown=[shown])
+    text = "".join([stream.feed(token) for token in [*others, shown, *others]] + [stream.finish()])
+
+    assert specials
+    assert text == tokenizer.decode([shown], skip_special_tokens=False)
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "llama_sentencepiece", "gemma_sentencepiece"])
 def test_a_character_of_several_tokens_comes_in_one_piece(kind: str) -> None:
     """No piece before the last byte shows a replacement character."""

@@ -143,3 +143,10 @@ def test_special_tokens_in_arguments_are_text_where_content_is(tmp_path: Path) -
     tokenizer.close()
 
     assert tokens.count(tokenizer.special_ids["<|user|>"]) == 1
+
+
+def test_a_template_that_fails_at_everything_takes_nothing(tokenizer_of: Any) -> None:
+    """The gateway starts all the same."""
+    found = choose_formats(tokenizer_of("{{ 1 // 0 }}{{ tools }}"))
+
+    assert found.traits == TemplateTraits()
