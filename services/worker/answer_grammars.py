@@ -11,13 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from shared import logs
-from shared.errors import InvalidRequest
+from shared.errors import InternalError, InvalidRequest
 from shared.grammars import compile_grammar, compiling_thread, grammar_fault, token_table
 from shared.messages.requests import Grammar
 
@@ -32,7 +33,7 @@ MASK_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """Tokens that may come next: bit ``t % 32`` of ``words[t // 32]`` int32 is token t. None where there is a
+    """Tokens that may come next: bit ``t % 32`` of ``words[t // 32]`` int32 is token t; none where there is a
     ``fault``.
     """
 
@@ -44,6 +45,7 @@ class AnswerGrammar:
     """The grammar of one answer, at its end so far. Used by the compute thread only."""
 
     def __init__(self, begun: Future[NextTokens], step: Callable[[int], Future[NextTokens]]) -> None:
+        """``step`` takes a token in, as soon as the grammars of all answers are followed."""
         self._next, self._step = begun, step
 
     @property
@@ -52,11 +54,11 @@ class AnswerGrammar:
         return self._next.done()
 
     def next_tokens(self) -> NextTokens:
-        """What may come next. Waits for it."""
+        """What may come next. Waits for it; raises InternalError where it never comes."""
         try:
             return self._next.result(MASK_WAIT_S)
-        except TimeoutError:
-            return NextTokens(np.zeros(1, dtype=np.int32), "its grammar took too long")
+        except TimeoutError as error:
+            raise InternalError("the mask of a grammar took too long") from error
 
     def accept(self, token: int) -> None:
         """The answer goes on with ``token``, one of :meth:`next_tokens`."""
@@ -82,18 +84,32 @@ class AnswerGrammars:
         self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
         self._eos_token_ids, self._wake = tuple(eos_token_ids), wake
         self._compiling, self._following = compiling, following
+        self._accepted: list[_Step] = []
+        # Of the compiling thread.
         self._tokens: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # Of the compiling thread.
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> AnswerGrammar:
         """The grammar of an answer that has the tokens ``output`` so far. Does not wait."""
         compiling = self._compiling = self._compiling or compiling_thread("grammars")
-        following = self._following = self._following or compiling_thread("masks")
         follower = _Follower(self._vocab_size)
         tokens = list(output)
         begun = compiling.submit(follower.begin, lambda: self._compile(grammar), tokens)
         begun.add_done_callback(lambda _: self._wake())
-        return AnswerGrammar(begun, lambda token: following.submit(follower.step, token))
+        return AnswerGrammar(begun, partial(self._accept, follower))
+
+    def follow(self) -> None:
+        """The step is over: compute what may come after the tokens that answers have accepted in it."""
+        if self._accepted:
+            # One piece of work, because each would make this thread wait for the interpreter's lock.
+            following = self._following = self._following or compiling_thread("masks")
+            following.submit(_follow, self._accepted)
+            self._accepted = []
+
+    def _accept(self, follower: _Follower, token: int) -> Future[NextTokens]:
+        step = _Step(follower, token, Future())
+        self._accepted.append(step)
+        return step.result
 
     def close(self) -> None:
         """Give up what has not begun."""
@@ -137,13 +153,28 @@ class _Follower:
         return self._next(self._matcher)
 
     def _next(self, matcher: LLMatcher) -> NextTokens:
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        mask = matcher.compute_bitmask()
         if matcher.is_error():
             # Its mask would allow the end of the answer.
             return self._nothing(f"its grammar cannot be kept to: {grammar_fault(matcher)}")
-        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
-        words.view(np.uint8)[: len(mask)] = np.frombuffer(mask, dtype=np.uint8)[: words.nbytes]
-        return NextTokens(words)
+        return NextTokens(np.frombuffer(mask, dtype=np.int32))
 
     def _nothing(self, fault: str) -> NextTokens:
         return NextTokens(np.zeros(-(-self._vocab_size // 32), dtype=np.int32), fault)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One token of one answer, and what may come after it."""
+
+    follower: _Follower
+    token: int
+    result: Future[NextTokens]
+
+
+def _follow(steps: Sequence[_Step]) -> None:
+    for step in steps:
+        try:
+            step.result.set_result(step.follower.step(step.token))
+        except BaseException as error:  # A panic of Rust code is no Exception, and the others go on.
+            step.result.set_exception(error)

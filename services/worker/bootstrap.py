@@ -224,7 +224,7 @@ def make_executor(
         inbox,
         roster,
         passes,
-        StepResults(roster, reporter, counters, lease_low_tokens=lease_low_tokens),
+        StepResults(roster, reporter, counters, grammars, lease_low_tokens=lease_low_tokens),
         loads=loads,
         saving=saving,
         sparse=sparse,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.worker.answer_grammars import AnswerGrammars
 from services.worker.compute import Computed
 from services.worker.counters import Counters
 from services.worker.outcome import Outcome
@@ -15,7 +16,16 @@ REQUEST_FAILURES = 3
 class StepResults:
     """Moves requests on. Used by the compute thread only."""
 
-    def __init__(self, roster: Roster, reporter: Reporter, counters: Counters, *, lease_low_tokens: int) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        reporter: Reporter,
+        counters: Counters,
+        grammars: AnswerGrammars,
+        *,
+        lease_low_tokens: int,
+    ) -> None:
+        self._grammars = grammars
         self._roster, self._reporter, self._counters = roster, reporter, counters
         self._lease_low_tokens = lease_low_tokens
 
@@ -23,6 +33,7 @@ class StepResults:
         """Take over what was computed, and deal with what raised."""
         for computed in outcome.done:
             self._advance(computed, now_ns)
+        self._grammars.follow()
         self._blame(outcome)
         self._ask_for_leases()
 

@@ -63,16 +63,16 @@ def keeps_to(body: dict[str, Any], answer: Answer) -> bool:
     """Whether an answer is what its request asked for, as far as that ends."""
     text = answer.text
     if "guided_choice" in body:
-        return text in body["guided_choice"]
+        return bool(text in body["guided_choice"])
     if "guided_grammar" in body:
         return re.fullmatch(r"(<[a-c]+\|\d\d>)*(<([a-c]*|[a-c]+\|\d?\d?))?", text) is not None
     pattern = body.get("guided_regex") or body.get("structured_outputs", {}).get("regex")
     if pattern:
         return re.fullmatch(pattern, text) is not None
     if "ignore_eos" in body:
-        return len(answer.token_ids) == body["max_tokens"]
-    numbers = json.loads(text)
-    return len(numbers) == 25 and all(isinstance(each, int) and 0 <= each <= 99 for each in numbers)
+        return bool(len(answer.token_ids) == body["max_tokens"])
+    numbers: list[int] = json.loads(text)
+    return len(numbers) == 25 and set(numbers) <= set(range(100))
 
 
 async def in_trouble(cell: RunningCell, asked: list[dict[str, Any]]) -> tuple[list[Answer], list[list[Answer]]]:

@@ -8,33 +8,23 @@ import numpy as np
 import torch
 
 from services.worker.engine.sample_row import SampleRow
-from services.worker.engine.token_masks import mask_logits
 
 
 def is_edited(row: SampleRow) -> bool:
     """Does anything change this row's logits?"""
     params = row.params
-    return bool(row.forbid or params.logit_bias) or row.allowed is not None or _is_penalised(row)
+    return bool(row.forbid or params.logit_bias) or _is_penalised(row)
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Change ``logits`` float32 [R, vocab] in place.
 
-    In this order, as vLLM does: ban ``forbid`` and what ``allowed`` lacks; add ``logit_bias``; divide positive and
-    multiply negative logits of all tokens of prompt and output by ``repetition_penalty`` (Keskar et al., arXiv
-    1909.05858, section 4.1); subtract ``frequency_penalty`` times the count, and ``presence_penalty`` once, for tokens
-    of the output (OpenAI's definition). Token ids outside the vocabulary are ignored.
+    In this order, as vLLM does: ban ``forbid``; add ``logit_bias``; divide positive and multiply negative logits
+    of all tokens of prompt and output by ``repetition_penalty`` (Keskar et al., arXiv 1909.05858, section 4.1);
+    subtract ``frequency_penalty`` times the count, and ``presence_penalty`` once, for tokens of the output
+    (OpenAI's definition). Token ids outside the vocabulary are ignored.
     """
     vocab_size = logits.shape[1]
-    masked = [number for number, row in enumerate(rows) if row.allowed is not None]
-    masks = [row.allowed for row in rows if row.allowed is not None]
-    if len(masked) == len(rows):
-        mask_logits(logits, masks)
-    elif masked:
-        which = torch.tensor(masked, device=logits.device)
-        part = logits[which]
-        mask_logits(part, masks)
-        logits[which] = part
     for number, row in enumerate(rows):
         forbidden = [token for token in row.forbid if 0 <= token < vocab_size]
         if forbidden:

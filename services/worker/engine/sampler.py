@@ -14,9 +14,10 @@ import torch
 
 from services.worker.engine.logit_edits import edit_logits, is_edited
 from services.worker.engine.logprobs import token_logprobs
-from services.worker.engine.row_choice import choose_by_row
+from services.worker.engine.row_choice import choose_in_row
 from services.worker.engine.sample_row import Sampled, SampleRow
 from services.worker.engine.token_choice import choose
+from services.worker.engine.token_masks import allowed_ids, ban_others
 from services.worker.engine.uniform import uniform
 from shared.errors import InternalError
 from shared.messages.tokens import TokenLogprob
@@ -33,38 +34,70 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """
     if not rows:
         return []
+    final = _edited(logits, rows)
+    if logits.device.type == "cpu":
+        tokens, usable = _choose_on_cpu(final, rows)
+    else:
+        masks = {number: row.allowed for number, row in enumerate(rows) if row.allowed is not None}
+        if masks:
+            final = ban_others(final, masks)
+        tokens, usable = _choose_on_device(final, rows)
+    logprobs = _logprobs(logits, rows, tokens, usable)
+    return [
+        Sampled(token, logprobs.get(number)) if usable[number] else _unusable(final[number], rows[number])
+        for number, token in enumerate(tokens)
+    ]
+
+
+def _edited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The logits with what rows ask for besides a mask; the same tensor where none does."""
     edited = [number for number, row in enumerate(rows) if is_edited(row)]
-    final = logits
-    if edited:
-        final = logits.clone()
-        if len(edited) == len(rows):
-            edit_logits(final, rows)
-        else:
-            which = torch.tensor(edited, device=logits.device)
-            changed = final[which]
-            edit_logits(changed, [rows[number] for number in edited])
-            final[which] = changed
-    best, tokens, usable = _likeliest(final)
+    if not edited:
+        return logits
+    final = logits.clone()
+    which = torch.tensor(edited, device=logits.device)
+    changed = final[which]
+    edit_logits(changed, [rows[number] for number in edited])
+    final[which] = changed
+    return final
+
+
+def _choose_on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:
+    """Each row's token, and whether there is one. Of a row with a mask only the allowed tokens are looked at."""
+    # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
+    array = logits.numpy()
+    tokens: list[int] = []
+    usable: list[bool] = []
+    for values, row in zip(array, rows, strict=True):
+        ids = None if row.allowed is None else allowed_ids(row.allowed, len(values))
+        kept = values if ids is None else values[ids]
+        place = int(kept.argmax()) if len(kept) else -1
+        usable.append(place >= 0 and bool(np.isfinite(kept[place])))
+        if usable[-1] and row.params.temperature > 0:
+            place = choose_in_row(kept, place, row.params, uniform(row.params.seed, row.output_position))
+        tokens.append(place if ids is None or place < 0 else int(ids[place]))
+    return tokens, usable
+
+
+def _choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:
+    """Each row's token, and whether there is one; masks have been applied."""
+    best, greedy = logits.max(dim=1)
+    # In one read, because each of them waits for the device.
+    tokens, finite = torch.stack([greedy, torch.isfinite(best).to(greedy.dtype)]).tolist()
+    usable = [bool(each) for each in finite]
     drawn = [number for number, row in enumerate(rows) if usable[number] and row.params.temperature > 0]
     if drawn:
         uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
         if len(drawn) < len(rows):
             which = torch.tensor(drawn, device=logits.device)
-            final_drawn, best = final[which], best[which]
+            final_drawn, best = logits[which], best[which]
         else:
-            final_drawn = final
+            final_drawn = logits
         params = [rows[number].params for number in drawn]
-        if logits.device.type == "cpu":
-            chosen = choose_by_row(final_drawn, best, params, uniforms)
-        else:
-            chosen = choose(final_drawn, best, params, uniforms).tolist()
+        chosen = choose(final_drawn, best, params, uniforms).tolist()
         for number, token in zip(drawn, chosen, strict=True):
             tokens[number] = token
-    logprobs = _logprobs(logits, rows, tokens, usable)
-    return [
-        Sampled(token, logprobs.get(number)) if usable[number] else _unusable(final[number], rows[number].fault)
-        for number, token in enumerate(tokens)
-    ]
+    return tokens, usable
 
 
 @torch.inference_mode()
@@ -74,23 +107,6 @@ def prompt_logprobs(logits: torch.Tensor, next_ids: Sequence[int] | torch.Tensor
     """
     tokens = torch.as_tensor(next_ids).tolist()
     return token_logprobs(logits, tokens, [k] * len(tokens))
-
-
-def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int], list[bool]]:
-    """Each row's largest logit, the smallest id that has it, and whether it is finite.
-
-    The maximum is NaN if any logit is, +inf if any is, and -inf if no token is left.
-    """
-    if logits.device.type != "cpu":
-        best, greedy = logits.max(dim=1)
-        # In one read, because each of them waits for the device.
-        tokens_there, finite = torch.stack([greedy, torch.isfinite(best).to(greedy.dtype)]).tolist()
-        return best, tokens_there, [bool(each) for each in finite]
-    # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
-    array = logits.numpy()
-    tokens = array.argmax(axis=1)
-    largest = array[np.arange(len(array)), tokens]
-    return torch.from_numpy(largest), tokens.tolist(), np.isfinite(largest).tolist()
 
 
 def _logprobs(
@@ -112,7 +128,10 @@ def _logprobs(
     return dict(zip(numbers, found, strict=True))
 
 
-def _unusable(logits: torch.Tensor, fault: str) -> Sampled:
-    banned = bool(torch.isneginf(logits).all())
-    why = (fault or "every token is banned") if banned else "the model's logits are not finite"
+def _unusable(logits: torch.Tensor, row: SampleRow) -> Sampled:
+    none_allowed = row.allowed is not None and not row.allowed.any()
+    if none_allowed or bool(torch.isneginf(logits).all()):
+        why = row.fault or "every token is banned"
+    else:
+        why = "the model's logits are not finite"
     return Sampled(-1, error=InternalError(f"no token can be chosen: {why}", code="unusable_logits"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +21,17 @@ def without(words: Words, tokens: Sequence[int]) -> Words:
     return less if less.any() else words
 
 
-def mask_logits(logits: torch.Tensor, masks: Sequence[Words]) -> None:
-    """Ban in row r of ``logits`` float32 [R, vocab], in place, every token that ``masks[r]`` does not allow."""
-    vocab_size = logits.shape[1]
-    words = np.stack(masks)
-    if logits.device.type == "cpu":
-        bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        logits.masked_fill_(torch.from_numpy(bits == 0), float("-inf"))
-        return
-    (sent,) = upload([words], logits.device)
-    logits.masked_fill_(banned_by(sent, vocab_size), float("-inf"))
+def allowed_ids(words: Words, vocab_size: int) -> npt.NDArray[np.int64]:
+    """Ascending ids below ``vocab_size`` that a mask allows."""
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
 
 
-def banned_by(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """What ``words`` int32 [R, W] do not allow of the first ``vocab_size`` tokens: bool [R, vocab_size]."""
-    places = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words[:, :, None] >> places) & 1).view(len(words), -1)[:, :vocab_size] == 0
+def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor:
+    """A copy of ``logits`` float32 [R, vocab] in which row r keeps what ``masks[r]`` allows; other rows stay."""
+    rows = np.fromiter(masks, dtype=np.int64, count=len(masks))
+    words, which = upload([np.stack(list(masks.values())), rows], logits.device)
+    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((words[:, :, None] >> places) & 1).view(len(words), -1)[:, : logits.shape[1]]
+    banned = logits.clone()
+    banned[which] = banned[which].masked_fill_(allowed == 0, float("-inf"))
+    return banned

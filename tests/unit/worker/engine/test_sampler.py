@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.engine.row_choice import choose_by_row
+from services.worker.engine.row_choice import choose_in_row
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import SampleRow, prompt_logprobs, sample
 from services.worker.engine.token_choice import choose
@@ -145,7 +145,8 @@ def test_cpus_and_gpus_choose_the_same_tokens(vocab: int) -> None:
     logits[2::5, -1] = float("-inf") if vocab > 1 else 0.0
     best = logits.max(dim=1).values
 
-    assert choose_by_row(logits, best, rows, uniforms) == choose(logits, best, rows, uniforms).tolist()
+    each = zip(logits.numpy(), logits.argmax(dim=1).tolist(), rows, uniforms, strict=True)
+    assert [choose_in_row(*row) for row in each] == choose(logits, best, rows, uniforms).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

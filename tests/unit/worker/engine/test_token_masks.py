@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import sample
-from services.worker.engine.token_masks import banned_by, mask_logits, without
+from services.worker.engine.token_choice import choose
+from services.worker.engine.token_masks import allowed_ids, ban_others, without
+from services.worker.engine.uniform import uniform
 from shared.messages.requests import SamplingParams
 
 VOCAB_SIZE = 70
 
 
 def words(*tokens: int) -> np.ndarray:
+    """The mask of these tokens."""
     bits = np.zeros(96, dtype=np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
@@ -25,24 +30,34 @@ def params(**given: object) -> SamplingParams:
 
 
 def test_only_what_a_mask_allows_keeps_its_logit() -> None:
-    """Every row keeps the logits of its own mask's tokens, also those of the last, incomplete word."""
-    logits = torch.arange(2 * VOCAB_SIZE, dtype=torch.float32).view(2, VOCAB_SIZE)
-    before = logits.clone()
-    mask_logits(logits, [words(0, 31, 32), words(63, 64, 69)])
+    """Rows with a mask keep the logits of its tokens, also those of the last, incomplete word; other rows stay."""
+    logits = torch.arange(3 * VOCAB_SIZE, dtype=torch.float32).view(3, VOCAB_SIZE)
+    banned = ban_others(logits, {2: words(0, 31, 32), 0: words(63, 64, 69)})
 
-    assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [0, 31, 32]
-    assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [63, 64, 69]
-    assert torch.equal(logits[1, 63:65], before[1, 63:65])
+    assert torch.isfinite(banned[2]).nonzero().flatten().tolist() == [0, 31, 32]
+    assert torch.isfinite(banned[0]).nonzero().flatten().tolist() == [63, 64, 69]
+    assert torch.equal(banned[1], logits[1])
+    assert torch.equal(banned[0, 63:65], logits[0, 63:65])
+    assert allowed_ids(words(0, 31, 64, 70, 95), VOCAB_SIZE).tolist() == [0, 31, 64]
 
 
-def test_masks_are_unpacked_alike_on_a_device() -> None:
-    """What a device makes of the words bans the same tokens as what a CPU makes of them."""
-    masks = [words(1), words(*range(0, 70, 3)), words(31, 69)]
-    banned = banned_by(torch.from_numpy(np.stack(masks)), VOCAB_SIZE)
-    logits = torch.zeros(3, VOCAB_SIZE)
-    mask_logits(logits, masks)
+@given(data=st.data())
+def test_what_is_allowed_is_chosen_as_if_the_rest_had_no_weight(data: st.DataObject) -> None:
+    """A CPU, which looks at the allowed tokens alone, chooses what is chosen among all of which the rest is banned."""
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    allowed = data.draw(st.sets(st.integers(0, VOCAB_SIZE - 1), min_size=1))
+    drawn = params(
+        temperature=data.draw(st.sampled_from([0.1, 1.0, 2.0])),
+        top_k=data.draw(st.sampled_from([0, 1, 3, 60])),
+        top_p=data.draw(st.sampled_from([1.0, 0.9, 0.1])),
+        min_p=data.draw(st.sampled_from([0.0, 0.05, 0.9])),
+        seed=seed,
+    )
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    (chosen,) = sample(logits, [SampleRow(drawn, 3, allowed=words(*allowed))])
+    banned = ban_others(logits, {0: words(*allowed)})
 
-    assert torch.equal(banned, torch.isneginf(logits))
+    assert chosen.token == choose(banned, banned.max(dim=1).values, [drawn], [uniform(seed, 3)]).item()
 
 
 def test_a_mask_outweighs_what_else_is_forbidden() -> None:
