@@ -41,6 +41,9 @@ class Encode(Protocol):
     def encode_rendered(self, text: str) -> list[int]:
         """Tokens of what ``Render`` made, or of a part of it."""
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, special tokens included."""
+
 
 S = TypeVar("S", str, list[int])
 
@@ -167,8 +170,8 @@ def _end_in_text(
 def _token_counts(ends: Sequence[int], text: str, tokens: list[int], tokenizer: Encode) -> dict[int, int]:
     """How many of ``tokens`` lie before each of these places of their text, given in order.
 
-    Pieces between them are tokenised one after another, which is right where a token ends at each place; where one
-    does not, the whole beginning is tokenised.
+    Pieces between them are tokenised one after another, which is right where a token ends at each place. Where one does
+    not, or the prompt has other tokens for the same text (an answer's own), places are found in what tokens decode to.
     """
     counts: dict[int, int] = {0: 0}
     at, known = 0, 0
@@ -179,9 +182,26 @@ def _token_counts(ends: Sequence[int], text: str, tokens: list[int], tokenizer: 
         if tokens[known : known + len(piece)] == piece:
             counts[end] = known + len(piece)
         else:
-            counts[end] = common_length(tokens, tokenizer.encode_rendered(text[:end]))
+            counts[end] = _decoded_count(end, text, tokens, tokenizer)
         at, known = end, counts[end]
     return counts
+
+
+def _decoded_count(end: int, text: str, tokens: list[int], tokenizer: Encode) -> int:
+    """The most first tokens that decode to no more than the first ``end`` characters of ``text``.
+
+    Where tokens decode to something else, those that the beginning has when it is tokenised alone.
+    """
+    low, high = 0, len(tokens)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(tokenizer.decode(tokens[:middle])) <= end:
+            low = middle
+        else:
+            high = middle - 1
+    if text.startswith(tokenizer.decode(tokens[:low])):
+        return low
+    return common_length(tokens, tokenizer.encode_rendered(text[:end]))
 
 
 def common_length(one: S, other: S) -> int:

@@ -52,10 +52,14 @@ class SparsePrefix(Message, frozen=True):
 class LeaseGrant(Message, frozen=True):
     """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are.
 
-    ``refusal`` is one of ``malformed`` (no whole page, or no time), ``no_budget`` (the tenant has none), ``over_budget``
-    (larger than what the budget has to give), ``no_host_pool`` (nothing could keep what leaves a device),
-    ``over_capacity`` (leases of all tenants have the whole share of the host pools) and ``too_many`` (as many as may
-    be, of the request or the cell).
+    ``refusal`` is one of
+
+    * ``malformed``: no whole page, or no time;
+    * ``no_budget``: the tenant has none;
+    * ``over_budget``: larger than what the budget has to give;
+    * ``no_host_pool``: nothing could keep what leaves a device;
+    * ``over_capacity``: leases of all tenants have the whole share of the host pools;
+    * ``too_many``: as many as may be, of the request or the cell.
     """
 
     tokens: int = 0

@@ -130,6 +130,7 @@ class CellState(msgspec.Struct):
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
     returns: dict[int, Return] = {}  # By the deepest node of a session that is expected back; the first said first.
+    returns_due_ns: int = 0  # None of them is over before.
     cache_leases: CacheLeases = msgspec.field(default_factory=CacheLeases)  # What callers asked to keep.
     timers: dict[str, Timer] = {}
     late_reads: dict[str, list[LateRead]] = {}  # By the timer that ends them.

@@ -106,6 +106,10 @@ class Letters:
         """One number for each letter, and one for the pair."""
         return [1 if piece == "\0" else ord(piece) for piece in text.replace("ab", "\0")]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The letters again."""
+        return "".join("ab" if token == 1 else chr(token) for token in tokens)
+
 
 def plain(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> str:
     """A template without any words of its own: tools, then messages."""
@@ -121,6 +125,17 @@ def test_a_token_that_spans_a_breakpoint_is_not_covered() -> None:
     leases = chat_leases(breakpoints(asked), tokens, messages, None, plain, Letters())
 
     assert [lease.tokens for lease in leases] == [1, 3]
+
+
+def test_an_answer_s_own_tokens_do_not_end_what_is_kept() -> None:
+    """Where the prompt has ``a`` and ``b`` for what the tokenizer takes together, breakpoints behind it are right."""
+    messages = [{"role": "user", "content": "xab"}, {"role": "user", "content": "yz"}, {"role": "user", "content": "w"}]
+    asked = request([messages[0], {**messages[1], "cache_control": EPHEMERAL}, messages[2]])
+    tokens = [ord(letter) for letter in "xabyzw"]
+
+    (lease,) = chat_leases(breakpoints(asked), tokens, messages, None, plain, Letters())
+
+    assert lease.tokens == 5
 
 
 def test_a_breakpoint_of_a_tool_covers_the_tools_up_to_it() -> None:

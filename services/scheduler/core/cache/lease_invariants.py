@@ -68,6 +68,8 @@ def _check_returns(state: CellState) -> None:
     """Sessions that are expected back are few, and none hangs on to a node that is not there."""
     require(len(state.returns) <= MAX_RETURNS, f"{len(state.returns)} sessions are expected back")
     require(all(node_id in state.tree.nodes for node_id in state.returns), "a session is expected back at a lost node")
+    due_ns = [expected.until_ns for expected in state.returns.values()]
+    require(min(due_ns, default=state.returns_due_ns) >= state.returns_due_ns, "a session is late unnoticed")
 
 
 def _check_locked(state: CellState) -> None:

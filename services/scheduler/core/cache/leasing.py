@@ -113,6 +113,7 @@ def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
     until_ns = step.time_ns + wait_ms * 1_000_000 * _PATIENCE // 4 + _LEAST_PATIENCE_NS
     deepest, _ = path[-1]
     state.returns.pop(deepest.id, None)
+    state.returns_due_ns = min(until_ns, state.returns_due_ns) if state.returns else until_ns
     state.returns[deepest.id] = Return(submit.tenant, until_ns, sum(pages for _, pages in path))
     own = {node_id: each for node_id, each in state.returns.items() if each.tenant == submit.tenant}
     taken = sum(each.pages for each in own.values())
@@ -180,24 +181,18 @@ def _make_room(step: Step, request: Request, wanted: Lease, most: int, pages: in
     leases, tenant = step.state.cache_leases, request.submit.tenant
     key = leases.keys.get(key_name(tenant, request.submit.namespace, wanted.key)) if wanted.key else None
     account = leases.account(tenant)
-    if pages + account.reserved > most:
-        leases.close_unused(tenant)
-        return False
-    on_path = dict.fromkeys(node.id for node in reused)
-    candidates = sorted(
-        (
-            lease
-            for lease in leases.leases.values()
-            if lease.tenant == tenant and lease.node and lease.node not in on_path
-        ),
-        key=lambda lease: (lease.lease_id != key, lease.expires_ns, lease.lease_id),
-    )
-    for lease in (*candidates, None):
-        if account.taken + pages - _held_by(step.state, tenant, reused, pages) <= most:
-            break
-        if lease is not None:
+    if pages + account.reserved <= most:
+        on_path = dict.fromkeys(node.id for node in reused)
+        while account.taken + pages - _held_by(step.state, tenant, reused, pages) > most:
+            others = [
+                (lease.lease_id != key, lease.expires_ns, lease.lease_id)
+                for lease in leases.leases.values()
+                if lease.tenant == tenant and lease.node and lease.node not in on_path
+            ]
+            if not others:
+                break
             step.state.count("cache_leases_gave_way")
-            _end(step, lease)
+            _end(step, leases.leases[min(others)[-1]])
             account = leases.account(tenant)
     is_enough = account.taken + pages - _held_by(step.state, tenant, reused, pages) <= most
     account.most_pages = max(_budget_of(step.state, request), account.taken)

@@ -344,9 +344,12 @@ def forget_return(state: CellState, node_id: int) -> None:
 
 def forget_late_returns(state: CellState) -> None:
     """Forget sessions that were expected back by now."""
+    if state.now_ns < state.returns_due_ns:
+        return
     for node_id in [node_id for node_id, expected in state.returns.items() if expected.until_ns <= state.now_ns]:
         state.count("returns_late")
         forget_return(state, node_id)
+    state.returns_due_ns = min((expected.until_ns for expected in state.returns.values()), default=0)
 
 
 def hold_leased_copy(state: CellState, node: Node) -> None:
