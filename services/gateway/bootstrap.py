@@ -27,6 +27,7 @@ from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
+from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
@@ -141,6 +142,7 @@ def compose(
         explainer=Explainer(bus, recent, facts.name, tokenizer, callers),
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         kept=KeptResponses(bus),
+        said=SaidArguments(),
         grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
         turns=turns_of(config, bus, tokenizer),
         tracer=tracer,

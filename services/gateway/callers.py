@@ -24,6 +24,8 @@ from shared.ids import key_digest
 from shared.secret_file import Version, version_of
 
 CHECK_EVERY_S = 1.0
+KEY_HEADER = "x-api-key"
+"""Where Anthropic's clients have their key; others have it as a bearer."""
 
 _log = logs.get_logger("gateway.tenants")
 
@@ -84,8 +86,8 @@ class Callers:
         if self._open is not None:
             return self._open
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        # Anthropic's clients have a header of their own; where both are given, the general one counts.
-        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # Where both are given, the general one counts.
+        key = bearer if scheme.lower() == "bearer" else headers.get(KEY_HEADER, "")
         hashed = key_hash(key.strip().encode()) if key else ""
         # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
         # gets tells nothing of a key: nobody can choose a digest.

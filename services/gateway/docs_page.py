@@ -13,7 +13,12 @@ td{border-top:1px solid #ccc;padding:.2rem .5rem;vertical-align:top}
 summary{cursor:pointer;padding:.3rem 0}</style></head><body><h1>The API</h1>
 <p>For programs: <a href="openapi.json">openapi.json</a>.</p>"""
 
-_OPENED_BY = {"apiKey": "an API key", "adminKey": "the admin key", "adminBearer": "the admin key as a bearer token"}
+_OPENED_BY = {
+    "apiKey": "an API key",
+    "apiKeyHeader": "the same in a header",
+    "adminKey": "the admin key",
+    "adminBearer": "the admin key as a bearer token",
+}
 
 
 def docs_page(description: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.grammars.checking import GrammarChecks
+from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
@@ -51,6 +52,7 @@ class Gateway:
     explainer: Explainer
     replies: ReplyFormats
     kept: KeptResponses
+    said: SaidArguments
     grammars: GrammarChecks
     turns: Turns
     clock: Callable[[], float] = time.monotonic

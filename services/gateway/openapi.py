@@ -11,10 +11,13 @@ from fastapi.openapi.utils import get_openapi
 
 from services.gateway.admin_key import ADMIN_HEADER, is_admin_path, is_open_to_admin
 from services.gateway.boundary import GUARDED_PREFIXES
+from services.gateway.callers import KEY_HEADER
+from services.gateway.error_answers import is_messages_path
 from services.gateway.openai_schema.errors import ErrorResponse
 
 _SCHEMES: dict[str, Any] = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "A caller's key, where any are configured."},
+    "apiKeyHeader": {"type": "apiKey", "in": "header", "name": KEY_HEADER, "description": "The same key."},
     "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER, "description": "The administration's key."},
     "adminBearer": {"type": "http", "scheme": "bearer", "description": "The same key as a bearer token."},
 }
@@ -89,6 +92,7 @@ def _security_of(path: str) -> list[dict[str, list[str]]]:
     if is_admin_path(path):
         return [{"adminKey": []}, {"adminBearer": []}]
     keys: list[dict[str, list[str]]] = [{"apiKey": []}] if path.startswith(GUARDED_PREFIXES) else []
+    keys += [{"apiKeyHeader": []}] if is_messages_path(path) else []
     return keys + ([{"adminKey": []}] if is_open_to_admin(path) else [])
 
 

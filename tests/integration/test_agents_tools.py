@@ -62,7 +62,7 @@ async def test_a_tools_result_goes_back_in_messages(harness: Harness) -> None:
     assert getattr(first.content[1], "text", "").strip() == "I look."
     assert second.stop_reason == "end_turn"
     assert "<think>\nWhere?\n</think>" in prompt_of(harness, 1)
-    assert "<tool_call>" in prompt_of(harness, 1)
+    assert CALL in prompt_of(harness, 1)
     assert prompt_of(harness, 1).index("<tool_call>\n{") < prompt_of(harness, 1).index("-3")
 
 
@@ -118,10 +118,9 @@ class Weather(pydantic.BaseModel):
 async def test_a_streamed_tool_call_in_responses(harness: Harness) -> None:
     """The client's own helper parses the arguments."""
     async with openai.AsyncOpenAI(base_url=f"{harness.base_url}/v1", api_key="none", max_retries=0) as client:
-        tool = openai.pydantic_function_tool(Weather, name="weather")["function"]
-        async with client.responses.stream(
-            model="test-model", input="Weather?", tools=[{"type": "function", **tool, "strict": True}]
-        ) as stream:
+        function = openai.pydantic_function_tool(Weather, name="weather")["function"]
+        tool: Any = {"type": "function", **function, "strict": True}
+        async with client.responses.stream(model="test-model", input="Weather?", tools=[tool]) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()
 

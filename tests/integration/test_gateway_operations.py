@@ -141,7 +141,10 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
         "/health/live", "/health/ready", "/metrics", "/version", "/v1/cache", "/v1/cache/stats", "/v1/cache/pins",
         "/v1/cache/pins/{name}", "/v1/cache/prewarm", "/v1/cache/flush", "/v1/cache/verify",
-        "/v1/cell", "/v1/cell/events", "/v1/requests", "/v1/requests/{name}/explain",
+        "/v1/cell", "/v1/cell/events", "/v1/requests", "/v1/requests/{name}/explain", "/v1/cache/leases",
+        "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/input_items", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings",
     }  # fmt: skip
     references = set(re.findall(r"#/components/schemas/(\w+)", str(description)))
     assert references <= set(description["components"]["schemas"])
@@ -157,6 +160,7 @@ async def test_the_description_says_which_key_opens_what_and_what_streams() -> N
 
     paths, schemes = description["paths"], description["components"]["securitySchemes"]
     assert paths["/v1/chat/completions"]["post"]["security"] == [{"apiKey": []}]
+    assert paths["/v1/messages"]["post"]["security"] == [{"apiKey": []}, {"apiKeyHeader": []}]
     assert paths["/v1/cell"]["get"]["security"] == [{"adminKey": []}, {"adminBearer": []}]
     assert paths["/v1/requests"]["get"]["security"] == [{"apiKey": []}, {"adminKey": []}]
     assert paths["/health/live"]["get"]["security"] == []

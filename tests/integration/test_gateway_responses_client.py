@@ -171,9 +171,9 @@ async def test_what_cannot_be_kept_says_so() -> None:
     async with running_gateway(says(TEXT), over_http=True, max_payload=8192) as harness, client_of(harness) as client:
         small = await client.responses.create(model="test-model", input="hi")
         large = await client.responses.create(model="test-model", input="hi", metadata=many)
-    async with running_gateway(says(TEXT), over_http=True, keep_responses=False) as harness:
-        async with client_of(harness) as client:
-            unkept = await client.responses.create(model="test-model", input="hi", store=True)
+    forgetful = {"over_http": True, "keep_responses": False}
+    async with running_gateway(says(TEXT), **forgetful) as harness, client_of(harness) as client:  # type: ignore[arg-type]
+        unkept = await client.responses.create(model="test-model", input="hi", store=True)
 
     assert [answer.to_dict()["store"] for answer in (small, large, unkept)] == [True, False, False]
 

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+UNFINISHED = "INVALID_JSON"
+"""The one field of a tool's input whose arguments are no JSON object, most often because the answer was cut off."""
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
@@ -30,7 +33,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag="tool_use"):
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesOutputDetails(msgspec.Struct, frozen=True, kw_only=True):
     thinking_tokens: int
 
 
@@ -49,7 +52,7 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation: CacheCreation
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: MessagesOutputDetails
     service_tier: Literal["standard"] = "standard"
 
 

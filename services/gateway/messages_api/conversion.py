@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from services.gateway.admission import unsupported
+from services.gateway.messages_api.answers import UNFINISHED
 from services.gateway.messages_api.schema import (
     CountTokensRequest,
     InputBlock,
@@ -43,17 +44,25 @@ RENAMES = (
 )
 """Names of a chat's fields, and of those that they were made of."""
 
+Said = Callable[[str, dict[str, Any]], str | None]
+
 _HARMLESS_EDITS = "clear_thinking_20251015"
 
 
-def chat_request(request: CountTokensRequest, variables: Collection[str], *, reasons: bool = False) -> ChatRequest:
+def chat_request(
+    request: CountTokensRequest,
+    variables: Collection[str],
+    *,
+    reasons: bool = False,
+    said: Said = lambda call_id, given: None,
+) -> ChatRequest:
     """The chat request that means the same. ``variables`` are those of the model's template; ``reasons``: the model
-    does so in any case, or by other variables.
+    does so in any case, or by other variables. ``said`` is the text of a call's arguments, where it is known.
 
     Raises InvalidRequest.
     """
     _refuse(request)
-    messages = _kept([*_system(request.system), *_messages(request.messages)], request.cache_control)
+    messages = _kept([*_system(request.system), *_messages(request.messages, said)], request.cache_control)
     prefilled = _is_prefilled(request.messages[-1])
     tool_choice, parallel = _tool_choice(request.tool_choice)
     more: dict[str, Any] = {}
@@ -120,13 +129,13 @@ def _system(system: str | list[SystemPart] | None) -> list[ChatMessage]:
     return [ChatMessage(role="system", content=parts)] if parts else []
 
 
-def _messages(messages: Sequence[InputMessage]) -> list[ChatMessage]:
+def _messages(messages: Sequence[InputMessage], said: Said) -> list[ChatMessage]:
     converted: list[ChatMessage] = []
     for place, message in enumerate(messages):
         if isinstance(message.content, str):
             converted.append(ChatMessage(role=message.role, content=message.content))
         elif message.role == "assistant":
-            converted.append(_assistant(message.content, f"messages[{place}].content"))
+            converted.append(_assistant(message.content, f"messages[{place}].content", said))
         else:
             converted += _user(message.role, message.content, f"messages[{place}].content")
     return converted
@@ -184,14 +193,14 @@ def _result_part(part: ResultPart, param: str) -> ContentPart:
     return _text_part(part.type, part.text, param, part.cache_control)
 
 
-def _assistant(blocks: Sequence[InputBlock], param: str) -> ChatMessage:
+def _assistant(blocks: Sequence[InputBlock], param: str, said: Said) -> ChatMessage:
     parts: list[ContentPart] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     control: CacheControl | None = None
     for place, block in enumerate(blocks):
         if block.type == "tool_use":
-            calls.append(_call(block, f"{param}[{place}]"))
+            calls.append(_call(block, f"{param}[{place}]", said))
             control = block.cache_control or control
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
@@ -206,10 +215,14 @@ def _assistant(blocks: Sequence[InputBlock], param: str) -> ChatMessage:
     )
 
 
-def _call(block: InputBlock, param: str) -> dict[str, Any]:
+def _call(block: InputBlock, param: str, said: Said) -> dict[str, Any]:
     if not block.id or not block.name:
         raise InvalidRequest("a tool_use needs an id and a name", param=param)
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input or {}}}
+    given = block.input or {}
+    unfinished = given.get(UNFINISHED) if len(given) == 1 else None
+    text = unfinished if isinstance(unfinished, str) else said(block.id, given)
+    arguments = given if text is None else text
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
 def _text_part(kind: str, text: str | None, param: str, control: CacheControl | None) -> ContentPart:

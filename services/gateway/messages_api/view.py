@@ -11,18 +11,19 @@ from services.gateway import sse
 from services.gateway.assembly import Delta
 from services.gateway.cache_hints import TTL_MS
 from services.gateway.messages_api.answers import (
+    UNFINISHED,
     BlockDelta,
     BlockStart,
     BlockStop,
     CacheCreation,
     InputJsonDelta,
     MessageDelta,
+    MessagesOutputDetails,
     MessagesResponse,
     MessageStart,
     MessageStop,
     MessagesUsage,
     OutputBlock,
-    OutputTokensDetails,
     Ping,
     SignatureDelta,
     StopDelta,
@@ -34,6 +35,7 @@ from services.gateway.messages_api.answers import (
     ToolUseBlock,
 )
 from services.gateway.messages_api.errors import messages_error_body
+from services.gateway.messages_api.said import SaidArguments
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.pending import Choice, Generation
 from services.gateway.replies.blocks import Block, BlockList, Change
@@ -43,9 +45,6 @@ from shared.messages.requests import Lease
 
 SIGNATURE = "unsigned"
 """Clients want one, and give a block of reasoning back only with it."""
-
-UNFINISHED = "INVALID_JSON"
-"""The one field of a tool's input whose arguments are no JSON object, most often because the answer was cut off."""
 
 
 def _event(event: msgspec.Struct) -> bytes:
@@ -64,16 +63,24 @@ class MessagesView:
     wants_explanation = False
 
     def __init__(
-        self, generation: Generation, answer_id: str, model: str, *, max_tokens: int, hides_thinking: bool = False
+        self,
+        generation: Generation,
+        answer_id: str,
+        model: str,
+        *,
+        max_tokens: int,
+        hides_thinking: bool = False,
+        said: SaidArguments | None = None,
     ) -> None:
         """``max_tokens`` is what was asked, which the context may not have had room for. ``hides_thinking``: blocks of
-        reasoning are empty.
+        reasoning are empty. ``said`` is told how calls were said.
         """
         self._generation = generation
         self._id = answer_id
         self._model = model
         self._is_clipped = generation.choices[0].request.sampling.max_tokens < max_tokens
         self._hides_thinking = hides_thinking
+        self._said = said
         self._list = BlockList()
         self._stop: StopDelta | None = None
         self.explanation: Explanation | None = None
@@ -106,7 +113,13 @@ class MessagesView:
         if delta.finish is not None:
             changes += self._list.end()
             self._stop = self._stopped(delta)
+            self._note_calls()
         return changes
+
+    def _note_calls(self) -> None:
+        for block in self._list.blocks:
+            if block.kind == "call" and self._said is not None:
+                self._said.note(block.call_id, block.text)
 
     def _stopped(self, delta: Delta) -> StopDelta:
         reason: StopReason = "end_turn"
@@ -169,7 +182,7 @@ def messages_usage(generation: Generation) -> MessagesUsage:
         cache_read_input_tokens=cached,
         cache_creation=creation,
         output_tokens=report.completion_tokens,
-        output_tokens_details=OutputTokensDetails(thinking_tokens=generation.choices[0].reply.reasoning_tokens or 0),
+        output_tokens_details=MessagesOutputDetails(thinking_tokens=generation.choices[0].reply.reasoning_tokens or 0),
     )
 
 

@@ -78,10 +78,12 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
             answer_id,
             gateway.facts.name,
             max_tokens=request.max_tokens,
+            said=gateway.said,
             hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
         )
         return Asked(ticket, generation, view, conversation=chat)
 
 
 def _chat_request(gateway: Gateway, request: CountTokensRequest) -> ChatRequest:
-    return chat_request(request, gateway.tokenizer.template_variables, reasons=gateway.replies.reasoning is not None)
+    variables, reasons = gateway.tokenizer.template_variables, gateway.replies.reasoning is not None
+    return chat_request(request, variables, reasons=reasons, said=gateway.said.find)

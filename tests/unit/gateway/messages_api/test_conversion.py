@@ -69,6 +69,22 @@ def test_a_conversation_with_tools() -> None:
     ]
 
 
+def test_arguments_stand_as_they_were_said() -> None:
+    """Where their text is known, or came back because it is no JSON; else as the object."""
+    calls = [
+        {"type": "tool_use", "id": "known", "name": "f", "input": {"a": 1}},
+        {"type": "tool_use", "id": "other", "name": "f", "input": {"a": 1}},
+        {"type": "tool_use", "id": "cut", "name": "f", "input": {"INVALID_JSON": '{"a":'}},
+    ]
+    body = {"model": "m", "max_tokens": 9, "messages": [*HELLO, {"role": "assistant", "content": calls}, *HELLO]}
+    chat = chat_request(
+        msgspec.convert(body, MessagesRequest), (), said=lambda call, given: "{ }" if call == "known" else None
+    )
+
+    made = chat.messages[1].tool_calls or []
+    assert [call["function"]["arguments"] for call in made] == ["{ }", {"a": 1}, '{"a":']
+
+
 def test_fields_keep_their_meaning() -> None:
     """Bounds, sampling and what is Thermocline's own."""
     chat = converted(

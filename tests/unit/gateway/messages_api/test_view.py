@@ -9,7 +9,8 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from services.gateway.messages_api.view import SIGNATURE, UNFINISHED, MessagesView
+from services.gateway.messages_api.answers import UNFINISHED
+from services.gateway.messages_api.view import SIGNATURE, MessagesView
 from services.gateway.pending import Generation
 from shared.errors import InternalError, QueueFull
 from shared.messages.requests import CacheHints, Lease
