@@ -19,9 +19,13 @@ BASE_URL = os.environ.get("CLIENTS_BASE_URL", "")
 MODEL = os.environ.get("CLIENTS_MODEL", "")
 KEY = "no-key-needed"
 QUESTION = "What is the weather in Paris?"
+# A model without sense would write the digits of an unbounded number for ever.
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Rome"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 14},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }

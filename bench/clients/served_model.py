@@ -1,6 +1,7 @@
 """The bundled model with a chat template that knows tools, and positions for long prompts.
 
-Its answers have no sense, so whatever must be of a form is asked for by ``tool_choice`` or a schema.
+Its answers have no sense, so whatever must be of a form is asked for by ``tool_choice`` or a schema, with numbers
+that are bounded: it would write digits for ever.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from openai import AsyncOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from bench.clients.harness import BASE_URL, KEY, MODEL, QUESTION, case, check, run
 
@@ -17,7 +17,7 @@ def weather(days: int) -> str:
 
 
 class Report(BaseModel):
-    days: int
+    days: int = Field(ge=0, le=14)
     sunny: bool
 
 

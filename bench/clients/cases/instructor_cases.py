@@ -12,9 +12,11 @@ client = OpenAI(base_url=f"{BASE_URL}/v1", api_key=KEY, max_retries=0)
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 300, "max_retries": 0}
 
 
-class Weather(BaseModel):
+class Weather(BaseModel, extra="forbid"):
+    """Else a model without sense would write properties of its own for ever."""
+
     city: Literal["Paris", "Rome"]
-    days: int
+    days: Literal[1, 7, 14]  # Strict schemas of this client have no bounds of numbers.
 
 
 def typed(mode):

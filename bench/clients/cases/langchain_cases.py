@@ -19,7 +19,7 @@ class Weather(BaseModel):
     """The weather of a city."""
 
     city: Literal["Paris", "Rome"] = Field(description="where")
-    days: int
+    days: int = Field(ge=0, le=14)
 
 
 @tool

@@ -5,7 +5,7 @@ from typing import Literal
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from bench.clients.harness import BASE_URL, KEY, MODEL, QUESTION, case, check, run
 
@@ -28,7 +28,7 @@ class Weather(BaseModel):
     """The weather of a city."""
 
     city: Literal["Paris", "Rome"]
-    days: int
+    days: int = Field(ge=0, le=14)
 
 
 def weather(city: Literal["Paris", "Rome"], days: int) -> str:

@@ -4,7 +4,7 @@ import json
 from typing import Literal
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from bench.clients.harness import BASE_URL, KEY, MODEL, QUESTION, WEATHER, case, check, run
 
@@ -18,7 +18,7 @@ ASK = [{"role": "user", "content": QUESTION}]
 
 class Weather(BaseModel):
     city: Literal["Paris", "Rome"]
-    days: int
+    days: int = Field(ge=0, le=14)
 
 
 @case("models.list")
