@@ -71,3 +71,22 @@ async def test_a_full_cell_is_passed_over_in_the_messages_api() -> None:
     assert (tried, refused.status_code, refused.headers["retry-after"]) == (2, 529, "7")
     assert refused.json()["error"]["type"] == "overloaded_error"
     assert (asked, passed.status_code) == (1, 429)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/messages", 405),
+        ("POST", "/v1/responses/resp_1", 405),
+        ("GET", "/v1/responses/resp_1/other", 404),
+        ("GET", "/v1/responses/", 404),
+    ],
+)
+async def test_other_methods_and_paths_are_refused(method: str, path: str, status: int) -> None:
+    """In the shape of the API that the path belongs to."""
+    async with routing({"a": [ScriptedGateway()]}) as harness:
+        response = await harness.client.request(method, path)
+
+    assert response.status_code == status
+    assert response.json()["error"]["type"]
+    assert (response.json().get("type") == "error") is path.startswith("/v1/messages")
