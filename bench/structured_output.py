@@ -6,8 +6,8 @@ Both run through the worker's own executor on the random 88M-parameter Llama of 
 tokenizer of as many tokens as it has logits, trained on this repository's text. A round is free, held, held, free: each
 turn admits eight requests, computes their prompts and then decodes; its figure is the median step. A round's ratio is
 that of the means of its turns, the median of the rounds counts, and its 95 % interval is drawn from the rounds by
-resampling. ``speed_kept`` is the free step over the held one. ``cpu`` is the same of the process's CPU time, which does
-not depend on who else had the cores.
+resampling. ``decode_speed_under_a_json_schema_over_without`` is the free step over the held one. ``cpu`` is the same of
+the process's CPU time, which does not depend on who else had the cores.
 
 ``masks`` are times of single calls, in one thread and on the answers of the last held turn: the mask of a token, taking
 a token in, compiling the schema, and following an answer again from its beginning, as resumption does.
@@ -191,7 +191,7 @@ def measure(bench: Bench, grammar: Grammar, rounds: int, tell: Callable[[str], N
         },
         "answers": answers,
     }
-    for name, which in (("speed_kept", 0), ("cpu", 1)):
+    for name, which in (("decode_speed_under_a_json_schema_over_without", 0), ("cpu", 1)):
         ratios = [_ratio(turns, which) for turns in found]
         result[name] = {"ratio": round(statistics.median(ratios), 4), "interval": interval(ratios)}
     return result
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             bench.close()
     answers = results.pop("answers")
-    results["speed_kept"]["target"] = TARGET
+    results["decode_speed_under_a_json_schema_over_without"]["target"] = TARGET
     results |= {
         "masks": time_masks(tokenizer, vocab_size, grammar, answers),
         "batch": BATCH,
