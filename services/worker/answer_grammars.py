@@ -27,7 +27,7 @@ _log = logs.get_logger("worker")
 COMPILED_KEPT = 64
 """Grammars that are kept compiled, those used last."""
 
-MASK_WAIT_S = 60.0
+MASK_WAIT_S = 10.0
 """A mask takes 10 ms at most, see ``shared.grammars``; one that is not there by then never comes."""
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from llguidance import LLTokenizer
 
+from services.gateway.grammars.conjunctions import MAX_CONJUNCTS, lark_conjuncts
 from services.gateway.grammars.requested import Asked
 from services.gateway.grammars.schemas import check_schema
 from shared.errors import InvalidRequest, Unavailable
@@ -83,7 +84,7 @@ class GrammarChecks:
     def _fault(self, grammar: Grammar) -> str | None:
         try:
             if grammar.kind == "lark":
-                check_embedded(grammar.text)
+                check_lark(grammar.text)
             if self._tokens is None:
                 self._tokens = token_table(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
             compile_grammar(self._tokens, grammar)
@@ -92,8 +93,10 @@ class GrammarChecks:
         return None
 
 
-def check_embedded(lark: str) -> None:
-    """Check the schemas that a Lark grammar has in ``%json``. Raises InvalidRequest."""
+def check_lark(lark: str) -> None:
+    """Check the intersections of a Lark grammar and the schemas that it has in ``%json``. Raises InvalidRequest."""
+    if lark_conjuncts(lark) > MAX_CONJUNCTS:
+        raise InvalidRequest(f"a grammar may have {MAX_CONJUNCTS} of & and ~, at most")
     decoder, place = json.JSONDecoder(), 0
     while (place := lark.find("%json", place)) >= 0:
         place += len("%json")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from services.gateway.grammars.conjunctions import MAX_CONJUNCTS, schema_conjuncts
 from shared.errors import InvalidRequest
 from shared.grammars import JSON_OPTIONS
 from shared.messages.requests import MAX_GRAMMAR_BYTES, Grammar
@@ -50,8 +51,14 @@ def check_schema(schema: object, *, param: str) -> Mapping[str, Any]:
         raise InvalidRequest("a JSON schema must be an object", param=param)
     if _nesting(schema) > MAX_NESTING:
         raise InvalidRequest(f"a JSON schema may have {MAX_NESTING} levels", param=param)
-    multiple = 1
-    for part in _parts(schema):
+    parts, multiple = list(_parts(schema)), 1
+    if schema_conjuncts(schema, parts) > MAX_CONJUNCTS:
+        raise InvalidRequest(
+            f"a string may have to keep to {MAX_CONJUNCTS} patterns, formats and lengths at once, at most",
+            param=param,
+            code="unsupported_schema",
+        )
+    for part in parts:
         for fault in _faults(part):
             raise InvalidRequest(fault, param=param, code="unsupported_schema")
         if (step := _step(part)) is not None:

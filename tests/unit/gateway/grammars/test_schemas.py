@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.grammars.checking import check_embedded
+from services.gateway.grammars.checking import check_lark
 from services.gateway.grammars.schemas import json_rule, json_schema_grammar
 from shared.errors import InvalidRequest
 from shared.messages.requests import MAX_GRAMMAR_BYTES
@@ -68,8 +68,8 @@ def test_what_is_kept_to_is_accepted(schema: dict[str, Any]) -> None:
 
 def test_schemas_inside_lark_are_checked() -> None:
     """A Lark grammar's own JSON schemas are held to the same."""
-    check_embedded(f"start: a b\na: {json_rule({'type': 'integer'}, param='x')}\nb: %json {{}}")
+    check_lark(f"start: a b\na: {json_rule({'type': 'integer'}, param='x')}\nb: %json {{}}")
     with pytest.raises(InvalidRequest, match="multipleOf"):
-        check_embedded('start: %json {}\nb: %json\n {"multipleOf": 1000003}')
+        check_lark('start: %json {}\nb: %json\n {"multipleOf": 1000003}')
     with pytest.raises(InvalidRequest, match="no JSON"):
-        check_embedded("start: %json {")
+        check_lark("start: %json {")
