@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.gateway.assembly import Delta
-from services.gateway.grammars.checking import check_embedded
+from services.gateway.grammars.checking import check_lark
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
 from services.gateway.replies.asking import AskedReply, ask_reply
 from services.gateway.replies.choosing import ReplyFormats
@@ -43,7 +43,7 @@ class Cell:
     def lets_through(self, grammar: Grammar | None, text: str) -> bool:
         """Whether ``text`` is a whole answer."""
         assert grammar is not None
-        check_embedded(grammar.text)
+        check_lark(grammar.text)
         matcher = compile_grammar(self._tokens, grammar)
         tokens = self.tokenizer.encode_now(text, add_special_tokens=False)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
