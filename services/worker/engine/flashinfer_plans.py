@@ -2,7 +2,7 @@
 
 A kind of layer is planned on the host once a step, before its first layer computes: FlashInfer divides the step among
 the GPU's processors, and copies the division to the device from pinned memory that the next plan overwrites.
-Written against flashinfer-python 0.5.3 and 0.7.2. It has not run on a GPU.
+Written against flashinfer-python 0.5.3 and 0.7.2.post1. It has not run on a GPU.
 """
 
 from __future__ import annotations
