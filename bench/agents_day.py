@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -36,22 +37,27 @@ from typing import Any
 
 import httpx
 
-from bench import results_file
+from bench import agents_simulated, results_file
+from bench.agents_simulated import TARGET, WITHOUT_TARGET, simulated
 from bench.emptying import rest
+from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
+from shared.messages.status import CellStatus
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig, bundled_model
 
-TARGET = 0.99
-INSTRUCTION_WORDS = 1400
-RESULT_WORDS = 60
+INSTRUCTION_WORDS = 2_800
+RESULT_WORDS = 45
 ANSWER_TOKENS = 24
 CONTEXT = 12_288
 WORDS = (
     "the file has a list of all names and their times so read it again before you write what was found in the other "
     "folder where tests are run each day and say how many of them did not pass or were slow because a tool is old"
 )
+ALWAYS_FROM_DISK = {"THERMOCLINE_PREFETCH_WAIT": "full"}
+"""With ``restoring`` kv: this model is so small that its KV is often computed sooner than it is read."""
 CASES = ("steady", "workers", "killed", "killed at once")
+ALL_CASES = (*CASES, *agents_simulated.CASES)
 
 
 @dataclass(slots=True)
@@ -147,6 +153,7 @@ class Day:
             device_kv_bytes=int(options.device_tokens * token_bytes),
             host_kv_bytes=options.host_mib * 2**20,
             disk_dir=(str(folder / "disk"),),
+            restoring="kv",
             data_dir=str(folder / "data"),
             log_level="warning",
         )
@@ -159,7 +166,9 @@ class Day:
         rounds = iter(range(self._options.turns))
         is_over = False
         while not is_over:
-            with running(self._config) as cell:
+            with running(self._config, environ=ALWAYS_FROM_DISK) as cell:
+                if self.kills and self._case.startswith("killed"):
+                    asyncio.run(self._listed(cell.nats_url))
                 is_over = self._serve(cell, rounds)
                 if not is_over:
                     self._kill_all(cell)
@@ -202,13 +211,28 @@ class Day:
         cell.wait_restarted(name, old)
         self.kills += 1
 
+    async def _listed(self, nats_url: str) -> None:
+        """Wait until the scheduler has heard what is on the disk: a cell serves before."""
+        chunks = -1
+        while (status := await _status(nats_url)).chunks_in_all != chunks or not status.pools:
+            chunks = status.chunks_in_all
+            await asyncio.sleep(1.0)
+
     def _kill_all(self, cell: RunningCell) -> None:
         if self._case == "killed":
             asyncio.run(_rested(cell.nats_url))
-        pids = cell.pids()
-        for pid in (cell.supervisor_pid, *pids.values()):
-            os.kill(pid, signal.SIGKILL)
+        for pid in (cell.supervisor_pid, *cell.pids().values()):
+            with contextlib.suppress(ProcessLookupError):  # The kernel ends them with their supervisor.
+                os.kill(pid, signal.SIGKILL)
         self.kills += 1
+
+
+async def _status(nats_url: str) -> CellStatus:
+    bus = await connect(tuple(nats_url.split(",")), "bench")
+    try:
+        return await CacheCalls(bus).status()
+    finally:
+        await bus.close()
 
 
 async def _rested(nats_url: str) -> None:
@@ -240,8 +264,8 @@ def figures_of(sessions: Sequence[Session], *, kills: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1: a turn of a case found less than the target."""
     parser = argparse.ArgumentParser(prog="python -m bench.agents_day", description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", default=",".join(CASES), help=", ".join(CASES))
-    parser.add_argument("--sessions", type=int, default=10)
+    parser.add_argument("--cases", default=";".join(ALL_CASES), help="; ".join(ALL_CASES))
+    parser.add_argument("--sessions", type=int, default=22)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=4, help="turns under way at a time")
     parser.add_argument("--device-tokens", type=int, default=9_216, help="KV on the device of each worker")
@@ -251,21 +275,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        for case in options.cases.split(","):
+        for case in options.cases.split(";"):
+            if case in agents_simulated.CASES:
+                found[case] = simulated(case, options.seed)
+                print(case, json.dumps(found[case], indent=1), flush=True)
+                continue
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             day = Day(case, options, model_with_positions(folder), folder)
             day.run()
             found[case] = figures_of(day.sessions, kills=day.kills)
             print(case, json.dumps(found[case], indent=1), flush=True)
-    targets = [
-        {
-            "says": f"{case}: least part of the turn before that a turn found",
-            "value": each["reused_least"],
-            "target": TARGET,
-            "is_met": each["reused_least"] >= TARGET,
-        }
+    least = {
+        f"{case}, least part of the turn before that a turn found": {"ratio": each["reused_least"], "target": TARGET}
         for case, each in found.items()
-    ]
+        if case not in WITHOUT_TARGET
+    }
     if options.save:
         results = {
             "sessions": options.sessions,
@@ -273,10 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "device_tokens": options.device_tokens,
             "host_mib": options.host_mib,
             "cases": found,
-            "targets": targets,
+            "least": least,
         }
         print(results_file.write("agents_day", results, seed=options.seed))
-    return 0 if all(each["is_met"] for each in targets) else 1
+    return 0 if all(each["ratio"] >= TARGET for each in least.values()) else 1
 
 
 if __name__ == "__main__":

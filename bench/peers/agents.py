@@ -19,6 +19,15 @@ TOOL_S = 4.0
 _SPREAD = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Tokens of the instructions and tools, and averages of what a tool gives back and of an answer."""
+
+    instructions: int = INSTRUCTION_TOKENS
+    result: int = RESULT_TOKENS
+    answer: int = ANSWER_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class _Turn:
     session: int
@@ -31,7 +40,10 @@ class AgentSessions:
     With the defaults the last prompt of a session has about 7,800 tokens, 2,048 of them the same in all sessions.
     """
 
-    def __init__(self, sessions: int, turns: int, *, seed: int, tool_s: float = TOOL_S) -> None:
+    def __init__(
+        self, sessions: int, turns: int, *, seed: int, tool_s: float = TOOL_S, sizes: Sizes | None = None
+    ) -> None:
+        self._sizes = sizes or Sizes()
         self._sessions = sessions
         self._turns = turns
         self._seed = seed
@@ -39,7 +51,7 @@ class AgentSessions:
 
     def requests(self) -> Iterator[Asked]:
         """The first turn of each session."""
-        instructions = Span(name(SHARED, 0), INSTRUCTION_TOKENS)
+        instructions = Span(name(SHARED, 0), self._sizes.instructions)
         for session in range(self._sessions):
             yield self._turn((instructions,), _Turn(session, 0), self._draws(session, 0))
 
@@ -54,8 +66,8 @@ class AgentSessions:
 
     def _turn(self, said: tuple[Span, ...], turn: _Turn, rng: Random) -> Asked:
         number = turn.session * self._turns + turn.number
-        result = Span(name(QUESTION, number), around(rng, RESULT_TOKENS, _SPREAD))
-        return Asked((*said, result), Span(name(OUTPUT, number), ANSWER_TOKENS), session=turn)
+        result = Span(name(QUESTION, number), around(rng, self._sizes.result, _SPREAD))
+        return Asked((*said, result), Span(name(OUTPUT, number), self._sizes.answer), session=turn)
 
     def _draws(self, session: int, turn: int) -> Random:
         return Random(f"agents-{self._seed}-{session}-{turn}")
