@@ -41,28 +41,34 @@ class NextTokens:
     fault: str = ""
 
 
+_Results = Future[list[NextTokens]]
+"""Of answers that are followed together."""
+
+
 class AnswerGrammar:
     """The grammar of one answer, at its end so far. Used by the compute thread only."""
 
-    def __init__(self, begun: Future[NextTokens], step: Callable[[int], Future[NextTokens]]) -> None:
-        """``step`` takes a token in, as soon as the grammars of all answers are followed."""
-        self._next, self._step = begun, step
+    def __init__(self, begun: _Results, step: Callable[[int], tuple[_Results, int]]) -> None:
+        """``step`` takes a token in, as soon as the grammars of all answers are followed; its result is at a place of
+        what comes of that.
+        """
+        self._results, self._place, self._step = begun, 0, step
 
     @property
     def is_ready(self) -> bool:
         """Whether :meth:`next_tokens` would return at once."""
-        return self._next.done()
+        return self._results.done()
 
     def next_tokens(self) -> NextTokens:
         """What may come next. Waits for it; raises InternalError where it never comes."""
         try:
-            return self._next.result(MASK_WAIT_S)
+            return self._results.result(MASK_WAIT_S)[self._place]
         except TimeoutError as error:
             raise InternalError("the mask of a grammar took too long") from error
 
     def accept(self, token: int) -> None:
         """The answer goes on with ``token``, one of :meth:`next_tokens`."""
-        self._next = self._step(token)
+        self._results, self._place = self._step(token)
 
 
 class AnswerGrammars:
@@ -84,7 +90,8 @@ class AnswerGrammars:
         self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
         self._eos_token_ids, self._wake = tuple(eos_token_ids), wake
         self._compiling, self._following = compiling, following
-        self._accepted: list[_Step] = []
+        self._accepted: list[tuple[_Follower, int]] = []
+        self._results: _Results = Future()  # Of those.
         # Of the compiling thread.
         self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
@@ -103,13 +110,12 @@ class AnswerGrammars:
         if self._accepted:
             # One piece of work, because each would make this thread wait for the interpreter's lock.
             following = self._following = self._following or compiling_thread("masks")
-            following.submit(_follow, self._accepted)
-            self._accepted = []
+            following.submit(_follow, self._accepted, self._results)
+            self._accepted, self._results = [], Future()
 
-    def _accept(self, follower: _Follower, token: int) -> Future[NextTokens]:
-        step = _Step(follower, token, Future())
-        self._accepted.append(step)
-        return step.result
+    def _accept(self, follower: _Follower, token: int) -> tuple[_Results, int]:
+        self._accepted.append((follower, token))
+        return self._results, len(self._accepted) - 1
 
     def close(self) -> None:
         """Give up what has not begun."""
@@ -137,14 +143,14 @@ class _Follower:
         self._vocab_size = vocab_size
         self._matcher: LLMatcher | None = None
 
-    def begin(self, make: Callable[[], LLMatcher], output: list[int]) -> NextTokens:
+    def begin(self, make: Callable[[], LLMatcher], output: list[int]) -> list[NextTokens]:
         try:
             self._matcher = make()
         except InvalidRequest as error:
             _log.error("grammar_refused", reason=error.message)
-            return self._nothing(error.message)
+            return [self._nothing(error.message)]
         self._matcher.consume_tokens(output)
-        return self._next(self._matcher)
+        return [self._next(self._matcher)]
 
     def step(self, token: int) -> NextTokens:
         if self._matcher is None:
@@ -163,18 +169,8 @@ class _Follower:
         return NextTokens(np.zeros(-(-self._vocab_size // 32), dtype=np.int32), fault)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One token of one answer, and what may come after it."""
-
-    follower: _Follower
-    token: int
-    result: Future[NextTokens]
-
-
-def _follow(steps: Sequence[_Step]) -> None:
-    for step in steps:
-        try:
-            step.result.set_result(step.follower.step(step.token))
-        except BaseException as error:  # A panic of Rust code is no Exception, and the others go on.
-            step.result.set_exception(error)
+def _follow(steps: Sequence[tuple[_Follower, int]], results: _Results) -> None:
+    try:
+        results.set_result([follower.step(token) for follower, token in steps])
+    except BaseException as error:  # A panic of Rust code is no Exception, and would leave others waiting.
+        results.set_exception(error)

@@ -213,18 +213,21 @@ class StepComputer:
     def _sample_row(self, work: Work) -> SampleRow:
         request = work.request
         position = len(request.answer.tokens)
-        row = SampleRow(
+        forbid = forbidden_ids(request.sampling, position, self._runner.eos_token_ids)
+        allowed, fault = None, ""
+        if request.grammar is not None:
+            following = request.grammar.next_tokens()
+            allowed, fault = without(following.words, forbid) if forbid else following.words, following.fault
+            forbid = ()
+        return SampleRow(
             params=request.sampling,
             output_position=position,
             prompt_ids=request.prompt_ids,
             output_ids=request.answer.tokens,
-            forbid=forbidden_ids(request.sampling, position, self._runner.eos_token_ids),
+            forbid=forbid,
+            allowed=allowed,
+            fault=fault,
         )
-        if request.grammar is None:
-            return row
-        allowed = request.grammar.next_tokens()
-        words = without(allowed.words, row.forbid) if row.forbid else allowed.words
-        return replace(row, forbid=(), allowed=words, fault=allowed.fault)
 
 
 def _must_hold(work: Work) -> bool:
