@@ -79,7 +79,8 @@ class Audit:
 def _facts(scope: Scope) -> dict[str, str]:
     """Who and what. Keys by the name that lists have of them: it tells nothing of a key."""
     headers = Headers(scope=scope)
-    bearer = headers.get("authorization", "").partition(" ")[2].strip() or headers.get("x-admin-key", "")
+    bearer = headers.get("authorization", "").partition(" ")[2].strip()
+    bearer = bearer or headers.get("x-admin-key", "") or headers.get("x-api-key", "")
     client = scope.get("client")
     return {
         "act": f"{scope['method']} {scope['path'][:256]}",

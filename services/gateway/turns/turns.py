@@ -24,6 +24,7 @@ from services.gateway.turns.splicing import Fate, Spliced, is_whole, splice
 from services.gateway.turns.template_shape import TemplateShape
 from shared import logs
 from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.requests import SamplingParams
 
 MOST_WAITING = 1_024
 """Answers that wait to be compared with what the tokenizer makes of them; beyond it they are not shared."""
@@ -65,12 +66,13 @@ class Turn:
 
 @dataclass(slots=True)
 class _Job:
-    """An answer, of which ``said`` is None until it is remembered."""
+    """An answer, of which ``said`` is None until it is remembered. ``sampling`` says what its client was shown."""
 
     memory: AnswerMemory
     turn: Turn
     place: Place
     prompt: bytes
+    sampling: SamplingParams
     packed: bytes
     said: Said | None = None
 
@@ -176,7 +178,7 @@ class Turns:
             # Nothing of a caller who wants nothing kept, and nothing that builds on a prefix that was left out in part.
             if not tokens or not choice.request.cache.write or choice.assembly.lossy:
                 continue
-            job = _Job(memory, turn, place, choice.request.prompt, pack_int32(tokens))
+            job = _Job(memory, turn, place, choice.request.prompt, choice.request.sampling, pack_int32(tokens))
             if len(tokens) <= SHORT_TOKENS:
                 job.said = self._remembered(job)
                 if self._store is None or not turn.closing or job.said.packed != job.packed:
@@ -212,7 +214,8 @@ class Turns:
             if is_usual:
                 measures.ANSWERS.labels("usual").inc()
             elif self._store is not None and job.said is not None and job.said.packed == job.packed:
-                await self._store.write(entry(job.place, job.said.text, job.turn.closing), job.packed)
+                # By what the client was shown: that is what a later turn holds.
+                await self._store.write(entry(job.place, self._shown(job), job.turn.closing), job.packed)
         except Exception as error:
             # An answer that is not shared costs a little; a gateway that ends for it costs all its streams.
             measures.ANSWERS.labels("failed").inc()
@@ -227,6 +230,8 @@ class Turns:
         """Whether the tokenizer gives the answer's ids back, between the prompt's end and what follows an answer."""
         tokenizer = self._tokenizer
         said = job.said = job.said or self._remembered(job)
+        if self._shown(job) != said.text:
+            return False
         prompt = unpack_int32(job.prompt)
         start = next(
             (place for place in range(len(prompt) - 1, -1, -1) if prompt[place] in tokenizer.added_ids), len(prompt)
@@ -236,6 +241,14 @@ class Turns:
         expected = prompt[start:] + unpack_int32(job.packed)
         text = tokenizer.decode_exactly(prompt[start:]) + said.text + job.turn.closing
         return tokenizer.encode_rendered(text)[: len(expected)] == expected
+
+    def _shown(self, job: _Job) -> str:
+        """An answer's text without the special tokens that its worker leaves out."""
+        tokens, hidden = unpack_int32(job.packed), self._tokenizer.special_ids
+        if job.sampling.skip_special_tokens and not hidden.isdisjoint(tokens):
+            hidden = hidden.difference(job.sampling.shown_special_tokens)
+            tokens = [token for token in tokens if token not in hidden]
+        return self._tokenizer.rendered_text(tokens)
 
     def _words(self, tokens: Sequence[int]) -> Sequence[int]:
         """An answer without the special tokens at its end: the template writes its own."""

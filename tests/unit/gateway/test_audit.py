@@ -27,6 +27,7 @@ async def test_a_refused_key_is_one_line_without_the_key(lines: list[Any]) -> No
     async with running_gateway(says("hi"), api_keys=("good-key",), admin_key=ADMIN) as harness:
         for path, headers in (
             ("/v1/completions", {"authorization": "Bearer wrong-key"}),
+            ("/v1/completions", {"x-api-key": "wrong-key"}),
             ("/v1/completions", {}),
             ("/v1/cache/stat", {"x-admin-key": "wrong-key"}),
         ):
@@ -35,6 +36,7 @@ async def test_a_refused_key_is_one_line_without_the_key(lines: list[Any]) -> No
     refused = [line for line in lines if line["event"] == "key_refused"]
     known = key_id(key_hash(b"wrong-key"))
     assert [(line["act"], line["key"]) for line in refused] == [
+        ("POST /v1/completions", known),
         ("POST /v1/completions", known),
         ("POST /v1/completions", ""),
         ("POST /v1/cache/stat", known),

@@ -92,6 +92,26 @@ async def test_a_gateway_that_begins_anew_asks_the_bucket() -> None:
     assert ANSWER.encode() not in entry
 
 
+async def test_an_answer_with_a_token_that_no_client_sees_is_found_again_by_its_text() -> None:
+    """A role's marker in the middle: the next gateway makes the same prompt as the one that heard it."""
+    marker = tokenizer().specials_by_text["<|user|>"]
+
+    def says_a_role(request: SubmitRequest) -> Sequence[Step]:
+        steps = list(spells(request))
+        return [*steps[:9], (marker, ""), *steps[9:]]
+
+    broker = MemoryBroker()
+    async with running_gateway(says_a_role, broker=broker) as harness:
+        await ask(harness, QUESTIONS[:1])
+        heard = await ask(harness, CONVERSATION)
+        async with asyncio.timeout(10):
+            await harness.gateway.turns.drain(10)
+    async with running_gateway(says_a_role, broker=broker) as harness:
+        told = await ask(harness, CONVERSATION)
+
+    assert told["prompt_token_ids"] == heard["prompt_token_ids"] != usual(CONVERSATION)
+
+
 async def test_usual_answers_are_not_stored() -> None:
     """The tokenizer gives their ids back by itself."""
     ids = tokenizer().encode_now(ANSWER, add_special_tokens=False)
