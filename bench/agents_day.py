@@ -6,8 +6,8 @@ what the model said (sampled at temperature 1) and what a tool gave back. For ev
     reused = cached tokens / (prompt tokens + output tokens of the turn before it)
 
 Cases: ``steady``; ``workers``: two of them, and one after the other is killed (SIGKILL) after every fifth round of
-turns, once nothing moves any more; ``killed``: all processes, the broker too, are killed so after every tenth round, and
-start again over the same folders. ``workers at once`` and ``killed at once`` do not wait: what was still on its way to a
+turns, once nothing moves any more; ``killed``: so are all processes, the broker too, after every tenth round, and start
+again over the same folders. ``workers at once`` and ``killed at once`` do not wait: what was still on its way to a
 lower tier is lost, so they have no target. Device KV holds a tenth of all.
 
 The model is the bundled one, whose positions are raised to as many as a session needs: what it says past those that it
