@@ -19,7 +19,7 @@ MANY_MESSAGES = 2_000
 MESSAGE_CHARACTERS = 100
 """What rendering one message, or one part of its content, costs beside its text, in characters."""
 
-VALUE_CHARACTERS = 20
+VALUE_CHARACTERS = 50
 """The same for a value within a tool, a call or an argument of the template."""
 
 
@@ -27,7 +27,7 @@ def weight(request: ChatRequest) -> int:
     """How many characters are rendered for a conversation, roughly: once more for each breakpoint in it.
 
     Anything but plain content is no small text. Beyond :data:`LONG_CHARACTERS` nothing is counted, and each value
-    counts for something, so that this takes no more than two milliseconds, whatever a client sent.
+    counts for something, so that this takes two or three milliseconds at most, whatever a client sent.
     """
     if len(request.messages) > MANY_MESSAGES:
         return LONG_CHARACTERS + 1

@@ -109,4 +109,4 @@ def test_what_is_weighed_is_bounded() -> None:
     weight(ChatRequest(messages=[user("hi")], tools=[{"parameters": values}]))
 
     assert parts.seen < 2_100
-    assert values.seen < 10_100
+    assert values.seen < 4_100
