@@ -1,7 +1,8 @@
 """How long a gateway's event loop stands still while clients send what is large or hostile.
 
-A real nats-server, scheduler and gateway, with the bundled model's tokenizer and a context of 131,072 tokens; no
-worker, so that requests wait in the queue until their clients leave. A probe asks ``/health/live`` over one connection
+A real nats-server, scheduler and gateway, with the bundled model's tokenizer, a chat template that has a place for
+tools, and a context of 131,072 tokens; no worker, so that requests wait in the queue until their clients leave
+(``status`` 0), if they are not refused. A probe asks ``/health/live`` over one connection
 again and again: each answer needs the loop, as each token of a stream does, so the longest wait for one is the longest
 pause. It includes what the machine does besides; the case ``quiet`` says how much that is. Another process plays the
 clients, four at a time.
@@ -44,8 +45,16 @@ START_S = 60.0
 CLIENTS = 4
 DRIPPING = 1000
 MIB = 2**20
-TOOL = {"type": "function", "function": {"name": "f", "description": "does something", "parameters": {}}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "description": "does something", "parameters": {}}}
 PROSE = "The thermocline is where warm water ends, and 12,345 divers out of 67,890 have felt it on the way down.\n"
+
+
+TEMPLATE = (
+    "{{ '<s>' }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|end|>' }}"
+    "{% endif %}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""The bundled model's, with tools."""
 
 
 def text(nbytes: int) -> str:
@@ -60,6 +69,42 @@ def tokenize(nbytes: int, **more: Any) -> bytes:
     return json.dumps({"prompt": text(nbytes), **more}).encode()
 
 
+def messages(content: Any, count: int) -> bytes:
+    """A body of Anthropic's API."""
+    return json.dumps({"messages": [{"role": "user", "content": content}] * count, "max_tokens": 1}).encode()
+
+
+def responses(count: int) -> bytes:
+    return json.dumps({"input": [{"role": "user", "content": ""}] * count}).encode()
+
+
+def tooled(count: int, **more: Any) -> bytes:
+    """A chat with so many tools."""
+    named = [{**TOOL, "function": {**TOOL["function"], "name": f"f{number}"}} for number in range(count)]
+    return chat([{"role": "user", "content": "hi"}], tools=named, **more)
+
+
+def schema(nbytes: int) -> bytes:
+    """A chat whose answer keeps to a schema of about so many bytes."""
+    properties: dict[str, Any] = {}
+    while len(json.dumps(properties)) < nbytes - 200:
+        properties |= {f"property_{len(properties) + more:05}": {"type": "string"} for more in range(16)}
+    wanted = {"name": "wide", "schema": {"type": "object", "properties": properties}}
+    return chat([{"role": "user", "content": "hi"}], response_format={"type": "json_schema", "json_schema": wanted})
+
+
+def marked(count: int) -> bytes:
+    """A chat of so many messages, four of which have a breakpoint."""
+    plain, breakpoint_ = {"role": "user", "content": "a"}, {"cache_control": {"type": "ephemeral"}}
+    quarter = [plain] * (count // 4 - 1) + [{**plain, **breakpoint_}]
+    return chat(quarter * 4)
+
+
+def turns(count: int) -> bytes:
+    """A chat of so many turns, each with an answer that is looked for among those that were said here."""
+    return chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * count)
+
+
 CASES: dict[str, tuple[str, Callable[[], bytes]] | None] = {
     "quiet": None,
     "tokenize, 1 MiB": ("/tokenize", partial(tokenize, MIB)),
@@ -68,10 +113,22 @@ CASES: dict[str, tuple[str, Callable[[], bytes]] | None] = {
     "detokenize, 131,072 ids": ("/detokenize", lambda: json.dumps({"tokens": [300] * CONTEXT}).encode()),
     "chat, 400 KB": ("/v1/chat/completions", lambda: chat([{"role": "user", "content": text(400_000)}])),
     "chat, 100,000 messages": ("/v1/chat/completions", lambda: chat([{"role": "user", "content": ""}] * 100_000)),
-    "chat, 1,000 tools": (
+    "chat, 1,000 tools": ("/v1/chat/completions", partial(tooled, 1000)),
+    "chat, 100 tools, required": ("/v1/chat/completions", partial(tooled, 100, tool_choice="required")),
+    "chat, 1,000 tools, required": ("/v1/chat/completions", partial(tooled, 1000, tool_choice="required")),
+    "chat, schema of 64 KB": ("/v1/chat/completions", partial(schema, 64_000)),
+    "chat, 40,000 messages, 4 kept": ("/v1/chat/completions", partial(marked, 40_000)),
+    "chat, 100,000 parts": (
         "/v1/chat/completions",
-        lambda: chat([{"role": "user", "content": "hi"}], tools=[TOOL] * 1000),
+        lambda: chat([{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]),
     ),
+    "chat, 20,000 turns": ("/v1/chat/completions", partial(turns, 20_000)),
+    "chat, 50,000 turns": ("/v1/chat/completions", partial(turns, 50_000)),
+    "messages, 100,000": ("/v1/messages", partial(messages, "a", 100_000)),
+    "messages, 60,000 with parts": ("/v1/messages", partial(messages, [{"type": "text", "text": "a"}], 60_000)),
+    "count_tokens, 100,000": ("/v1/messages/count_tokens", partial(messages, "a", 100_000)),
+    "responses, 100,000 items": ("/v1/responses", partial(responses, 100_000)),
+    "input_tokens, 100,000 items": ("/v1/responses/input_tokens", partial(responses, 100_000)),
     "completion, 131,000 ids": ("/v1/completions", lambda: json.dumps({"prompt": [300] * 131_000}).encode()),
     "8 million ids": ("/v1/completions", lambda: b'{"prompt":[' + b"1," * (8 * MIB - 100) + b"1]}"),
     "5 million objects": (
@@ -121,6 +178,18 @@ async def _drip(port: int) -> None:
     await asyncio.gather(*(client(number) for number in range(DRIPPING)))
 
 
+def answered(port: int, path: str, body: bytes) -> int:
+    """The status of the answer to one request, 0 for one that waits for a worker."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10.0)
+    try:
+        client.request("POST", path, body, {"content-type": "application/json"})
+        return client.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        client.close()
+
+
 def probe(port: int, seconds: float) -> list[float]:
     """Milliseconds of each answer."""
     ask = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -155,9 +224,10 @@ def _length(data: bytes) -> int:
 def measure(port: int, name: str, seconds: float) -> dict[str, Any]:
     """One case's waits, from half a second behind its beginning on."""
     case = CASES[name]
-    player = None
+    player, status = None, None
     if case is not None:
         path, body = case
+        status = answered(port, path, body()) if path else None
         player = multiprocessing.get_context("fork").Process(target=play, args=(port, path, body()), daemon=True)
         player.start()
         time.sleep(0.5)
@@ -167,7 +237,9 @@ def measure(port: int, name: str, seconds: float) -> dict[str, Any]:
         if player is not None:
             player.kill()
             player.join()
+    told = {} if status is None else {"status": status}
     return {
+        **told,
         "asked": len(waits),
         "p50_ms": round(statistics.median(waits), 2),
         "p99_ms": round(waits[int(len(waits) * 0.99)], 2),
@@ -182,6 +254,9 @@ def gateway(folder: Path) -> Iterator[int]:
     shutil.copytree(bundled_model() or "", model)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}), encoding="utf-8")
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    told = json.dumps(tokenizer | {"chat_template": TEMPLATE})
+    (model / "tokenizer_config.json").write_text(told, encoding="utf-8")
     server, nats_port = start_server(folder)
     (port,) = free_ports(1)
     url = f"nats://127.0.0.1:{nats_port}"
@@ -189,7 +264,18 @@ def gateway(folder: Path) -> Iterator[int]:
     try:
         asyncio.run(wait_until_up(SERVER_NAME, "127.0.0.1", nats_port, timeout_s=START_S))
         processes.append(start_scheduler(url, None))
-        flags = ["--model", str(model), "--nats", url, "--port", str(port), "--log-level", "error"]
+        flags = [
+            "--tool-parser",
+            "hermes",
+            "--model",
+            str(model),
+            "--nats",
+            url,
+            "--port",
+            str(port),
+            "--log-level",
+            "error",
+        ]
         processes.append(subprocess.Popen([sys.executable, "-m", "services.gateway", *flags]))
         _wait_until_live(port)
         yield port
@@ -223,7 +309,7 @@ def main() -> None:
             found = results["cases"][name] = measure(port, name, options.seconds)
         longest = results["loop_pause_ms"]
         longest["p100"] = max(longest["p100"], found["p100_ms"])
-        print(f"{name:32}", found, "" if found["p100_ms"] <= TARGET_MS else "over the target", flush=True)
+        print(f"{name:34}", found, "" if found["p100_ms"] <= TARGET_MS else "over the target", flush=True)
     print(results_file.write("gateway_pauses", results, seed=0, out=options.out))
 
 

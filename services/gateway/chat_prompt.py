@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from services.gateway import admission, conversation, prompt_weight
-from services.gateway.cache_hints import Breakpoint, chat_leases, without_controls
+from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.replies.tool_choice import asked_tools, check_rendered
@@ -20,11 +20,16 @@ from shared.messages.requests import Lease
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """Messages and tools as the template takes them, and the text that it made of them."""
+    """Messages and tools as the template takes them, the text that it made of them, and what is to be kept of it.
+
+    ``latest`` is the text of the latest answer among the messages, None where there is none.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    marks: Sequence[Breakpoint]
     opened: OpenPrompt
+    latest: str | None
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> list[int]:
@@ -39,16 +44,16 @@ async def chat_prompt(
     *,
     namespace: str,
     ticket: Ticket | None = None,
-    marks: Sequence[Breakpoint] = (),
 ) -> tuple[list[int], tuple[Lease, ...]]:
     """The same, earlier answers in the ids that they were said in, and what breakpoints in it ask to keep.
 
-    Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand.
+    Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand;
+    without one nothing will be said, and nothing is kept. All that takes the longer the more messages there are is
+    done in a thread.
     """
     tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
     admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
-    said = [message for message in request.messages if message.role == "assistant"]
 
     how: dict[str, Any] = {
         "add_generation_prompt": not continues and request.add_generation_prompt is not False,
@@ -56,6 +61,9 @@ async def chat_prompt(
     }
 
     def render() -> _Rendered:
+        marks = breakpoints(request) if ticket is not None else ()
+        said = [message.content for message in request.messages if message.role == "assistant"]
+        latest = said[-1] if said else None
         messages = conversation.template_messages(request.messages, traits=gateway.replies.traits)
         check_rendered(request.tools, tokenizer.template_variables)
         asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
@@ -64,25 +72,25 @@ async def chat_prompt(
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
         text = tokenizer.render(messages, tools=tools, **how)
-        return _Rendered(messages, tools, turns.open(text, tokenizer.shape(arguments), namespace, len(said)))
+        opened = turns.open(text, tokenizer.shape(arguments), namespace, len(said))
+        return _Rendered(messages, tools, marks, opened, latest if isinstance(latest, str) else "" if said else None)
 
     def encode(made: _Rendered) -> tuple[Spliced, tuple[Lease, ...]]:
         spliced = turns.tokens(made.opened, context)
         admission.check_prompt_tokens(spliced.tokens, gateway.facts.vocab_size)
         again = partial(tokenizer.render, **how)
-        return spliced, chat_leases(marks, spliced.tokens, made.messages, made.tools, again, tokenizer)
+        return spliced, chat_leases(made.marks, spliced.tokens, made.messages, made.tools, again, tokenizer)
 
     def work() -> tuple[_Rendered, tuple[Spliced, tuple[Lease, ...]] | None]:
         made = render()
         return made, None if made.opened.unknown else encode(made)
 
-    weight = prompt_weight.weight(request) * (1 + len(marks))
+    weight = prompt_weight.weight(request)
     made, encoded = await tokenizer.run(work, weight)
     if encoded is None:
         await turns.look_up(made.opened)
         encoded = await tokenizer.run(lambda: encode(made), weight)
     spliced, leases = encoded
     if ticket is not None:
-        content = said[-1].content if said else None
-        ticket.turn = turns.turn(made.opened, spliced, content if isinstance(content, str) else "" if said else None)
+        ticket.turn = turns.turn(made.opened, spliced, made.latest)
     return spliced.tokens, leases

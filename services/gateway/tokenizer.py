@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.gateway import verbatim
+from services.gateway.one_at_a_time import OneAtATime
 from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
@@ -89,6 +90,7 @@ class Tokenizer:
             and not getattr(self._tokenizer, "clean_up_tokenization_spaces", True)
         )
         self._lock = threading.Lock()  # For tokenizers without a Rust backend.
+        self._turn = OneAtATime()
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._long = ThreadPoolExecutor(threads, thread_name_prefix="tokenise-long")
         self.template_source = chat_template_of(self._tokenizer)
@@ -133,7 +135,8 @@ class Tokenizer:
         if most and len(text) > SUSPECT_CHARACTERS * most:
             self._count(text, most)
         if self._backend is not None:
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            with self._turn.let_go():
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
             return ids
         with self._lock:
@@ -258,11 +261,17 @@ class Tokenizer:
         return said if self._specials is None else self._specials.marked(said)
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
-        """Do ``work`` on a text of about so many characters here when it is small, in a thread when it is not."""
+        """Do ``work`` on a text of about so many characters here when it is small, in a thread when it is not.
+
+        Of the long ones one at a time is in Python's code: several would pass the interpreter's lock to one another,
+        and the event loop would wait for it through as many of their turns.
+        """
         if characters <= INLINE_CHARACTERS:
             return work()
-        threads = self._short if characters <= LONG_CHARACTERS else self._long
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        loop = asyncio.get_running_loop()
+        if characters <= LONG_CHARACTERS:
+            return await loop.run_in_executor(self._short, work)
+        return await loop.run_in_executor(self._long, self._turn.done, work)
 
 
 def specials_by_text(backend: Any) -> dict[str, int]:

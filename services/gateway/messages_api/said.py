@@ -8,6 +8,7 @@ what it says.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -20,30 +21,33 @@ LONGEST_CHARACTERS = 64 * 1024
 
 
 class SaidArguments:
-    """Texts of arguments by the id of their call, those that were asked for longest ago go first."""
+    """Texts of arguments by the id of their call, those that were asked for longest ago go first. In any thread."""
 
     def __init__(self, most_calls: int = MOST_CALLS, most_characters: int = MOST_CHARACTERS) -> None:
         self._most_calls = most_calls
         self._most_characters = most_characters
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._characters = 0
+        self._lock = threading.Lock()
 
     def note(self, call_id: str, text: str) -> None:
         """A call was said with these arguments. Mutates."""
-        if len(text) > LONGEST_CHARACTERS or call_id in self._texts:
-            return
-        self._texts[call_id] = text
-        self._characters += len(text)
-        while len(self._texts) > self._most_calls or self._characters > self._most_characters:
-            _, oldest = self._texts.popitem(last=False)
-            self._characters -= len(oldest)
+        with self._lock:
+            if len(text) > LONGEST_CHARACTERS or call_id in self._texts:
+                return
+            self._texts[call_id] = text
+            self._characters += len(text)
+            while len(self._texts) > self._most_calls or self._characters > self._most_characters:
+                _, oldest = self._texts.popitem(last=False)
+                self._characters -= len(oldest)
 
     def find(self, call_id: str, given: dict[str, Any]) -> str | None:
         """The text that the call was said with, where it means ``given``. Mutates the order."""
-        text = self._texts.get(call_id)
-        if text is None:
-            return None
-        self._texts.move_to_end(call_id)
+        with self._lock:
+            text = self._texts.get(call_id)
+            if text is None:
+                return None
+            self._texts.move_to_end(call_id)
         try:
             said = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):

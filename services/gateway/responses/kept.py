@@ -6,12 +6,16 @@ found under its owner, who is the caller's tenant, and the digest of the request
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from services.gateway import metrics
 from services.gateway.accounts import Account
+from services.gateway.prompt_weight import MESSAGE_CHARACTERS
 from services.gateway.responses.ids import is_response_id, suffix_of
 from services.gateway.responses.items import Item
 from services.gateway.responses.schema import ResponseObject
@@ -19,6 +23,8 @@ from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, ThermoclineError, TransportError
 from shared.undecodable import UNDECODABLE
+
+T = TypeVar("T")
 
 _log = logs.get_logger("gateway.responses")
 
@@ -34,22 +40,34 @@ class KeptResponse(msgspec.Struct, frozen=True, kw_only=True):
         """What a response that goes on from this one begins with."""
         return [*self.items, *msgspec.json.decode(self.response, type=_Output).output]
 
+    @property
+    def weight(self) -> int:
+        """What going on from it costs, in characters (:mod:`services.gateway.prompt_weight`)."""
+        return _items_weight(self.items) + memoryview(self.response).nbytes
+
 
 class _Output(msgspec.Struct, frozen=True):
     output: list[Item]
 
 
+class Run(Protocol):
+    """Does work on about so many characters in the event loop or, if it takes long, in a thread."""
+
+    async def __call__(self, work: Callable[[], T], characters: int) -> T: ...
+
+
 class KeptResponses:
     """Keeps, finds and erases. Every call is one round trip to the broker."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, run: Run) -> None:
         self._bus = bus
+        self._run = run
 
     async def keep(self, account: Account, salt: str | None, response: ResponseObject, items: list[Item]) -> bool:
         """Whether it is kept now: not where it is too large, or the broker does not answer."""
-        kept = KeptResponse(response=msgspec.Raw(msgspec.json.encode(response)), items=_identified(items, response.id))
+        data = await self._run(partial(_entry, response, items), _items_weight(items))
         try:
-            await self._bus.keep(_name(account, salt, response.id), msgspec.json.encode(kept))
+            await self._bus.keep(_name(account, salt, response.id), data)
         except ThermoclineError as error:
             reason = "too_large" if isinstance(error, PayloadTooLarge) else "unavailable"
             metrics.RESPONSES_NOT_KEPT.labels(reason).inc()
@@ -63,7 +81,7 @@ class KeptResponses:
         if data is None:
             raise _absent(response_id)
         try:
-            return msgspec.json.decode(data, type=KeptResponse)
+            return await self._run(partial(msgspec.json.decode, data, type=KeptResponse), len(data))
         except UNDECODABLE as error:
             raise TransportError(f"the kept response {response_id} cannot be read") from error
 
@@ -89,6 +107,16 @@ class KeptResponses:
     async def erase_all(self, account: Account | None, salt: str | None) -> int:
         """Erase all of a caller, or of a salt, or of a salt of a caller; how many there were. Raises Unavailable."""
         return await self._bus.forget(f"{_owner(account) if account else '*'}.{_digest(salt) if salt else '*'}.*")
+
+
+def _entry(response: ResponseObject, items: list[Item]) -> bytes:
+    """A response as it is kept."""
+    kept = KeptResponse(response=msgspec.Raw(msgspec.json.encode(response)), items=_identified(items, response.id))
+    return msgspec.json.encode(kept)
+
+
+def _items_weight(items: Sequence[Item]) -> int:
+    return MESSAGE_CHARACTERS * len(items)
 
 
 def _identified(items: list[Item], response_id: str) -> list[Item]:

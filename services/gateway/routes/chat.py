@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, prompt_weight
 from services.gateway.body import Body
-from services.gateway.cache_hints import breakpoints
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import chat_prompt
 from services.gateway.gateway import Gateway
@@ -88,7 +87,7 @@ async def chat_generation(
     ticket.extend(request.n or 1)
     grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
     namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
-    tokens, leases = await chat_prompt(gateway, request, namespace=namespace, ticket=ticket, marks=breakpoints(request))
+    tokens, leases = await chat_prompt(gateway, request, namespace=namespace, ticket=ticket)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if is_clipped and asked is not None:
         asked = min(asked, max(1, gateway.max_context - len(tokens)))

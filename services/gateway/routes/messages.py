@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -50,7 +52,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
         async with gateway.bodies.read(http) as body:
             request = await gateway.bodies.decode(body, CountTokensRequest)
         with account.taken(), gateway.slots.taken():
-            chat = _chat_request(gateway, request)
+            chat = await _chat_request(gateway, request, len(body))
             with fields_named(RENAMES):
                 admission.check_model(chat.model, gateway.facts.name)
                 admission.check_chat(chat)
@@ -68,7 +70,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
     with Ticket(gateway, caller_of(http)) as ticket:
         ticket.read(body)
         answer_id = new_id("msg")
-        chat = _chat_request(gateway, request)
+        chat = await _chat_request(gateway, request, len(body))
         with fields_named(RENAMES):
             generation = await chat_generation(
                 gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id, is_clipped=True
@@ -84,6 +86,9 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
         return Asked(ticket, generation, view, conversation=chat)
 
 
-def _chat_request(gateway: Gateway, request: CountTokensRequest) -> ChatRequest:
+async def _chat_request(gateway: Gateway, request: CountTokensRequest, nbytes: int) -> ChatRequest:
+    """The chat that a body of ``nbytes`` bytes means. Raises InvalidRequest, ContextTooLong."""
     variables, reasons = gateway.tokenizer.template_variables, gateway.replies.reasoning is not None
-    return chat_request(request, variables, reasons=reasons, said=gateway.said.find)
+    admission.check_messages(len(request.messages), gateway.facts.max_context)
+    convert = partial(chat_request, request, variables, reasons=reasons, said=gateway.said.find)
+    return await gateway.tokenizer.run(convert, nbytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -20,6 +18,7 @@ from services.gateway.responses.conversion import RENAMES, chat_request, check_r
 from services.gateway.responses.events import EVENTS
 from services.gateway.responses.ids import new_response_id
 from services.gateway.responses.items import Item
+from services.gateway.responses.kept import KeptResponse
 from services.gateway.responses.schema import (
     InputTokens,
     InputTokensRequest,
@@ -60,7 +59,7 @@ def responses_router(gateway: Gateway) -> APIRouter:
         async with gateway.bodies.read(http) as body:
             request = await gateway.bodies.decode(body, InputTokensRequest)
         with account.taken(), gateway.slots.taken():
-            _, chat = await _conversation(gateway, http, request)
+            _, chat = await _conversation(gateway, http, request, len(body))
             with fields_named(RENAMES):
                 admission.check_model(chat.model, gateway.facts.name)
                 admission.check_chat(chat)
@@ -77,12 +76,14 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
     request = await gateway.bodies.decode(body, ResponsesRequest)
     with Ticket(gateway, caller_of(http)) as ticket:
         ticket.read(body)
-        return await _ask(gateway, http, request, ticket, received_ns)
+        return await _ask(gateway, http, request, ticket, received_ns, len(body))
 
 
-async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int) -> Asked:
+async def _ask(
+    gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int, nbytes: int
+) -> Asked:
     account, answer_id = caller_of(http), new_response_id(gateway.config.cell)
-    items, chat = await _conversation(gateway, http, request)
+    items, chat = await _conversation(gateway, http, request, nbytes)
     with fields_named(RENAMES):
         generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
     view = ResponsesView(
@@ -101,16 +102,25 @@ async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticke
     return Asked(ticket, generation, view, finish, conversation=chat)
 
 
-async def _conversation(gateway: Gateway, http: Request, request: InputTokensRequest) -> tuple[list[Item], ChatRequest]:
-    """All items, those that were kept first, and the chat that they are. Raises InvalidRequest, Unavailable."""
+async def _conversation(
+    gateway: Gateway, http: Request, request: InputTokensRequest, nbytes: int
+) -> tuple[list[Item], ChatRequest]:
+    """All items, those that were kept first, and the chat that they are. The request's body had ``nbytes`` bytes.
+
+    Raises InvalidRequest, Unavailable.
+    """
     check_responses(request)
-    items = own_items(request)
-    earlier: Sequence[Item] = ()
+    kept: KeptResponse | None = None
     if request.previous_response_id is not None:
         kept = await gateway.kept.find_previous(caller_of(http), request.cache_salt, request.previous_response_id)
-        earlier = kept.conversation()
-    items = [*earlier, *items]
-    return items, chat_request(request, items, earlier=len(earlier))
+        nbytes += kept.weight
+
+    def convert() -> tuple[list[Item], ChatRequest]:
+        earlier = kept.conversation() if kept is not None else []
+        items = [*earlier, *own_items(request)]
+        return items, chat_request(request, items, earlier=len(earlier))
+
+    return await gateway.tokenizer.run(convert, nbytes)
 
 
 def _begun(
