@@ -56,8 +56,9 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     if arrived > fetch.chunks:
         before = fetch.chunks
         deepest = insert_fetched(step, storage, fetch, arrived)
-        for name in fetch.waiters if deepest is not None else ():
-            hold(state, storage, name, deepest.id)
+        if deepest is not None:
+            for name in fetch.waiters:
+                hold(state, storage, name, deepest.id)
         _credit(state, storage, fetch, arrived - before, message.remote_chunks)
         if not storage.disk.budget_bytes:
             remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
