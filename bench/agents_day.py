@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sessions", type=int, default=22)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=4, help="turns under way at a time")
-    parser.add_argument("--device-tokens", type=int, default=9_216, help="KV on the device of each worker")
+    parser.add_argument("--device-tokens", type=int, default=8_704, help="KV on the device of each worker")
     parser.add_argument("--host-mib", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write bench/results/agents_day.json")
