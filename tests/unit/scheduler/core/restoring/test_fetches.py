@@ -164,7 +164,7 @@ def test_copies_that_came_meanwhile_keep_their_pages(cell: CellModel) -> None:
 
 
 def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: CellModel) -> None:
-    """Nothing can hang under tokens that are resident nowhere: its pages are given back, and all is fetched once more."""
+    """Nothing can hang under tokens that are resident nowhere: pages are given back, and all is fetched once more."""
     cell.submit(prompt(1), max_tokens=1)
     cell.drain()
     put_on_disk(cell, prompt(3))
