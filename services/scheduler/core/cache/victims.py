@@ -16,7 +16,7 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     is_left_bare,
     moment,
-    offer,
+    offer_unless_held,
     order_of,
     split_node,
 )
@@ -92,7 +92,7 @@ def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> N
         return
     before = held.get(request_id, 0)
     held[request_id] = node_id
-    _offer_again(state, storage, before)
+    offer_unless_held(state, storage, before)
 
 
 def follow_up(storage: Storage, gone: Node) -> None:
@@ -101,19 +101,6 @@ def follow_up(storage: Storage, gone: Node) -> None:
     for name, node_id in held.items():
         if node_id == gone.id:
             held[name] = gone.parent
-
-
-def let_go_of_held(state: CellState, storage: Storage, request_id: str) -> bool:
-    """Hold nothing for a request any more; whether anything was. What a policy has passed over it hears of again."""
-    before = storage.fetching.held.pop(request_id, 0)
-    _offer_again(state, storage, before)
-    return before > 0
-
-
-def _offer_again(state: CellState, storage: Storage, node_id: int) -> None:
-    node = state.tree.nodes.get(node_id)
-    if node is not None and node_id not in storage.fetching.held.values():
-        offer(state, node)
 
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:

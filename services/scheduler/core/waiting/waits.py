@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from services.scheduler.core.cache.victims import let_go_of_held
+from services.scheduler.core.cache.residency import let_go_of_held
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
