@@ -1,8 +1,8 @@
 """The sessions of :mod:`bench.agents_day` in simulation: forty turns that grow beyond 100,000 tokens.
 
 ``simulated``: device KV for a tenth of all, host memory for the rest; ``simulated, 2 workers``: such a device each.
-``simulated, little host memory``: host memory for two fifths, a disk for the rest. That one has no target: while a
-request waits, what was fetched for it is evicted for another's.
+``simulated, little host memory``: host memory for two fifths, a disk for the rest. That one has no target: what
+is fetched for one request may find room only where another counts on what is there.
 """
 
 from __future__ import annotations

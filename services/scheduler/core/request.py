@@ -77,6 +77,8 @@ class Prefetch(msgspec.Struct):
     brought_remote: int = 0  # of which so many came from the object store.
     kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
     lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
+    counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
+    is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
 
 
 class LastMatch(msgspec.Struct):

@@ -352,6 +352,20 @@ def forget_late_returns(state: CellState) -> None:
     state.returns_due_ns = min((expected.until_ns for expected in state.returns.values()), default=0)
 
 
+def let_go_of_held(state: CellState, storage: Storage, request_id: str) -> bool:
+    """Hold nothing for a request any more; whether anything was. What a policy has passed over it hears of again."""
+    before = storage.fetching.held.pop(request_id, 0)
+    offer_unless_held(state, storage, before)
+    return before > 0
+
+
+def offer_unless_held(state: CellState, storage: Storage, node_id: int) -> None:
+    """Offer a node, if it is there, that one request less counts on."""
+    node = state.tree.nodes.get(node_id)
+    if node is not None and node_id not in storage.fetching.held.values():
+        offer(state, node)
+
+
 def hold_leased_copy(state: CellState, node: Node) -> None:
     """Lock the host copies of a leased node, each as far as its pool's share for leases and pins goes."""
     leases = state.cache_leases

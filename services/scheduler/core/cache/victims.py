@@ -16,6 +16,7 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     is_left_bare,
     moment,
+    offer_unless_held,
     order_of,
     split_node,
 )
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from services.scheduler.core.cache.eviction import Evictable, Policy
-    from services.scheduler.core.cache.prefix_tree import Node
-    from services.scheduler.core.state import CellState
+    from services.scheduler.core.cache.prefix_tree import Path
+    from services.scheduler.core.state import CellState, Storage
 
 
 NO_CHILDREN: Mapping[int, int] = {}
+
+MOST_HELD = 256
+"""Waiting requests for which a host pool holds copies, at the most: every victim is looked up among them."""
 
 
 def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN) -> Node | None:
@@ -48,9 +52,55 @@ def take_device_excess(
     return state.quotas.take_excess(f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
 
 
-def take_host_victim(state: CellState, storage_id: str) -> Node | None:
-    """The next node to leave this storage's host pool. Nothing but the policy changes."""
-    return _victim(state, order_of(state, HOST, storage_id), _host_evictable(state, storage_id))
+def take_host_victim(state: CellState, storage_id: str, behind: str = "") -> Node | None:
+    """The next node to leave this storage's host pool. Nothing but the policy and what is held changes.
+
+    What waiting requests count on goes last, and of that what the last of them does; nothing that one before
+    ``behind`` does, if that is given.
+    """
+    evictable = _host_evictable(state, storage_id)
+    held = state.storages[storage_id].fetching.held
+    order = order_of(state, HOST, storage_id)
+    if not held:
+        return _victim(state, order, evictable)
+    nodes = held.values()
+    victim = _victim(state, order, lambda node_id: None if node_id in nodes else evictable(node_id))
+    for name in reversed(held) if victim is None else ():
+        if name == behind:
+            break
+        victim = evictable(held[name])
+        if victim is not None:
+            state.count("held_copies_given_up")
+            break
+    return victim
+
+
+def hold_end(state: CellState, storage: Storage, request_id: str, path: Path) -> None:
+    """Hold the deepest host copy on a waiting request's path."""
+    name = storage.storage_id
+    has_copy = (node.id for node, _ in reversed(path) if name in node.host and name not in node.quarantined)
+    hold(state, storage, request_id, next(has_copy, 0))
+
+
+def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> None:
+    """Hold a host copy for a waiting request, and nothing else: as long as it stays, so do those above it.
+
+    0 is none yet. A request keeps its place among those that copies are held for.
+    """
+    held = storage.fetching.held
+    if len(held) >= MOST_HELD and request_id not in held:
+        return
+    before = held.get(request_id, 0)
+    held[request_id] = node_id
+    offer_unless_held(state, storage, before)
+
+
+def follow_up(storage: Storage, gone: Node) -> None:
+    """A copy is about to go: who counted on it counts on what is above it."""
+    held = storage.fetching.held
+    for name, node_id in held.items():
+        if node_id == gone.id:
+            held[name] = gone.parent
 
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:

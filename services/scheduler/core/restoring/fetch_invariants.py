@@ -77,7 +77,7 @@ def _check_storage(state: CellState, storage: Storage) -> None:
             coming[chunk] = fetch.fetch_id
     require(storage.fetching.chunks == coming, f"{name} fetches other chunks than it thinks")
     require(len(storage.disk.chunks) <= most_chunks(state, storage), f"{name} has more chunks than room for them")
-    for request_id in (*storage.fetching.due, *storage.fetching.ahead):
+    for request_id in (*storage.fetching.due, *storage.fetching.ahead, *storage.fetching.held):
         request = state.requests.get(request_id)
         is_waiting = request is not None and request.state is RequestState.WAITING
         require(is_waiting, f"{name} keeps room for {request_id}, which does not wait")

@@ -40,6 +40,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
         return False
     if cached >= request.prefetch.end:
         let_go_of_fetch(step.state, request)  # Others brought it first.
+        request.prefetch.counted = cached
         return False
     if not _may_wait(step, request, worker, cached, request.prefetch.end):
         return False

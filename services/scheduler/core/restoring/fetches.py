@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.cache.shares import ChunkShares
+from services.scheduler.core.cache.victims import hold
 from services.scheduler.core.hidden.hidden_fetches import (
     abandon_hidden_fetches,
     cancel_hidden_fetches,
@@ -54,13 +55,16 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     arrived = max(fetch.chunks, arrived_chunks(state, message.chunks, _chunks_of(fetch)))
     if arrived > fetch.chunks:
         before = fetch.chunks
-        insert_fetched(step, storage, fetch, arrived)
+        deepest = insert_fetched(step, storage, fetch, arrived)
+        if deepest is not None:
+            for name in fetch.waiters:
+                hold(state, storage, name, deepest.id)
         _credit(state, storage, fetch, arrived - before, message.remote_chunks)
         if not storage.disk.budget_bytes:
             remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
-    if storage.fetching.due:
-        state.roomy[storage.storage_id] = None
     if message.is_over:
+        if storage.fetching.due:
+            state.roomy[storage.storage_id] = None
         note_fetch(state, storage, fetch, message)
         _finish(step, storage, fetch, message)
     else:
@@ -125,6 +129,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
     storage.disk.chunks, storage.fetching.chunks, storage.fetching.pages = {}, {}, 0
     storage.sparse.chunks, storage.sparse.shares = {}, ChunkShares()
     storage.fetching.ahead, storage.fetching.due, storage.fetching.late = {}, {}, 0
+    storage.fetching.held = {}
 
 
 def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
+from services.scheduler.core.cache.victims import hold_end
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.restoring.exploration import note_decision, note_trial
 from services.scheduler.core.restoring.restoration_ways import (
@@ -131,9 +132,13 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     names = ChunkNames(tree, request.submit.namespace, tokens, path, most_pages)
     first = covered // names.pages_each
     page_size = tree.page_size
-    if (
-        first >= names.count or covered * page_size < request.prefetch.brought_to
-    ):  # What came and went is not fetched again.
+    hold_end(state, storage, request.request_id, path)
+    has_gone = covered * page_size < request.prefetch.counted
+    if has_gone and is_next and not request.prefetch.is_again:  # What came and went is fetched once more.
+        request.prefetch.brought_to = request.prefetch.brought_from = request.prefetch.brought_remote = 0
+        request.prefetch.is_again = True
+    request.prefetch.counted = max(request.prefetch.counted, covered * page_size)
+    if first >= names.count or covered * page_size < request.prefetch.brought_to:
         return True
     if request.hidden.run is not None or request.sparse.choice is not None:  # What follows those is computed.
         return True
@@ -161,7 +166,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     is_behind = bool(storage.fetching.due) and next(iter(storage.fetching.due)) != request.request_id
     if is_behind and not is_next and not request.prefetch.brought_to:
         return False
-    has_room = begin_fetch(step, request, storage, path, run)
+    has_room = begin_fetch(step, request, storage, path, run, is_next=is_next)
     if has_room:
         note_trial(state, storage, choice)
     return has_room

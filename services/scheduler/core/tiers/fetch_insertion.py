@@ -25,14 +25,18 @@ if TYPE_CHECKING:
     from services.scheduler.core.tiers.under_way import Fetch
 
 
-def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> None:
-    """The first ``chunks`` chunks of a fetch are in host memory: those that are new enter the tree."""
+def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> Node | None:
+    """The first ``chunks`` chunks of a fetch are in host memory: those that are new enter the tree.
+
+    Returns the node that the last of them ends with; None where a gap keeps them out.
+    """
     each = chunk_pages(step.state.tree.page_size)
-    _Insertion(step, storage, fetch, fetch.chunks * each, chunks * each).run()
+    deepest = _Insertion(step, storage, fetch, fetch.chunks * each, chunks * each).run()
     give_back(step.state, storage, fetch, fetch.chunks * each, chunks * each)
     fetch.chunks = chunks
     if step.state.pins:
         take_hold(step, storage)
+    return deepest
 
 
 def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
@@ -62,7 +66,7 @@ class _Insertion:
         self._start, self._end = self._base + start, self._base + end
         self._pages = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
 
-    def run(self) -> None:
+    def run(self) -> Node | None:
         """Follow the fetch's tokens from the root, and hand over what has arrived."""
         state, tokens = self._step.state, self._fetch.tokens
         tree = state.tree
@@ -75,11 +79,12 @@ class _Insertion:
             if child is None:
                 node, size = self._add(node, position)
                 if node is None:
-                    return
+                    return None
             else:
                 size = common_pages(tree, child, tokens, position * page, self._end * page)
                 node = self._fill(child, position, size)
             position += size
+        return node
 
     def _add(self, parent: Node | None, position: int) -> tuple[Node | None, int]:
         """A new node for the leased pages from ``position`` on; None where there is a gap."""

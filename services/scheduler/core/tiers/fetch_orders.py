@@ -36,11 +36,13 @@ class KvRun:
     predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
 
 
-def begin_fetch(step: Step, request: Request, storage: Storage, path: Path, run: KvRun) -> bool:
+def begin_fetch(
+    step: Step, request: Request, storage: Storage, path: Path, run: KvRun, *, is_next: bool = False
+) -> bool:
     """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it.
 
     What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
-    room behind whoever does.
+    room behind whoever does. What those that waited before it count on stays, unless it ``is_next``.
     """
     state = step.state
     owner, pool = state.tree.owner_of(request.submit.namespace), f"{HOST}/{storage.storage_id}"
@@ -55,7 +57,7 @@ def begin_fetch(step: Step, request: Request, storage: Storage, path: Path, run:
     if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
         state.count("fetches_without_room")
         return allowed < room
-    leased = _take_pages(step, storage, path, sum(wanted), owner)
+    leased = _take_pages(step, storage, path, sum(wanted), owner, "" if is_next else request.request_id)
     if leased is None:
         state.count("fetches_without_room")
         return state.quotas.excess(owner, pool, sum(wanted)) > 0
@@ -113,12 +115,12 @@ def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: i
     return wanted
 
 
-def _take_pages(step: Step, storage: Storage, path: Path, pages: int, owner: int) -> bytes | None:
+def _take_pages(step: Step, storage: Storage, path: Path, pages: int, owner: int, behind: str) -> bytes | None:
     """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
     held = [node for node, _ in path if storage.storage_id in node.host]
     for node in held:
         lock_host(node, storage.storage_id)
-    leased = take_host_pages(step, storage, pages, owner)
+    leased = take_host_pages(step, storage, pages, owner, behind)
     for node in reversed(held):
         unlock_host(step.state, node, storage)
     return leased

@@ -20,7 +20,13 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     offer,
 )
-from services.scheduler.core.cache.victims import take_host_excess, take_host_victim, take_host_victim_of, trim
+from services.scheduler.core.cache.victims import (
+    follow_up,
+    take_host_excess,
+    take_host_victim,
+    take_host_victim_of,
+    trim,
+)
 from services.scheduler.core.tiers.saves import save_leaving
 from shared.errors import InvariantViolated
 
@@ -58,9 +64,9 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     return pages
 
 
-def take_host_pages(step: Step, storage: Storage, pages: int, owner: int = 0) -> bytes | None:
+def take_host_pages(step: Step, storage: Storage, pages: int, owner: int = 0, behind: str = "") -> bytes | None:
     """Host pages for a backup or a fetch of an owner's KV, evicting what is above a quota and then what the pool's
-    policy names; None when it cannot give so many.
+    policy names; None when it cannot give so many. What requests count on that wait before ``behind`` stays.
 
     May cut or remove nodes that have copies in this pool, those on a device included: match again what is used later.
     """
@@ -69,7 +75,7 @@ def take_host_pages(step: Step, storage: Storage, pages: int, owner: int = 0) ->
         return None
     _drop_excess(step, storage, pages)
     while pool.free < pages:
-        victim = take_host_victim(step.state, storage.storage_id)
+        victim = take_host_victim(step.state, storage.storage_id, behind)
         if victim is None:
             return None
         free = pool.free
@@ -222,6 +228,7 @@ def _drop_end(step: Step, storage: Storage, victim: Node, missing: int) -> None:
     if missing <= 0 or not is_host_evictable(victim, storage.storage_id):
         return
     trim(state, victim, missing)
+    follow_up(storage, victim)
     save_leaving(step, storage, victim)
     state.count("evicted_pages_host", drop_host(state, victim, storage))
 

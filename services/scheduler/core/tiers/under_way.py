@@ -223,3 +223,4 @@ class Fetching(msgspec.Struct):
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most; 0 is no limit.
     blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
+    held: dict[str, int] = {}  # Deepest host copies that waiting requests count on, by request (see :mod:`victims`).

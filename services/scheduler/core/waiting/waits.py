@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from services.scheduler.core.cache.residency import let_go_of_held
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
@@ -219,11 +220,14 @@ def count_waiting(state: CellState, request: Request, change: int) -> None:
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
     """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
-    if request.prefetch.is_due or request.prefetch.brought_to:
+    if request.prefetch.is_due or request.prefetch.brought_to or request.prefetch.counted >= 0:
         for storage in state.storages.values():
             storage.fetching.due.pop(request.request_id, None)
-            if storage.fetching.ahead.pop(request.request_id, 0) and storage.fetching.due:
+            is_roomier = let_go_of_held(state, storage, request.request_id)
+            is_roomier |= storage.fetching.ahead.pop(request.request_id, 0) > 0
+            if is_roomier and storage.fetching.due:
                 state.roomy[storage.storage_id] = None
+    request.prefetch.counted, request.prefetch.is_again = -1, False
     request.prefetch.is_due = False
     fetch = state.fetches.get(request.prefetch.fetch)
     request.prefetch.fetch = request.prefetch.end = 0

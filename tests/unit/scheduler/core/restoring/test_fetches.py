@@ -164,7 +164,7 @@ def test_copies_that_came_meanwhile_keep_their_pages(cell: CellModel) -> None:
 
 
 def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: CellModel) -> None:
-    """Nothing can hang under tokens that are resident nowhere: the pages are given back, the request recomputes."""
+    """Nothing can hang under tokens that are resident nowhere: pages are given back, and all is fetched once more."""
     cell.submit(prompt(1), max_tokens=1)
     cell.drain()
     put_on_disk(cell, prompt(3))
@@ -174,7 +174,11 @@ def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: Cel
     say(cell, chunks=2, is_over=True)
 
     assert host_tokens(cell, prompt(3)) == 0
+    (fetch,) = cell.state.fetches.values()
+    assert (fetch.depth, len(fetch.names) // 16) == (0, 3)
     assert cell.state.storages["storage"].pool is not None
+    assert cell.state.storages["storage"].pool.free == 40 - 6
+    say(cell, fetch_id=fetch.fetch_id, chunks=0, is_over=True)
     assert cell.state.storages["storage"].pool.free == 40
     assert cell.admitted[-1].cached_tokens == 0
 

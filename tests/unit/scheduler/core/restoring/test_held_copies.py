@@ -1,0 +1,105 @@
+"""What waiting requests count on in host memory, where there is a disk below it."""
+
+import pytest
+
+from shared.messages.storage_plans import FetchChunks
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, host_tokens, prompt, put_on_disk
+
+
+@pytest.fixture
+def cell(make_cell: MakeCell) -> CellModel:
+    """Host memory for two of the prompts and a half; the device has room for one and runs one at a time."""
+    return make_cell(
+        page_size=PAGE,
+        pages=12,
+        host_pages=16,
+        disk_chunks=100,
+        prefetch_fraction=1.0,
+        max_running=1,
+        disk_writes="off",
+        reserve_fraction=0.0,
+        prefetch_wait="full",
+    )
+
+
+def queue(cell: CellModel, *kinds: int) -> list[str]:
+    """Something runs; behind it stand requests whose prompts are on the disk."""
+    for kind in kinds:
+        put_on_disk(cell, prompt(3, kind=kind))
+    cell.submit(prompt(1, kind=9))
+    return [cell.submit(prompt(3, kind=kind), max_tokens=1) for kind in kinds]
+
+
+def let_fetches_end(cell: CellModel) -> None:
+    """The storage does all that it was told to; the worker does nothing."""
+    storage = cell.storages["storage"]
+    while storage.step() or storage.fetch() or storage.outbox:
+        cell.deliver(storage)
+
+
+def fetches(cell: CellModel, orders: FindOrders) -> list[FetchChunks]:
+    """All that was ordered from the disk."""
+    return [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+
+
+def held(cell: CellModel) -> dict[str, int]:
+    """Nodes that the storage holds, by request."""
+    return cell.state.storages["storage"].fetching.held
+
+
+def test_a_fetch_evicts_nothing_that_an_earlier_request_counts_on(cell: CellModel, orders: FindOrders) -> None:
+    """Each prompt is read from the disk once, and none is computed."""
+    names = queue(cell, 1, 2, 3)
+
+    let_fetches_end(cell)
+
+    assert list(held(cell)) == names
+    assert [host_tokens(cell, prompt(3, kind=kind)) for kind in (1, 2)] == [3 * CHUNK] * 2
+    cell.drain()
+    assert sum(len(order.identities) // 16 for order in fetches(cell, orders)) == 3 * 6
+    assert [order.disk_tokens for order in cell.admitted[1:]] == [3 * CHUNK] * 3
+    assert held(cell) == {}
+    cell.check_answers()
+
+
+def test_what_went_for_a_request_that_runs_first_is_fetched_again(cell: CellModel) -> None:
+    """One of a higher priority takes what those before it in order of arrival count on, from the last of them."""
+    names = queue(cell, 1, 2)
+    let_fetches_end(cell)
+    put_on_disk(cell, prompt(3, kind=3))
+    urgent = cell.submit(prompt(3, kind=3), max_tokens=1, priority=5)
+
+    cell.drain()
+
+    cached = {order.request_id: order.host_tokens + order.disk_tokens for order in cell.admitted[1:]}
+    assert cached == dict.fromkeys([*names, urgent], 3 * CHUNK)
+    assert cell.state.counters["held_copies_given_up"] > 0
+    cell.check_answers()
+
+
+def test_what_a_request_that_ends_counted_on_may_go(cell: CellModel) -> None:
+    """Nothing is held for one that was cancelled, and what it had is given to the next."""
+    first, second, third = queue(cell, 1, 2, 3)
+    let_fetches_end(cell)
+
+    cell.cancel(first)
+    let_fetches_end(cell)
+
+    assert list(held(cell)) == [second, third]
+    assert [host_tokens(cell, prompt(3, kind=kind)) for kind in (2, 3)] == [3 * CHUNK] * 2
+    cell.drain()
+    cell.check_answers()
+
+
+def test_nothing_is_held_where_nothing_is_below_host_memory(make_cell: MakeCell) -> None:
+    """Such a cell decides as it always has."""
+    cell = make_cell(page_size=PAGE, pages=12, host_pages=15, max_running=1)
+    cell.submit(prompt(3, kind=1), max_tokens=1)
+    cell.drain()
+    cell.submit(prompt(1, kind=9))
+
+    cell.submit(prompt(3, kind=1), max_tokens=1)
+
+    assert held(cell) == {}
