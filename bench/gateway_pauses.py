@@ -45,7 +45,10 @@ START_S = 60.0
 CLIENTS = 4
 DRIPPING = 1000
 MIB = 2**20
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "description": "does something", "parameters": {}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "does something", "parameters": {}},
+}
 PROSE = "The thermocline is where warm water ends, and 12,345 divers out of 67,890 have felt it on the way down.\n"
 
 
