@@ -148,6 +148,8 @@ def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, 
         assert until_true(lambda: ready(cell))
         conversation.go_on(cell, TURNS_BETWEEN)
         kept_before = turn_fates(cell)["kept"]
+        # What is still on its way to the disk is lost with its process.
+        asyncio.run(hears_of_chunks(partial(status_at, cell.nats_url), conversation.whole_chunks, timeout_s=60.0))
         kill_everything(cell)
     with running(config, environ=ALWAYS_FROM_DISK) as cell:
         asyncio.run(hears_of_chunks(partial(status_at, cell.nats_url), conversation.whole_chunks, timeout_s=60.0))

@@ -115,9 +115,9 @@ class QuotaWatch:
             self._check_device(state, worker_id, leaving)
             return take_device(state, worker_id, leaving)
 
-        def host_victim(state: CellState, storage_id: str) -> Node | None:
+        def host_victim(state: CellState, storage_id: str, behind: str = "") -> Node | None:
             self._check_host(state, storage_id)
-            return take_host(state, storage_id)
+            return take_host(state, storage_id, behind)
 
         remember = quota_owners.remember_quota
 
