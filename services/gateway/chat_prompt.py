@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from services.gateway import admission, conversation, prompt_weight
+from services.gateway.accounts import Account
 from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
@@ -30,6 +31,16 @@ class _Rendered:
     marks: Sequence[Breakpoint]
     opened: OpenPrompt
     latest: str | None
+
+
+async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -> int:
+    """Tokens of the prompt, once its fields are checked and its caller's limit has them. Raises as a chat does."""
+    admission.check_model(request.model, gateway.facts.name)
+    admission.check_chat(request)
+    namespace = gateway.namespace(account.tenant, request.cache_salt)
+    tokens = await tokenize_chat(gateway, request, namespace=namespace)
+    account.spend_tokens(len(tokens))
+    return len(tokens)
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> list[int]:

@@ -11,16 +11,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-import nats.errors
-
 from shared import subjects
-from shared.bus import jetstream, requests
+from shared.bus import jetstream, key_value, requests
 from shared.bus.protocol import StreamLimits
-from shared.errors import TransportError, Unavailable
-from shared.undecodable import UNDECODABLE
+from shared.errors import Unavailable
 
-STREAM = f"KV_{subjects.ANSWER_BUCKET}"
+STREAM = key_value.stream_of(subjects.ANSWER_BUCKET)
 
 MAX_BYTES = 256 * 2**20
 MAX_AGE_S = 7 * 24 * 3600
@@ -32,25 +28,14 @@ _NOT_FOUND = "404"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket, laid out as JetStream's key/value stores are."""
-    return {
-        "name": STREAM,
-        "subjects": [subject(">")],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "old",
-        "max_msgs_per_subject": 1,
-        "max_bytes": MAX_BYTES,
-        "max_age": MAX_AGE_S * 10**9,
-        "num_replicas": limits.replicas,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-        "allow_direct": True,
-    }
+    """The stream behind the bucket."""
+    return key_value.config_of(
+        subjects.ANSWER_BUCKET, limits, discard="old", max_bytes=MAX_BYTES, max_age=MAX_AGE_S * 10**9
+    )
 
 
 def subject(name: str) -> str:
-    return f"$KV.{subjects.ANSWER_BUCKET}.{name}"
+    return key_value.subject_of(subjects.ANSWER_BUCKET, name)
 
 
 async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str, bytes | None]:
@@ -86,13 +71,6 @@ async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str,
 
 async def write(client: Any, name: str, data: bytes, timeout_s: float) -> None:
     """Store an entry in the place of what has its name. Raises Unavailable or TransportError."""
-    try:
-        reply = await requests.request(client, subject(name), data, timeout_s)
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"the answer bucket does not answer: {error!r}") from error
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    except UNDECODABLE as error:
-        raise TransportError("the answer bucket answered in words unknown") from error
+    answer = await key_value.ask(client, subject(name), data, timeout_s, what="the answer bucket")
     if "error" in answer:
         jetstream.raise_api_error(answer["error"], "store an answer")

@@ -10,15 +10,13 @@ import base64
 from typing import Any
 
 import msgspec
-import nats.errors
 
 from shared import logs, subjects
-from shared.bus import jetstream, requests
+from shared.bus import jetstream, key_value
 from shared.bus.protocol import StreamLimits
 from shared.errors import TransportError, Unavailable
-from shared.undecodable import UNDECODABLE
 
-STREAM = f"KV_{subjects.KEPT_BUCKET}"
+STREAM = key_value.stream_of(subjects.KEPT_BUCKET)
 
 _log = logs.get_logger("bus")
 
@@ -27,22 +25,15 @@ _ABSENT = (10037, 10059)  # No such message, no such stream.
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket, laid out as JetStream's key/value stores are."""
-    return {
-        "name": STREAM,
-        "subjects": [f"$KV.{subjects.KEPT_BUCKET}.>"],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "old",
-        "max_msgs_per_subject": 1,
-        "max_msgs": limits.kept_entries,
-        "max_bytes": limits.kept_bytes,
-        "max_age": int(limits.kept_age_s * 1e9),
-        "num_replicas": limits.replicas,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-        "allow_direct": True,
-    }
+    """The stream behind the bucket."""
+    return key_value.config_of(
+        subjects.KEPT_BUCKET,
+        limits,
+        discard="old",
+        max_msgs=limits.kept_entries,
+        max_bytes=limits.kept_bytes,
+        max_age=int(limits.kept_age_s * 1e9),
+    )
 
 
 async def ensure(client: Any, limits: StreamLimits) -> None:
@@ -84,16 +75,8 @@ async def forget(client: Any, names: str, timeout_s: float) -> int:
 
 
 def _subject(name: str) -> str:
-    return f"$KV.{subjects.KEPT_BUCKET}.{name}"
+    return key_value.subject_of(subjects.KEPT_BUCKET, name)
 
 
 async def _ask(client: Any, subject: str, data: bytes, timeout_s: float) -> dict[str, Any]:
-    try:
-        reply = await requests.request(client, subject, data, timeout_s)
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"the bucket of kept answers does not answer: {error!r}") from error
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    except UNDECODABLE as error:
-        raise TransportError("the bucket of kept answers answered in words unknown") from error
-    return answer
+    return await key_value.ask(client, subject, data, timeout_s, what="the bucket of kept answers")

@@ -10,15 +10,12 @@ import base64
 from typing import Any
 
 import msgspec
-import nats.errors
 
 from shared import subjects
-from shared.bus import jetstream, requests
+from shared.bus import jetstream, key_value
 from shared.bus.protocol import Record, StreamLimits
-from shared.errors import TransportError, Unavailable
-from shared.undecodable import UNDECODABLE
 
-STREAM = f"KV_{subjects.RECORD_BUCKET}"
+STREAM = key_value.stream_of(subjects.RECORD_BUCKET)
 
 # JetStream's own error numbers ("err_code").
 _NO_MESSAGE = 10037
@@ -28,24 +25,12 @@ _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket, laid out as JetStream's key/value stores are. Each record is kept once."""
-    return {
-        "name": STREAM,
-        "subjects": [f"$KV.{subjects.RECORD_BUCKET}.>"],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "new",
-        "max_msgs_per_subject": 1,
-        "max_bytes": -1,
-        "num_replicas": limits.replicas,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-        "allow_direct": True,
-    }
+    """The stream behind the bucket. Each record is kept once."""
+    return key_value.config_of(subjects.RECORD_BUCKET, limits, discard="new", max_bytes=-1)
 
 
 def _subject(name: str) -> str:
-    return f"$KV.{subjects.RECORD_BUCKET}.{name}"
+    return key_value.subject_of(subjects.RECORD_BUCKET, name)
 
 
 async def read(client: Any, name: str, timeout_s: float) -> Record | None:
@@ -74,12 +59,4 @@ async def write(client: Any, name: str, data: bytes, revision: int, timeout_s: f
 async def _ask(
     client: Any, subject: str, data: bytes, timeout_s: float, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    try:
-        reply = await requests.request(client, subject, data, timeout_s, headers)
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"the record bucket does not answer: {error!r}") from error
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    except UNDECODABLE as error:
-        raise TransportError("the record bucket answered in words unknown") from error
-    return answer
+    return await key_value.ask(client, subject, data, timeout_s, what="the record bucket", headers=headers)

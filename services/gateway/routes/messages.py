@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from services.gateway import admission
 from services.gateway.body import Body
 from services.gateway.callers import caller_of
-from services.gateway.chat_prompt import tokenize_chat
+from services.gateway.chat_prompt import count_chat
 from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
 from services.gateway.messages_api.answers import EVENTS, MessagesResponse, TokenCount
@@ -54,12 +54,8 @@ def messages_router(gateway: Gateway) -> APIRouter:
         with account.taken(), gateway.slots.taken():
             chat = await _chat_request(gateway, request, len(body))
             with fields_named(RENAMES):
-                admission.check_model(chat.model, gateway.facts.name)
-                admission.check_chat(chat)
-                namespace = gateway.namespace(account.tenant, chat.cache_salt)
-                tokens = await tokenize_chat(gateway, chat, namespace=namespace)
-            account.spend_tokens(len(tokens))
-        return Response(msgspec.json.encode(TokenCount(input_tokens=len(tokens))), media_type="application/json")
+                tokens = await count_chat(gateway, account, chat)
+        return Response(msgspec.json.encode(TokenCount(input_tokens=tokens)), media_type="application/json")
 
     return router
 
