@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from services.gateway.replies.markers import find_first, withheld
 from services.gateway.replies.parts import Reasoning, ReplyPart, ReplyReader
+from services.gateway.replies.stepped_reader import SteppedReader
 
 BREAKS_BEHIND = 2
 
@@ -45,7 +46,7 @@ class _At(Enum):
     REST = auto()
 
 
-class ReasoningReader:
+class ReasoningReader(SteppedReader[_At]):
     """Implements ``ReplyReader``; what follows the reasoning goes to another reader."""
 
     def __init__(self, syntax: ReasoningSyntax, rest: ReplyReader, *, begins_inside: bool) -> None:
@@ -54,32 +55,18 @@ class ReasoningReader:
         self._closers = ("\n" + syntax.closer, syntax.closer)
         self._rest = rest
         self._begins_inside = begins_inside
-        self._at = _At.START
-        self._buffer = ""
         self._breaks = 0
-        self._is_final = False
-        self._parts: list[ReplyPart] = []
-        self._steps: dict[_At, Callable[[], bool]] = {
+        steps = {
             _At.START: self._start,
             _At.OPENED: self._opened,
             _At.INSIDE: self._inside,
             _At.CLOSED: self._closed,
             _At.REST: self._give_rest,
         }
-
-    def feed(self, text: str) -> list[ReplyPart]:
-        self._buffer += text
-        return self._read()
+        super().__init__(_At.START, steps)
 
     def end(self) -> list[ReplyPart]:
-        self._is_final = True
-        return self._read() + self._rest.end()
-
-    def _read(self) -> list[ReplyPart]:
-        while self._steps[self._at]():
-            pass
-        parts, self._parts = self._parts, []
-        return parts
+        return super().end() + self._rest.end()
 
     def _start(self) -> bool:
         rest = self._buffer.lstrip()

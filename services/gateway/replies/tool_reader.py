@@ -14,7 +14,8 @@ from enum import Enum, auto
 
 from services.gateway.replies.call_scanner import CallScanner, ScanState
 from services.gateway.replies.markers import find_first, withheld
-from services.gateway.replies.parts import CallArguments, CallBegun, ReplyPart, Text
+from services.gateway.replies.parts import CallArguments, CallBegun, Text
+from services.gateway.replies.stepped_reader import SteppedReader
 
 ARGUMENTS_MARKER = "[ARGS]"
 ID_MARKER = "[CALL_ID]"
@@ -50,7 +51,7 @@ class _At(Enum):
     AFTER = auto()  # Behind a call.
 
 
-class ToolReader:
+class ToolReader(SteppedReader[_At]):
     """Implements ``ReplyReader``."""
 
     def __init__(self, syntax: ToolSyntax, *, known_names: Collection[str], new_id: Callable[[int], str]) -> None:
@@ -59,37 +60,19 @@ class ToolReader:
         self._known_names = known_names
         self._new_id = new_id
         self._openers = tuple({syntax.joint + syntax.opener: None, syntax.opener: None}) if syntax.opener else ()
-        self._at = _At.START
-        self._buffer = ""
-        self._is_final = False
         self._head = ""  # Syntax in front of a call that has not begun: it is text where none does.
         self._is_marked = False  # An opener stands before this call.
         self._is_in_list = False
         self._scanner: CallScanner | None = None
         self._calls = 0
-        self._parts: list[ReplyPart] = []
-        # Each step returns whether there may be more to do with what is in the buffer.
-        self._steps: dict[_At, Callable[[], bool]] = {
+        steps = {
             _At.START: self._start,
             _At.TEXT: self._text,
             _At.HEAD: self._read_head,
             _At.CALL: self._call,
             _At.AFTER: self._after,
         }
-
-    def feed(self, text: str) -> list[ReplyPart]:
-        self._buffer += text
-        return self._read()
-
-    def end(self) -> list[ReplyPart]:
-        self._is_final = True
-        return self._read()
-
-    def _read(self) -> list[ReplyPart]:
-        while self._steps[self._at]():
-            pass
-        parts, self._parts = self._parts, []
-        return parts
+        super().__init__(_At.START, steps)
 
     def _start(self) -> bool:
         rest = self._buffer.lstrip()
