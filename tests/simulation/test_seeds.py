@@ -32,6 +32,7 @@ MUST_HAPPEN = (
     "plans_repeated",
     "preemptions",
     "promoted_pages",
+    "referred_tokens",
     "requests_reclaimed",
     "requests_resumed",
     "restored_tokens",

@@ -12,6 +12,7 @@ import msgspec
 from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
 from services.scheduler.core.cache.eviction import POLICIES
 from shared import codec
+from shared.kept_texts import KeptTexts
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, ModelStorage, ModelWorker, namespace
@@ -120,8 +121,10 @@ class CellDriver:
         has_remote: bool = False,
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
+        kept_tokens: int = 0,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
+        self.cell.kept_tokens = kept_tokens
         self.cell.restoration = COSTS if hidden_pages else None
         self.hidden_pages, self.keeps_sparse = hidden_pages, keeps_sparse
         self.pages, self.host_pages = pages, host_pages
@@ -206,6 +209,8 @@ class CellDriver:
             worker = self._worker(index)
             if worker.requests:
                 worker.fail_next_chunk_of = list(worker.requests)[index % len(worker.requests)]
+        elif kind == "texts_are_lost" and cell.workers:
+            self._worker(index).texts = KeptTexts()
         elif kind == "storage_dies" and storage is not None:
             cell.lose_storage("storage")
         elif kind == "storage_starts" and self.host_pages:

@@ -62,6 +62,7 @@ class CellModel:
         self.sparse_disks: dict[str, dict[bytes, None]] = {}  # What of them can be read in part.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
         self.hidden_remote = ModelDisk(room=1_000)  # What of it holds hidden states.
+        self.kept_tokens = 0  # Of workers that join from now on.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
@@ -143,6 +144,7 @@ class CellModel:
                 pool=handle,
                 max_context=max_context,
                 restoration=self.restoration,
+                kept_tokens=self.kept_tokens,
             )
         )
         return worker

@@ -15,6 +15,7 @@ from services.scheduler.core.cache.page_pool import LostPool, PagePool
 from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease
+from services.scheduler.core.kept_texts import KeptTexts
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
@@ -58,6 +59,7 @@ class Worker(msgspec.Struct):
     line: Line = msgspec.field(default_factory=Line)
     work: Work = msgspec.field(default_factory=Work)
     moves: Moves = msgspec.field(default_factory=Moves)
+    texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
 
 
 class Storage(msgspec.Struct):
