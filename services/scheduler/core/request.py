@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.cache.prompt_blocks import PromptBlocks
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
@@ -107,6 +108,8 @@ class SparsePart(msgspec.Struct):
 class Request(msgspec.Struct):
     """One request from acceptance to its end. Page fields mean something only while it is admitted.
 
+    ``submit`` has the whole prompt, however it came.
+
     ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
     ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
     as far as that can be said of what stands on a sparse prefix.
@@ -137,6 +140,7 @@ class Request(msgspec.Struct):
     is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
     ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
+    blocks: PromptBlocks = msgspec.field(default_factory=PromptBlocks)  # Of its prompt.
 
     @property
     def request_id(self) -> str:

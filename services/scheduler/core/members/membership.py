@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
+from services.scheduler.core.cache.prompt_blocks import blocks_of
 from services.scheduler.core.cache.residency import DEVICE, unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.hidden.hidden_runs import drop_run
@@ -254,11 +255,11 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
     """
     state, submit = step.state, message.submit
-    if submit.request_id in state.requests or fault_of(submit):
+    if submit.request_id in state.requests or submit.base is not None or fault_of(submit):
         state.count("stale_inputs")
         return
     state.count("requests_reclaimed")
-    request = accept(step, submit)
+    request = accept(step, submit, blocks_of(submit))
     request.state = RequestState.RESUMING
     _ask_gateway(step, request)
 
