@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shared import prompt_chain
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.messages.base import pack_int32
 from shared.messages.requests import PromptBase, SubmitRequest
-from shared.prompt_chain import BLOCK_BYTES, BLOCK_TOKENS, block_digests
+from shared.prompt_chain import block_digests
 
 MOST_BLOCKS = 65_536
 """Blocks that are remembered at the most, which is as many as a scheduler has."""
@@ -36,12 +37,12 @@ class PromptBases:
 
         ``blocks`` are the digests of its prompt's whole blocks. At least one token is left to the tail.
         """
-        for number in range((request.prompt_tokens - 1) // BLOCK_TOKENS, 0, -1):
+        for number in range((request.prompt_tokens - 1) // prompt_chain.BLOCK_TOKENS, 0, -1):
             digest = blocks[(number - 1) * DIGEST_BYTES : number * DIGEST_BYTES]
             if digest in self._held:
                 self._note(digest)
-                base = PromptBase(digest=digest, tokens=number * BLOCK_TOKENS)
-                tail = request.prompt[number * BLOCK_BYTES :]
+                base = PromptBase(digest=digest, tokens=number * prompt_chain.BLOCK_TOKENS)
+                tail = request.prompt[number * prompt_chain.BLOCK_BYTES :]
                 return msgspec.structs.replace(request, prompt=b"", base=base, tail=tail)
         return request
 
@@ -49,8 +50,8 @@ class PromptBases:
         """The scheduler has this prompt and its answer's ``output``, all but the last token, if they may be cached."""
         if not request.cache.write or request.cache.importance is not None:
             return
-        behind = request.prompt[len(blocks) // DIGEST_BYTES * BLOCK_BYTES :]
-        if len(behind) // TOKEN_BYTES + len(output) > BLOCK_TOKENS:
+        behind = request.prompt[len(blocks) // DIGEST_BYTES * prompt_chain.BLOCK_BYTES :]
+        if len(behind) // TOKEN_BYTES + len(output) > prompt_chain.BLOCK_TOKENS:
             behind += pack_int32(output[:-1])
             blocks += block_digests(request.namespace, behind, above=blocks[-DIGEST_BYTES:])
         for start in range(0, len(blocks), DIGEST_BYTES):
@@ -60,7 +61,7 @@ class PromptBases:
 
     def gone(self, blocks: bytes, base: PromptBase) -> None:
         """The scheduler lacks this base of a prompt with these ``blocks``, and so what goes on from it."""
-        for start in range((base.tokens // BLOCK_TOKENS - 1) * DIGEST_BYTES, len(blocks), DIGEST_BYTES):
+        for start in range((base.tokens // prompt_chain.BLOCK_TOKENS - 1) * DIGEST_BYTES, len(blocks), DIGEST_BYTES):
             self._held.pop(blocks[start : start + DIGEST_BYTES], None)
 
     def _note(self, digest: bytes) -> None:

@@ -82,11 +82,16 @@ class Prefetch(msgspec.Struct):
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
 
 
-class LastMatch(msgspec.Struct):
-    """Where a request's last match ended, and after how many tokens: the next one goes on from there."""
+class PromptMatch(msgspec.Struct):
+    """What of a request's prompt the tree is known to have.
+
+    Its last match ended in ``node`` after so many ``tokens``: the next one goes on from there. ``blocks`` are names by
+    which the prompt may be referred to.
+    """
 
     node: int = 0
     tokens: int = 0
+    blocks: PromptBlocks = msgspec.field(default_factory=PromptBlocks)
 
 
 class HiddenPart(msgspec.Struct):
@@ -128,7 +133,7 @@ class Request(msgspec.Struct):
     place: QueuePlace = msgspec.field(default_factory=QueuePlace)
     patience: Patience = msgspec.field(default_factory=Patience)
     prefetch: Prefetch = msgspec.field(default_factory=Prefetch)
-    match: LastMatch = msgspec.field(default_factory=LastMatch)
+    match: PromptMatch = msgspec.field(default_factory=PromptMatch)
     hidden: HiddenPart = msgspec.field(default_factory=HiddenPart)
     sparse: SparsePart = msgspec.field(default_factory=SparsePart)
     admission: int = 0  # Number of its last admission in the cell.
@@ -140,7 +145,6 @@ class Request(msgspec.Struct):
     is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
     ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
-    blocks: PromptBlocks = msgspec.field(default_factory=PromptBlocks)  # Of its prompt.
 
     @property
     def request_id(self) -> str:

@@ -22,8 +22,9 @@ from services.scheduler.core.cache.prefix_tree import (
 from services.scheduler.core.cache.prompt_blocks import note_blocks
 from services.scheduler.core.cache.residency import give_device, lock_path, offer, split_node, touch, unlock_path
 from services.scheduler.core.cache.shares import NEUTRAL
+from shared import prompt_chain
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
-from shared.prompt_chain import BLOCK_TOKENS, block_digests
+from shared.prompt_chain import block_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node, Path
@@ -99,19 +100,21 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
 
 def _note_prompt(state: CellState, request: Request, node: Node) -> None:
     """Let gateways refer to what of the prompt lies on the way to ``node``, where the request's shared pages end."""
-    blocks, published = request.blocks, request.shared * state.tree.page_size
+    blocks, published = request.match.blocks, request.shared * state.tree.page_size
     digests = blocks.digests[blocks.noted * DIGEST_BYTES :]
-    blocks.noted += note_blocks(state.blocks, state.tree, digests, blocks.above + blocks.noted, node, published)
+    if digests:
+        blocks.noted += note_blocks(state.blocks, state.tree, digests, blocks.above + blocks.noted, node, published)
 
 
 def _note_all(state: CellState, request: Request, tokens: bytes, node: Node, published: int) -> None:
     """The same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to ``node``."""
-    digests, above = request.blocks.digests, request.blocks.above
-    end = above * BLOCK_TOKENS + len(digests) // DIGEST_BYTES * BLOCK_TOKENS
-    if end + BLOCK_TOKENS <= published:
-        answer = tokens[end * TOKEN_BYTES : published * TOKEN_BYTES]
-        digests += block_digests(request.submit.namespace, answer, above=digests[-DIGEST_BYTES:])
-    note_blocks(state.blocks, state.tree, digests, above, node, published)
+    digests, above = request.match.blocks.digests, request.match.blocks.above
+    end = (above + len(digests) // DIGEST_BYTES) * prompt_chain.BLOCK_TOKENS
+    if published >= end + prompt_chain.BLOCK_TOKENS:
+        behind = tokens[end * TOKEN_BYTES : published * TOKEN_BYTES]
+        digests += block_digests(request.submit.namespace, behind, above=digests[-DIGEST_BYTES:])
+    if digests:
+        note_blocks(state.blocks, state.tree, digests, above, node, published)
 
 
 def _may_share(request: Request) -> bool:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of
+from services.scheduler.core.require import require
+from shared import prompt_chain
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
-from shared.prompt_chain import BLOCK_TOKENS, block_digests
+from shared.prompt_chain import block_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
@@ -45,13 +47,10 @@ class PromptBlocks(msgspec.Struct):
     noted: int = 0  # The first so many are in the table, as far as this request has published.
 
 
-def blocks_of(message: SubmitRequest) -> PromptBlocks:
-    """The digests that a message gives: of its whole prompt, or from its base on."""
-    base = message.base
-    if base is None:
-        return PromptBlocks(block_digests(message.namespace, message.prompt))
+def blocks_behind(message: SubmitRequest, base: PromptBase) -> PromptBlocks:
+    """The digests that a message with a base gives."""
     digests = base.digest + block_digests(message.namespace, message.tail, above=base.digest)
-    return PromptBlocks(digests, above=base.tokens // BLOCK_TOKENS - 1)
+    return PromptBlocks(digests, above=base.tokens // prompt_chain.BLOCK_TOKENS - 1)
 
 
 def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: PromptBase) -> Node | None:
@@ -83,17 +82,17 @@ def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int
 
     The first ``end_tokens`` of their tokens lie on the way to ``node``. Returns how many blocks end within them.
     """
-    count = min(len(digests) // DIGEST_BYTES, end_tokens // BLOCK_TOKENS - above)
+    count = min(len(digests) // DIGEST_BYTES, end_tokens // prompt_chain.BLOCK_TOKENS - above)
     if count <= 0:
         return 0
-    first_end = (above + 1) * BLOCK_TOKENS
+    first_end = (above + 1) * prompt_chain.BLOCK_TOKENS
     way = []
     while node.parent and node.end >= first_end:
         way.append(node)
         node = tree.nodes[node.parent]
     holder = way.pop()
     for number in range(count):
-        tokens = first_end + number * BLOCK_TOKENS
+        tokens = first_end + number * prompt_chain.BLOCK_TOKENS
         while holder.end < tokens:
             holder = way.pop()
         digest = digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
@@ -102,3 +101,20 @@ def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int
     while len(blocks) > MOST_BLOCKS:
         del blocks[next(iter(blocks))]
     return count
+
+
+def check_blocks(blocks: HeldBlocks, tree: PrefixTree) -> None:
+    """Raise InvariantViolated where an entry whose node lives stands for other tokens. For tests; slow."""
+    require(len(blocks) <= MOST_BLOCKS, "more blocks are remembered than may be")
+    chains: dict[int, bytes] = {}
+    for digest, held in blocks.items():
+        node = tree.nodes.get(held.node)
+        if node is None:
+            continue
+        name = f"the block of {held.tokens} tokens in node {node.id}"
+        require(0 < held.tokens <= node.end, f"{name} is not on the way to it")
+        if node.id not in chains:
+            chains[node.id] = block_digests(namespace_of(tree, node), prompt_behind(tree, node, node.end, b""))
+        number = held.tokens // prompt_chain.BLOCK_TOKENS
+        named = chains[node.id][(number - 1) * DIGEST_BYTES : number * DIGEST_BYTES]
+        require(digest == named, f"{name} has another digest")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
-from services.scheduler.core.cache.prompt_blocks import blocks_of
 from services.scheduler.core.cache.residency import DEVICE, unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.hidden.hidden_runs import drop_run
@@ -28,6 +27,7 @@ from services.scheduler.core.queue.queueing import (
     fault_of,
     replace_waiting,
     take_waiting,
+    unmatched,
 )
 from services.scheduler.core.restoring.fetches import abandon_fetches
 from services.scheduler.core.state import CellState, Storage, Worker
@@ -259,7 +259,7 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
         state.count("stale_inputs")
         return
     state.count("requests_reclaimed")
-    request = accept(step, submit, blocks_of(submit))
+    request = accept(step, submit, unmatched(submit))
     request.state = RequestState.RESUMING
     _ask_gateway(step, request)
 
