@@ -73,6 +73,19 @@ def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Referenc
     return Reference(base, text, dropped)
 
 
+def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
+    """Digests of all whole blocks of a prompt of which the first ``above`` are not among ``digests``; b"" where no text
+    has them. Does not mutate.
+    """
+    if not above:
+        return digests
+    for end in range(len(digests), 0, -DIGEST_BYTES):
+        number = kept.by_block.get(digests[end - DIGEST_BYTES : end])
+        if number is not None:
+            return kept.texts[number].blocks[: above * DIGEST_BYTES] + digests
+    return b""
+
+
 def forget_texts(kept: KeptTexts) -> None:
     """Rely on nothing that the worker keeps; with the next admission it is told to forget it."""
     kept.dropped += kept.texts

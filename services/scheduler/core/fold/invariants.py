@@ -15,6 +15,7 @@ from services.scheduler.core.cache.prefix_tree import (
     head_of,
     page_count,
 )
+from services.scheduler.core.cache.prompt_blocks import check_blocks
 from services.scheduler.core.cache.residency import DEVICE, HOST, host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
 from services.scheduler.core.kept_texts import check_texts
@@ -66,6 +67,7 @@ def check_invariants(state: CellState) -> None:
     check_queues(state)
     _check_pins(state)
     check_cache_leases(state)
+    check_blocks(state.blocks, state.tree)
     _check_timers(state)
     _check_hotness(state)
     for name, order in state.orders.items():

@@ -28,6 +28,7 @@ from services.scheduler.core.queue.queueing import (
     fault_of,
     replace_waiting,
     take_waiting,
+    unmatched,
 )
 from services.scheduler.core.restoring.fetches import abandon_fetches
 from services.scheduler.core.state import CellState, Storage, Worker
@@ -257,11 +258,11 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
     """
     state, submit = step.state, message.submit
-    if submit.request_id in state.requests or fault_of(submit):
+    if submit.request_id in state.requests or submit.base is not None or fault_of(submit):
         state.count("stale_inputs")
         return
     state.count("requests_reclaimed")
-    request = accept(step, submit)
+    request = accept(step, submit, unmatched(submit))
     request.state = RequestState.RESUMING
     _ask_gateway(step, request)
 

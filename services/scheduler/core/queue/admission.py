@@ -25,7 +25,7 @@ from services.scheduler.core.cache.residency import (
 from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
-from services.scheduler.core.kept_texts import NO_REFERENCE, Reference, refer
+from services.scheduler.core.kept_texts import NO_REFERENCE, Reference, all_digests, refer
 from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
@@ -316,7 +316,9 @@ def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
     """What the worker need not be told of so many ``tokens``, and what it is to keep."""
     if not worker.texts.most_tokens:
         return NO_REFERENCE
-    return refer(worker.texts, block_digests(request.submit.namespace, request.submit.prompt), tokens, request.pages)
+    blocks, submit = request.match.blocks, request.submit
+    digests = all_digests(worker.texts, blocks.digests, blocks.above)
+    return refer(worker.texts, digests or block_digests(submit.namespace, submit.prompt), tokens, request.pages)
 
 
 def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
