@@ -56,7 +56,7 @@ def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Referenc
     """What to say when a request of so many ``tokens`` is admitted, with digests ``blocks`` of its prompt's whole blocks
     (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is dropped.
     """
-    if not kept.most_tokens or not blocks:
+    if not blocks:
         return NO_REFERENCE
     base = _base(kept, blocks, pages)
     text = 0

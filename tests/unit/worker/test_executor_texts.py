@@ -24,7 +24,9 @@ def driven() -> Iterator[Driven]:
 
 def referring(request_id: str = "r", *, attempt: int = 1, text: int = 5) -> AdmitRequest:
     """The same prompt with three tokens more, and a page table that differs from the fifth page on."""
-    order = admit([*PROMPT, 30, 31, 32], [*PAGES[:4], 12, 13, 14, 15], request_id=request_id, attempt=attempt, cached=16)
+    order = admit(
+        [*PROMPT, 30, 31, 32], [*PAGES[:4], 12, 13, 14, 15], request_id=request_id, attempt=attempt, cached=16
+    )
     rest, pages = order.tokens[20 * 4 :], order.pages[4 * 4 :]
     return structs.replace(order, tokens=rest, pages=pages, base=TextBase(text=text, tokens=20, pages=4))
 

@@ -8,7 +8,14 @@ from hashlib import blake2b
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.kept_texts import KeptTexts, Reference, check_texts, forget_texts, refer
+from services.scheduler.core.kept_texts import (
+    KeptTexts,
+    Reference,
+    all_digests,
+    check_texts,
+    forget_texts,
+    refer,
+)
 from shared.codec import encode
 from shared.messages.base import count_int32, pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
@@ -104,6 +111,18 @@ def test_what_is_forgotten_is_dropped_with_the_next_order_that_may_say_so() -> N
     assert told(texts, "abc", 12, [1]) == Reference(TextBase(text=3, tokens=8, pages=1), 4, (3,))
 
 
+@pytest.mark.usefixtures("blocks_of_four")
+def test_a_prompt_that_came_by_reference_is_found_by_the_digests_that_it_came_with() -> None:
+    """Those of the blocks before come from the text that is found; where none is, nobody knows them."""
+    texts = kept()
+    told(texts, "abc", 13, [1])
+    names = digests("a", "ab", "abc", "abcd")
+
+    assert all_digests(texts, names, 0) == names
+    assert all_digests(texts, digests("abc", "abcd"), 2) == names
+    assert all_digests(texts, digests("abcd"), 3) == b""
+
+
 def small_cell(make_cell: MakeCell, kept_tokens: int = 1 << 20) -> CellModel:
     cell = make_cell(page_size=16, workers=0)
     cell.kept_tokens = kept_tokens
@@ -149,6 +168,23 @@ def test_an_earlier_worker_is_told_everything(make_cell: MakeCell) -> None:
 
     assert (said.base, said.text, said.dropped) == (None, 0, ())
     assert unpack_int32(said.tokens) == list(range(3_100))
+
+
+def test_a_prompt_by_reference_is_told_by_reference(make_cell: MakeCell) -> None:
+    """Also where its base ends behind the answer to what the worker keeps, of which only the prompt is known there."""
+    cell = small_cell(make_cell)
+    asked = cell.submit(list(range(2_000)), max_tokens=60, ignore_eos=True)
+    cell.drain()
+    prompt = list(range(2_000)) + cell.gateway("gateway").tokens[asked]
+
+    for more, base_tokens, shared in ((5, 2_048, 1_024), (9, 2_048, 2_048), (1_500, 2_048, 2_048)):
+        cell.submit(prompt + [7] * more, max_tokens=2, base_tokens=base_tokens)
+        cell.drain()
+        base = cell.admitted[-1].base
+        assert base is not None
+        assert base.tokens == shared
+    assert cell.state.counters["bases_resolved"] == 3
+    cell.check_answers()
 
 
 def test_another_incarnation_is_told_everything(make_cell: MakeCell) -> None:
