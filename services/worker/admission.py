@@ -29,10 +29,10 @@ class ModelLimits:
 def admit(
     order: AdmitRequest, limits: ModelLimits, vocabulary: Vocabulary, *, admitted_ns: int
 ) -> tuple[RunningRequest, list[Growth]]:
-    """The request, and what the output tokens of its earlier attempts brought, one growth a token. ``order`` has no base.
+    """The request, and what the output tokens of its earlier attempts brought, one growth a token.
 
-    Raises InvalidRequest when the order contradicts itself or the model; it would break a step or, worse, make
-    attention read KV that belongs to others.
+    ``order`` says everything. Raises InvalidRequest when the order contradicts itself or the model; it would break a
+    step or, worse, make attention read KV that belongs to others.
     """
     tokens = np.frombuffer(order.tokens, dtype="<i4")
     pages = np.frombuffer(order.pages, dtype="<i4").astype(np.int32)

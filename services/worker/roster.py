@@ -151,8 +151,8 @@ class Roster:
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
 
     def _miss(self, order: AdmitRequest) -> None:
-        """The scheduler is told, stops this attempt and begins another. It waits for an answer to that, so nothing of the
-        request may count as over here.
+        """The scheduler is told, stops this attempt and begins another. It waits for an answer to that, so nothing of
+        the request may count as over here.
         """
         text = 0 if order.base is None else order.base.text
         _log.error("text_missing", request_id=order.request_id, text=text, kept=len(self._texts))

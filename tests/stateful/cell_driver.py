@@ -209,8 +209,6 @@ class CellDriver:
             worker = self._worker(index)
             if worker.requests:
                 worker.fail_next_chunk_of = list(worker.requests)[index % len(worker.requests)]
-        elif kind == "texts_are_lost" and cell.workers:
-            self._worker(index).texts = KeptTexts()
         elif kind == "storage_dies" and storage is not None:
             cell.lose_storage("storage")
         elif kind == "storage_starts" and self.host_pages:
@@ -241,6 +239,11 @@ class CellDriver:
             self._trouble_with_hidden(kind, index, storage)
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
+
+    def texts_are_lost(self, index: int) -> None:
+        """Against all promises a worker forgets what it was to keep."""
+        if self.cell.workers:
+            self._worker(index).texts = KeptTexts()
 
     def _trouble_with_hidden(self, kind: str, index: int, storage: ModelStorage) -> None:
         memory = storage.hidden_pool.memory if storage.hidden_pool is not None else {}

@@ -13,7 +13,6 @@ from tests.stateful.walking import added_up, move
 
 WALKS = 60
 TALKS, MOST_TOKENS = 5, 120
-MANY_TROUBLES = (*TROUBLES, *DRAINS, *["texts_are_lost"] * 8)
 
 MUST_HAPPEN = (
     "chunks_failed",
@@ -73,8 +72,10 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])
     for _ in range(steps):
         point = chance.random()
-        if point < troubles:
-            driver.trouble(chance.choice(MANY_TROUBLES), chance.randrange(1000))
+        if point < troubles and chance.random() < 0.3:
+            driver.texts_are_lost(chance.randrange(1000))
+        elif point < troubles:
+            driver.trouble(chance.choice((*TROUBLES, *DRAINS)), chance.randrange(1000))
         elif point < troubles + noises:
             driver.noise(chance.choice(NOISES), chance.randrange(1000))
         elif point < troubles + noises + 0.3:

@@ -53,8 +53,9 @@ NO_REFERENCE = Reference()
 
 
 def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Reference:
-    """What to say when a request of so many ``tokens`` is admitted, with digests ``blocks`` of its prompt's whole blocks
-    (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is dropped.
+    """What to say when a request of so many ``tokens`` is admitted, with the digests ``blocks`` of its prompt's whole
+    blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is
+    dropped.
     """
     if not blocks:
         return NO_REFERENCE

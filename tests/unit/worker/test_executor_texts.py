@@ -1,4 +1,4 @@
-"""What a worker makes of admissions that refer to texts: the same tokens as of whole ones, or a word that it lacks it."""
+"""Admissions that refer to texts give the same tokens as whole ones, or a report of the text that is missing."""
 
 from __future__ import annotations
 
