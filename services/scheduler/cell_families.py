@@ -174,6 +174,8 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("inputs_failed", "inputs_failed", "Times that the core raised for an input, at the active scheduler", 1),
     ("inputs_quarantined", "inputs_quarantined", "Inputs that every scheduler leaves out of its fold", 1),
     ("requests_accepted", "requests_accepted", "Requests taken into the queue", 1),
+    ("prompts_resolved", "bases_resolved", "Requests that came with the front of their prompt by reference", 1),
+    ("prompts_wanted", "prompts_wanted", "References to prompts that had left the tree: asked for whole", 1),
     ("num_preemptions", "preemptions", "Running requests that had to give their pages back and start again", 1),
     ("requests_resumed", "requests_resumed", "Requests that went on at another worker", 1),
     ("deferrals", "requests_deferred", "Waits of requests for KV that another was about to bring", 1),
