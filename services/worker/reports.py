@@ -26,7 +26,7 @@ from shared.messages.worker_events import (
 )
 from shared.messages.worker_plans import AdmitRequest
 
-Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved
+Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved | TextMissing
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from shared.messages.base import Message
+from shared.messages.base import Message, count_int32
 from shared.messages.pools import PoolHandle
 from shared.messages.requests import Importance, SamplingParams
 
@@ -117,6 +117,11 @@ class AdmitRequest(Message, frozen=True):
     base: TextBase | None = None
     text: int = 0
     dropped: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        """All tokens, those of the base too."""
+        return (0 if self.base is None else self.base.tokens) + count_int32(self.tokens)
 
 
 class PrefillChunk(Message, frozen=True):

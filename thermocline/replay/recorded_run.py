@@ -94,7 +94,7 @@ def read_run(path: Path) -> RecordedRun:
         elif isinstance(frame, OutputFrame):
             output = decode_published(frame.data)
             if isinstance(output, WorkerPlan) and isinstance(output.order, AdmitRequest):
-                prompt_ends[output.order.request_id] = len(output.order.tokens) // 4
+                prompt_ends[output.order.request_id] = output.order.token_count
                 _take_admission(run, output.order)
             elif isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
                 chunks = [(chunk.request_id, chunk.end) for chunk in output.order.chunks]

@@ -17,7 +17,7 @@ from services.scheduler.core.kept_texts import (
     refer,
 )
 from shared.codec import encode
-from shared.messages.base import count_int32, pack_int32, unpack_int32
+from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.worker_events import TextMissing
 from shared.messages.worker_plans import AdmitRequest, TextBase, WorkerPlan
@@ -155,7 +155,7 @@ def test_a_turn_says_what_is_new_in_it() -> None:
         order = plan.order
         assert isinstance(order, AdmitRequest)
         assert order.base is not None
-        assert order.base.tokens + count_int32(order.tokens) == order.prompt_tokens
+        assert order.token_count == order.prompt_tokens
         assert order.cached_tokens >= order.prompt_tokens - 116
         assert len(encode(plan)) <= TURN_BYTES + 4 * 100
 
