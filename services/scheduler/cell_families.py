@@ -176,6 +176,13 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("requests_accepted", "requests_accepted", "Requests taken into the queue", 1),
     ("prompts_resolved", "bases_resolved", "Requests that came with the front of their prompt by reference", 1),
     ("prompts_wanted", "prompts_wanted", "References to prompts that had left the tree: asked for whole", 1),
+    (
+        "admission_tokens_referred",
+        "referred_tokens",
+        "Tokens of admissions that their worker kept, and was not told again",
+        1,
+    ),
+    ("texts_missing", "texts_missing", "Admissions that referred to a text which their worker lacked", 1),
     ("num_preemptions", "preemptions", "Running requests that had to give their pages back and start again", 1),
     ("requests_resumed", "requests_resumed", "Requests that went on at another worker", 1),
     ("deferrals", "requests_deferred", "Waits of requests for KV that another was about to bring", 1),
