@@ -12,12 +12,13 @@ from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, TROUBLES, VARIA
 from tests.stateful.walking import added_up, move
 
 WALKS = 60
-TALKS, MOST_TOKENS = 5, 120
+TALKS, MOST_TOKENS = 5, 200
 
 MUST_HAPPEN = (
     "chunks_failed",
     "evicted_pages_device",
     "failed_cancelled",
+    "hidden_leases_answered",
     "hit_tokens_device",
     "hit_tokens_host",
     "hit_tokens_neighbour",
@@ -56,6 +57,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         lease_tokens=chance.choice([1, 8]),
         min_host_load_tokens=1,
         max_attempts=chance.choice([2, 6]),
+        hidden_form="0/1/0",
         bubble_prefill=seed % 2 == 1,
         **{name: chance.choice(values) for name, values in VARIANTS.items()},
     )
@@ -66,6 +68,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         pages=chance.choice([40, 60, 100]),
         host_pages=chance.choice([0, 30, 90]),
         disk_chunks=chance.choice([0, 40]),
+        hidden_pages=chance.choice([0, 0, 128]),
         kept_tokens=chance.choice([60, 200, 1_000]),
     )
     talks: dict[int, list[int]] = {}
