@@ -10,6 +10,7 @@ from shared.codec import encode
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.worker_plans import WorkerPlan
 from shared.prompt_chain import block_digests
 from tests.stateful.cell_model import CellModel, namespace
 
@@ -90,5 +91,8 @@ def test_a_context_of_a_million_tokens_is_served() -> None:
     assert first > 4 * (LARGEST - 8)
     assert second < 20_000
     assert max(len(encode(each.input)) for each in cell.log) < MOST_PAYLOAD
-    assert max(len(encode(one)) for outputs in cell.outputs for one in outputs if hasattr(one, "order")) < MOST_PAYLOAD
+    assert (
+        max(len(encode(plan)) for outputs in cell.outputs for plan in outputs if isinstance(plan, WorkerPlan))
+        < MOST_PAYLOAD
+    )
     cell.check_answers()

@@ -72,11 +72,6 @@ def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -
     return b"".join((*spans, tail))
 
 
-def note_use(blocks: HeldBlocks, digest: bytes) -> None:
-    """A request came with this base, which is in the table."""
-    blocks[digest] = blocks.pop(digest)
-
-
 def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:
     """Note where the tree has these blocks, the first of which has ``above`` others before it.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.prefix_match import matched_path
-from services.scheduler.core.cache.prompt_blocks import PromptBlocks, blocks_behind, find_base, note_use, prompt_behind
+from services.scheduler.core.cache.prompt_blocks import PromptBlocks, blocks_behind, find_base, prompt_behind
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, WaitEvent, next_state
 from services.scheduler.core.queue.placement import Placement, estimate, fits, place, takes_requests
@@ -90,7 +90,6 @@ def _with_prompt(
 ) -> tuple[SubmitRequest, PromptMatch]:
     """The message with its whole prompt, which begins on the way to ``node``, and how far it is matched by that."""
     state.count("bases_resolved")
-    note_use(state.blocks, base.digest)
     prompt = prompt_behind(state.tree, node, base.tokens, message.tail)
     page_size = state.tree.page_size
     match = PromptMatch(node.id, base.tokens // page_size * page_size, blocks_behind(message, base))

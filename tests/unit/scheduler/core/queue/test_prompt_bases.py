@@ -10,11 +10,13 @@ import pytest
 
 from services.scheduler.core import decode_state, encode_state
 from services.scheduler.core.cache import prompt_blocks
+from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.gateway_notices import PromptWanted, RequestFailed
 from shared.messages.requests import PromptBase, ReclaimRequest, SubmitRequest
 from shared.messages.worker_plans import AdmitRequest
+from shared.prompt_chain import block_digests
 from tests.small_blocks import small_blocks
 from tests.stateful.cell_model import CellModel, abridged, namespace
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
@@ -117,7 +119,11 @@ def test_a_shared_block_stays_when_the_prompt_that_brought_it_goes(make_cell: Ma
         cell.submit(prompt)
         cell.drain()
     assert cell.state.counters["evicted_pages_device"] > 0
+    (shared, _), *_ = match_prefix(cell.state.tree, namespace(), pack_int32(PROMPT[:20]), 5)
 
+    assert shared.end == 20
+    digest = block_digests(namespace(), pack_int32(PROMPT[:16]))
+    assert cell.state.blocks[digest].node == shared.id
     cell.submit([*PROMPT[:20], 5], base_tokens=16)
     cell.submit([*PROMPT, 5], base_tokens=BASE)
     cell.drain()
