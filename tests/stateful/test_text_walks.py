@@ -30,14 +30,14 @@ MUST_HAPPEN = (
 )
 
 
-def says(driver: CellDriver, chance: random.Random, talks: dict[int, list[int]]) -> None:
+def says(driver: CellDriver, chance: random.Random, talks: dict[int, list[int]], most: int) -> None:
     """A turn of some conversation: what was said before, sometimes less of it, and a few tokens more."""
     number = chance.randrange(TALKS)
     before = talks.get(number, [number % 2] * 9)
     if len(before) > MOST_TOKENS:
         before = []
     before = before[: chance.choice([len(before)] * 4 + [len(before) // 2])]
-    talks[number] = before + [chance.randrange(500) for _ in range(chance.randint(1, 12))]
+    talks[number] = before + [chance.randrange(500) for _ in range(chance.randint(1, most))]
     driver.cell.submit(
         list(talks[number]),
         max_tokens=chance.choice([1, 4, 12]),
@@ -50,6 +50,7 @@ def says(driver: CellDriver, chance: random.Random, talks: dict[int, list[int]])
 def walk(seed: int, steps: int) -> dict[str, int]:
     """Drive one cell; returns its counters."""
     chance = random.Random(seed)
+    keeps_hidden = seed % 4 == 0
     config = CellConfig(
         max_batch_tokens=chance.choice([24, 200]),
         max_running=chance.randint(1, 4),
@@ -63,12 +64,12 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     )
     driver = CellDriver(
         config,
-        page_size=chance.choice([1, 4, 6, 16]),
+        page_size=16 if keeps_hidden else chance.choice([1, 4, 6, 16]),
         workers=chance.randint(1, 2),
         pages=chance.choice([40, 60, 100]),
-        host_pages=chance.choice([0, 30, 90]),
-        disk_chunks=chance.choice([0, 40]),
-        hidden_pages=chance.choice([0, 0, 128]),
+        host_pages=30 if keeps_hidden else chance.choice([0, 30, 90]),
+        disk_chunks=40 if keeps_hidden else chance.choice([0, 40]),
+        hidden_pages=128 if keeps_hidden else 0,
         kept_tokens=chance.choice([60, 200, 1_000]),
     )
     talks: dict[int, list[int]] = {}
@@ -82,7 +83,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         elif point < troubles + noises:
             driver.noise(chance.choice(NOISES), chance.randrange(1000))
         elif point < troubles + noises + 0.3:
-            says(driver, chance, talks)
+            says(driver, chance, talks, 60 if keeps_hidden else 12)
         else:
             move(driver, chance, chance.choice(["all", "worker", "heard", "storage", "fetch"]))
     driver.finish()
