@@ -86,6 +86,17 @@ def test_what_was_kept_first_goes_when_there_is_too_much() -> None:
 
 
 @pytest.mark.usefixtures("blocks_of_four")
+def test_what_two_texts_have_is_found_when_one_has_gone() -> None:
+    """The one kept last is referred to, and dropping the other does not hide it."""
+    texts = kept(30)
+    told(texts, "ab", 10, [1, 2])
+    told(texts, "ax", 10, [1, 3])
+
+    assert told(texts, "c", 12, [4]) == Reference(text=3, dropped=(1,))
+    assert told(texts, "az", 8, [1, 5]) == Reference(TextBase(text=2, tokens=4, pages=1), 4)
+
+
+@pytest.mark.usefixtures("blocks_of_four")
 def test_pages_are_compared_up_to_the_first_that_differs() -> None:
     """Other numbers behind it may be the same again, which helps nobody."""
     texts = kept()
