@@ -128,7 +128,7 @@ def compose(
     gateway_id = f"{config.id}-{incarnation}"
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
     subject = subjects.request_input(gateway_id)
-    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), lambda: cell.takes_bases(time.monotonic()))
+    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases)
     reports = None
     if config.cell:
         told = ((facts.name,), facts.fingerprint)
