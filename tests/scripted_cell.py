@@ -18,6 +18,7 @@ from services.scheduler.recording import Header, RecordingWriter
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, encode
 from shared.ids import namespace_digest
+from shared.kept_texts import KeptTexts
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, SchedulerStarted
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -64,6 +65,7 @@ class ScriptedCell:
         self.messages: list[StreamMessage] = []
         self.outputs: list[list[Published]] = []
         self._admitted: dict[str, AdmitRequest] = {}
+        self._texts: dict[tuple[str, str], KeptTexts] = {}  # By worker and incarnation.
 
     def put(self, message: Input) -> None:
         """Fold one input and everything that the worker answers to its outputs."""
@@ -91,7 +93,9 @@ class ScriptedCell:
         order = plan.order
         place: dict[str, Any] = {"worker_id": plan.worker_id, "incarnation": plan.incarnation}
         if isinstance(order, AdmitRequest):
-            self._admitted[order.request_id] = order
+            whole = self._texts.setdefault((plan.worker_id, plan.incarnation), KeptTexts()).take(order)
+            assert whole is not None, "an admission refers to a text that is not kept"
+            self._admitted[order.request_id] = whole
         elif isinstance(order, AbortRequest):
             self._admitted.pop(order.request_id, None)
             return [

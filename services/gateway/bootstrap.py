@@ -126,8 +126,9 @@ def compose(
     cancelled as a lost gateway's even when its successor has the same name.
     """
     gateway_id = f"{config.id}-{incarnation}"
-    dispatcher = Dispatcher(bus, subjects.request_input(gateway_id), gateway_id, PendingTable())
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
+    subject = subjects.request_input(gateway_id)
+    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases)
     reports = None
     if config.cell:
         told = ((facts.name,), facts.fingerprint)

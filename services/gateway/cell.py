@@ -52,6 +52,10 @@ class CellView:
         """The last status, if the scheduler has been heard of lately."""
         return self.status if now_s - self.heard_s <= FRESH_S else None
 
+    def takes_bases(self) -> bool:
+        """Whether the scheduler that spoke last takes a prompt as a base and a tail. An older one refuses it."""
+        return self.status is not None and self.status.takes_bases
+
     def context_limit(self, own: int) -> ContextLimit:
         """The context bound: the model's ``own``, or what the cell says where its pools hold less."""
         status = self.status

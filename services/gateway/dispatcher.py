@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
+from services.gateway import metrics
 from services.gateway.outbox import Outbox
 from services.gateway.pending import Choice, Generation, PendingTable
+from services.gateway.prompt_bases import PromptBases
 from shared import logs
 from shared.backoff import Backoff
 from shared.bus.protocol import Bus
@@ -15,6 +18,7 @@ from shared.codec import encode
 from shared.errors import RequestCancelled, ThermoclineError, TransportError, Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
+from shared.prompt_chain import block_digests
 
 PARALLEL_SUBMITS = 32
 APPEND_S = 3.0
@@ -22,6 +26,8 @@ SUBMIT_S = 12.0
 """How long storing a request is tried while there is a broker: servers that lost one elect leaders in 4 to 9 s."""
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 1.0
 RETRY_AFTER_MS = 2_000
+INLINE_BYTES = 1 << 20
+"""Longer prompts are hashed in a thread: the event loop would stand still for longer than a millisecond."""
 
 _log = logs.get_logger("gateway.dispatcher")
 
@@ -29,12 +35,24 @@ _log = logs.get_logger("gateway.dispatcher")
 class Dispatcher:
     """Keeps the pending table and the inputs stream in step."""
 
-    def __init__(self, bus: Bus, subject: str, gateway_id: str, pending: PendingTable) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        subject: str,
+        gateway_id: str,
+        pending: PendingTable,
+        takes_bases: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last."""
         self.gateway_id = gateway_id
         self.pending = pending
         self.outbox = Outbox(bus, subject)
+        self.bases = PromptBases()
         self._bus = bus
         self._subject = subject
+        self._takes_bases = takes_bases
+        self._gate = asyncio.Semaphore(PARALLEL_SUBMITS)
+        self._resending: set[asyncio.Task[None]] = set()
 
     def check_open(self) -> None:
         """Raises Unavailable when the broker is away, so that a client learns it at once."""
@@ -44,15 +62,20 @@ class Dispatcher:
     async def start(self, generation: Generation) -> None:
         """Submit every choice. When one cannot be stored, none goes on and the typed error is raised."""
         self.check_open()
+        if self._takes_bases():
+            await _find_blocks(generation)
         self.pending.add(generation)  # Before the first append: its tokens may come before the acknowledgement.
         gate = asyncio.Semaphore(PARALLEL_SUBMITS)
 
-        async def submit(request: SubmitRequest) -> ThermoclineError | None:
+        async def submit(choice: Choice) -> ThermoclineError | None:
             async with gate:
-                return await self._store(request)
+                request = self.bases.abridged(choice.request, choice.blocks)
+                choice.base = request.base
+                metrics.PROMPTS_SENT.labels("whole" if request.base is None else "base").inc()
+                return await self._store(request, request.request_id)
 
         try:
-            results = await asyncio.gather(*(submit(choice.request) for choice in generation.choices))
+            results = await asyncio.gather(*(submit(choice) for choice in generation.choices))
         except BaseException:
             self.end(generation)
             raise
@@ -69,6 +92,8 @@ class Dispatcher:
         for choice in generation.choices:
             if not choice.is_settled:
                 self.cancel(choice.request_id, choice.failure.code if choice.failure else reason)
+            elif choice.failure is None and choice.blocks:
+                self.bases.answered(choice.request, choice.blocks, choice.assembly.tokens)
             choice.fail(error or RequestCancelled(f"cancelled: {reason}"))
 
     def cancel(self, request_id: str, reason: str) -> None:
@@ -85,6 +110,23 @@ class Dispatcher:
                 output=pack_int32(choice.assembly.tokens),
             )
         )
+
+    def send_whole(self, choice: Choice) -> None:
+        """Tell the whole prompt of a choice whose base the scheduler lacks. Said again, it is being told."""
+        base, choice.base = choice.base, None
+        if base is None or choice.is_over:
+            return
+        metrics.PROMPTS_SENT.labels("wanted").inc()
+        self.bases.gone(choice.blocks, base)
+        task = asyncio.create_task(self._store_whole(choice))
+        self._resending.add(task)
+        task.add_done_callback(self._resending.discard)
+
+    async def close(self) -> None:
+        """Stop telling whole prompts."""
+        for task in self._resending:
+            task.cancel()
+        await asyncio.gather(*self._resending, return_exceptions=True)
 
     async def reclaim(self, choice: Choice, now_s: float) -> None:
         """Have a request that the cell does not know any more begun again behind what is here.
@@ -103,15 +145,28 @@ class Dispatcher:
         except ThermoclineError as error:
             _log.warning("not_reclaimed", request_id=choice.request_id, reason=error.message)
 
-    async def _store(self, request: SubmitRequest) -> ThermoclineError | None:
-        """Append a request, once however often that is tried; returns why it cannot be stored."""
+    async def _store_whole(self, choice: Choice) -> None:
+        """Store the request as it is: its deadline begins with its acceptance, which has not been."""
+        async with self._gate:
+            # The broker would take it for the message with the base, which is stored under the request's own id.
+            failure = await self._store(choice.request, f"{choice.request_id}.whole", choice)
+        if failure is not None:
+            choice.fail(failure)
+
+    async def _store(
+        self, request: SubmitRequest, message_id: str, choice: Choice | None = None
+    ) -> ThermoclineError | None:
+        """Append a request, once however often that is tried; returns why it cannot be stored.
+
+        Nothing is stored any more once the ``choice`` is over: its cancellation may be stored already.
+        """
         data = encode(request)
         now_s = asyncio.get_running_loop().time
         give_up_s = now_s() + min(SUBMIT_S, request.deadline_ms / 1000 or SUBMIT_S)
         backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
-        while True:
+        while choice is None or (not choice.is_over and self.pending.get(request.request_id) is choice):
             try:
-                await self._bus.append(self._subject, data, message_id=request.request_id, timeout_s=APPEND_S)
+                await self._bus.append(self._subject, data, message_id=message_id, timeout_s=APPEND_S)
                 return None
             except TransportError as error:
                 failure = Unavailable(str(error.message), retry_after_ms=RETRY_AFTER_MS)
@@ -123,3 +178,17 @@ class Dispatcher:
             if not self._bus.is_connected or now_s() + wait_s > give_up_s:
                 return failure
             await asyncio.sleep(wait_s)
+        return None
+
+
+async def _find_blocks(generation: Generation) -> None:
+    """Give every choice the digests of its prompt's blocks. Choices of one prompt share them."""
+    found: dict[int, bytes] = {}
+    for choice in generation.choices:
+        if choice.prompt not in found:
+            namespace, prompt = choice.request.namespace, choice.request.prompt
+            if len(prompt) > INLINE_BYTES:
+                found[choice.prompt] = await asyncio.to_thread(block_digests, namespace, prompt)
+            else:
+                found[choice.prompt] = block_digests(namespace, prompt)
+        choice.blocks = found[choice.prompt]

@@ -45,6 +45,11 @@ TOKEN_ITEMS = counter("gateway_token_items", "Items of token messages by what be
 PLACEMENTS = {placement: TOKEN_ITEMS.labels(placement.value) for placement in Placement}
 FETCHED = TOKEN_ITEMS.labels("fetched")
 RECLAIMED = counter("gateway_requests_reclaimed", "Requests begun again because the end of their answer was lost")
+PROMPTS_SENT = counter(
+    "gateway_prompts_sent",
+    "Prompts told to the scheduler: by a base that it holds and a tail, whole, or whole because it wanted it so",
+    ("how",),
+)
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
 TOKENS_DROPPED = gauge("gateway_token_messages_dropped", "Token messages lost to a full subscription")
 TENANTS = gauge("gateway_tenants", "Tenants of the file of tenants")

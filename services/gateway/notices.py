@@ -12,8 +12,8 @@ from services.gateway.failures import error_of_notice
 from shared import logs, subjects
 from shared.bus.protocol import Bus, Delivery
 from shared.codec import decode_published
-from shared.errors import CodecError, ThermoclineError, Unavailable
-from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
+from shared.errors import CodecError, InvalidRequest, ThermoclineError, Unavailable
+from shared.messages.gateway_notices import GatewayNotice, PromptWanted, RequestFailed, ResumeNeeded
 
 READ_S = 10.0
 
@@ -106,8 +106,14 @@ class NoticeHandler:
         word = notice.word
         metrics.NOTICES.labels(type(word).__name__).inc()
         choice = self._dispatcher.pending.get(word.request_id)
-        if isinstance(word, RequestFailed):
-            if choice is not None:
+        if isinstance(word, PromptWanted):
+            if choice is not None:  # Else the client is gone, and the scheduler knows nothing of the request.
+                self._dispatcher.send_whole(choice)
+        elif isinstance(word, RequestFailed):
+            if choice is not None and choice.base is not None and word.code == InvalidRequest.code:
+                # A scheduler of an older release took over, which knows no bases.
+                self._dispatcher.send_whole(choice)
+            elif choice is not None:
                 choice.fail(error_of_notice(word), is_settled=True)
         elif isinstance(word, ResumeNeeded):
             if choice is None or choice.is_over:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from services.gateway.assembly import Assembly, Placement
 from services.gateway.replies.reading import Reply
 from shared.errors import DeadlineExceeded, InternalError, RequestCancelled, ThermoclineError, TooManyConnections
-from shared.messages.requests import SubmitRequest
+from shared.messages.requests import PromptBase, SubmitRequest
 from shared.messages.tokens import TokenItem
 
 MAX_STREAM_BACKLOG_TOKENS = 65_536
@@ -44,6 +44,10 @@ class Choice:
         self.probed_s = now_s
         self.searched_s = now_s
         self.is_fetching = False
+        self.blocks = (
+            b""  # Digests of its prompt's whole blocks (``shared.prompt_chain``), where the scheduler takes them.
+        )
+        self.base: PromptBase | None = None  # What its prompt was told by, as long as that may be refused.
         self.reclaims = 0  # How often it was, or may have been, begun again because its end was lost.
         self.generation: Generation | None = None
 

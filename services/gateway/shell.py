@@ -65,6 +65,7 @@ class GatewayShell:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await self._relay.close()
+            await self._gateway.dispatcher.close()
             for subscription in subscriptions:
                 await subscription.close()
 

@@ -10,6 +10,7 @@ from services.worker.answers import Answer, Growth
 from services.worker.detokenizer import Vocabulary
 from services.worker.requests import Milestones, RunningRequest
 from services.worker.sparse_admission import sparse_fault
+from services.worker.token_sequence import TokenSequence
 from shared.errors import InvalidRequest
 from shared.messages.worker_plans import AdmitRequest
 
@@ -30,8 +31,8 @@ def admit(
 ) -> tuple[RunningRequest, list[Growth]]:
     """The request, and what the output tokens of its earlier attempts brought, one growth a token.
 
-    Raises InvalidRequest when the order contradicts itself or the model; it would break a step or, worse, make
-    attention read KV that belongs to others.
+    ``order`` says everything. Raises InvalidRequest when the order contradicts itself or the model; it would break a
+    step or, worse, make attention read KV that belongs to others.
     """
     tokens = np.frombuffer(order.tokens, dtype="<i4")
     pages = np.frombuffer(order.pages, dtype="<i4").astype(np.int32)
@@ -47,14 +48,13 @@ def admit(
             skip_special_tokens=order.sampling.skip_special_tokens, shown=order.sampling.shown_special_tokens
         ),
     )
-    listed: list[int] = tokens.tolist()
-    growths = answer.replay(listed[order.prompt_tokens :])
+    growths = answer.replay(tokens[order.prompt_tokens :].tolist())
     request = RunningRequest(
         request_id=order.request_id,
         attempt=order.attempt,
         gateway_id=order.gateway_id,
-        prompt_ids=listed[: order.prompt_tokens],
-        tokens=listed,
+        prompt_ids=tokens[: order.prompt_tokens],
+        tokens=TokenSequence(tokens),
         pages=pages,
         page_size=limits.page_size,
         computed=order.cached_tokens,
@@ -68,7 +68,7 @@ def admit(
         sparse=order.sparse,
         leases=order.leases,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
-        lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
+        lease_tokens=max(0, len(pages) * limits.page_size - len(tokens)),
     )
     return request, growths
 

@@ -16,6 +16,7 @@ class Counters:
     decode_tokens: int = 0
     requests_admitted: int = 0
     requests_refused: int = 0
+    texts_missing: int = 0  # Admissions that referred to a text which was not kept.
     requests_finished: int = 0
     requests_aborted: int = 0
     requests_preempted: int = 0

@@ -22,10 +22,11 @@ from shared.messages.worker_events import (
     RequestFinished,
     RequestPreempted,
     SparseLoaded,
+    TextMissing,
 )
 from shared.messages.worker_plans import AdmitRequest
 
-Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved
+Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved | TextMissing
 
 
 @dataclass(slots=True)
@@ -153,6 +154,11 @@ class Reporter:
             RequestPreempted(**self._who, request_id=request_id, attempt=attempt, output=pack_int32(output))
         )
         self.report.preempted.append(request_id)
+
+    def text_missing(self, order: AdmitRequest, text: int) -> None:
+        self.report.events.append(
+            TextMissing(**self._who, request_id=order.request_id, attempt=order.attempt, text=text)
+        )
 
     def recall(self, request: RunningRequest, growths: Sequence[Growth]) -> None:
         """Note what earlier attempts said, for a gateway that missed some of it and asks this worker."""

@@ -20,6 +20,7 @@ import torch
 
 from services.worker.answer_grammars import AnswerGrammar
 from services.worker.answers import Answer
+from services.worker.token_sequence import TokenSequence
 from shared.errors import IllegalTransition
 from shared.messages.base import unpack_int32
 from shared.messages.requests import SamplingParams
@@ -72,8 +73,8 @@ class RunningRequest:
     request_id: str
     attempt: int
     gateway_id: str
-    prompt_ids: Sequence[int]
-    tokens: list[int]
+    prompt_ids: Sequence[int] | npt.NDArray[np.int32]
+    tokens: TokenSequence
     pages: npt.NDArray[np.int32]
     page_size: int
     computed: int

@@ -23,6 +23,7 @@ from services.worker.requests import RunningRequest
 from services.worker.sparse_prefixes import SparsePrefixes
 from shared import logs
 from shared.errors import InvalidRequest
+from shared.kept_texts import KeptTexts
 from shared.messages.base import count_int32, unpack_int32
 from shared.messages.worker_events import FinishReason
 from shared.messages.worker_plans import AbortRequest, AdmitRequest, ExtendLease, PreemptRequest
@@ -55,18 +56,23 @@ class Roster:
         self._reporter = reporter
         self._counters = counters
         self._ended: OrderedDict[str, int] = OrderedDict()  # Last attempt that ended here.
+        self._texts = KeptTexts()
 
-    def admit(self, order: AdmitRequest, arrived_ns: int) -> None:
-        """Make a request known; a newer attempt replaces an older one."""
-        known = self.requests.get(order.request_id)
+    def admit(self, told: AdmitRequest, arrived_ns: int) -> None:
+        """Make a request known; a newer attempt replaces an older one. What it refers to must be kept here."""
+        order = self._texts.take(told)
+        known = self.requests.get(told.request_id)
         if known is not None:
-            if order.attempt <= known.attempt:
-                _log.warning("admission_ignored", request_id=order.request_id, attempt=order.attempt)
-                self._decline_lease(order)
+            if told.attempt <= known.attempt:
+                _log.warning("admission_ignored", request_id=told.request_id, attempt=told.attempt)
+                self._decline_lease(told)
                 return
             known.change("replace")
             self._counters.requests_replaced += 1
             self._drop(known)
+        if order is None:
+            self._miss(told)
+            return
         try:
             request, growths = admit(order, self._limits, self._vocabulary, admitted_ns=arrived_ns)
         except InvalidRequest as error:
@@ -143,6 +149,17 @@ class Roster:
         output = unpack_int32(order.tokens)[max(0, order.prompt_tokens) :]
         self._reporter.refused(order, index=max(0, count_int32(order.tokens) - order.prompt_tokens), error=error)
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
+
+    def _miss(self, order: AdmitRequest) -> None:
+        """The scheduler is told, stops this attempt and begins another. It waits for an answer to that, so nothing of
+        the request may count as over here.
+        """
+        text = 0 if order.base is None else order.base.text
+        _log.error("text_missing", request_id=order.request_id, text=text, kept=len(self._texts))
+        self._counters.texts_missing += 1
+        self._ended.pop(order.request_id, None)
+        self._decline_lease(order)
+        self._reporter.text_missing(order, text)
 
     def _decline_lease(self, order: AdmitRequest) -> None:
         if order.hidden_lease is not None:

@@ -31,6 +31,7 @@ from shared.bus.protocol import Bus, Delivery, Subscription
 from shared.codec import decode, encode
 from shared.errors import OperatorError
 from shared.event_outbox import EventOutbox
+from shared.kept_texts import MOST_KEPT_TOKENS
 from shared.lifecycle import Lifecycle, beat
 from shared.messages.status import Degradation, GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.worker_events import RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
@@ -138,6 +139,7 @@ class WorkerShell:
                 max_context=self._runner.max_context,
                 restoration=self._restoration,
                 device=self._who.device,
+                kept_tokens=MOST_KEPT_TOKENS,
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)

@@ -25,7 +25,16 @@ class ResumeNeeded(Message, frozen=True):
     attempt: int
 
 
-GatewayWord = RequestFailed | ResumeNeeded
+class PromptWanted(Message, frozen=True):
+    """The scheduler does not hold the base of this request (any more), and has forgotten the request.
+
+    Answer with the same ``SubmitRequest`` and its whole prompt.
+    """
+
+    request_id: str
+
+
+GatewayWord = RequestFailed | ResumeNeeded | PromptWanted
 
 
 class GatewayNotice(Message, frozen=True):

@@ -101,8 +101,22 @@ class CacheQuota(Message, frozen=True):
     remote_bytes: int = 0
 
 
+class PromptBase(Message, frozen=True):
+    """The first ``tokens`` tokens of a prompt, which the receiver has: whole blocks, by the digest of the last of them.
+
+    ``shared.prompt_chain`` has the digests.
+    """
+
+    digest: bytes  # 16 bytes
+    tokens: int
+
+
 class SubmitRequest(Message, frozen=True):
-    """A validated, tokenised request. ``prompt`` is packed int32, at least one token."""
+    """A validated, tokenised request. ``prompt`` is packed int32, at least one token.
+
+    With a ``base`` the scheduler has the front of the prompt, and ``tail`` is the rest: packed, at least one token.
+    ``prompt`` is empty then, so that a scheduler that knows no bases refuses the request and computes no other prompt.
+    """
 
     request_id: str
     gateway_id: str
@@ -118,9 +132,13 @@ class SubmitRequest(Message, frozen=True):
     key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
     quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
+    base: PromptBase | None = None
+    tail: bytes = b""
 
     @property
     def prompt_tokens(self) -> int:
+        if self.base is not None:
+            return self.base.tokens + count_int32(self.tail)
         return count_int32(self.prompt)
 
 

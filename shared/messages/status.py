@@ -139,6 +139,7 @@ class CellStatus(Message, frozen=True):
     dtype: str = ""  # Of KV, which is that of the model.
     page_bytes: int = 0  # Of a page of KV; 0 while no worker has joined.
     budgets: tuple[StorageBudget, ...] = ()
+    takes_bases: bool = False  # A ``SubmitRequest`` may refer to the front of its prompt.
 
     @property
     def chunks_in_all(self) -> int:

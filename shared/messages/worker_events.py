@@ -44,6 +44,7 @@ class WorkerJoined(Message, frozen=True):
     max_context: int  # tokens
     restoration: RestorationCosts | None = None  # None where nothing was measured: only KV is kept then.
     device: DeviceFacts | None = None  # None where an earlier release does not say.
+    kept_tokens: int = 0  # It keeps texts of so many tokens together, to which admissions may refer; 0: none.
 
 
 class WorkerLeft(Message, frozen=True):
@@ -192,6 +193,16 @@ class RequestPreempted(Message, frozen=True):
     output: bytes
 
 
+class TextMissing(Message, frozen=True):
+    """A request was not admitted, because the worker does not keep the ``text`` that its ``AdmitRequest`` refers to."""
+
+    worker_id: str
+    incarnation: str
+    request_id: str
+    attempt: int
+    text: int
+
+
 WorkerEvent = (
     WorkerJoined
     | WorkerDraining
@@ -202,5 +213,6 @@ WorkerEvent = (
     | RequestPreempted
     | PagesPromoted
     | HiddenSaved
+    | TextMissing
 )
 """What workers put into the stream."""

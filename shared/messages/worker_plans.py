@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from shared.messages.base import Message
+from shared.messages.base import Message, count_int32
 from shared.messages.pools import PoolHandle
 from shared.messages.requests import Importance, SamplingParams
 
@@ -67,6 +67,16 @@ class LeaseGrant(Message, frozen=True):
     refusal: str = ""  # "" is granted.
 
 
+class TextBase(Message, frozen=True):
+    """What an ``AdmitRequest`` need not say again: the first ``tokens`` tokens of the text that the worker keeps under
+    this number, and the first ``pages`` entries of the page table that came with it.
+    """
+
+    text: int
+    tokens: int
+    pages: int
+
+
 class AdmitRequest(Message, frozen=True):
     """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
 
@@ -79,6 +89,10 @@ class AdmitRequest(Message, frozen=True):
 
     With a ``sparse`` prefix, entries of ``pages`` that hold its tokens are -1, and ``cached_tokens`` is its end: what
     lies before its start is cached like any other prefix. All that is computed behind it is lossy as well.
+
+    To a worker that keeps texts (``WorkerJoined.kept_tokens``), ``tokens`` and ``pages`` are what follows ``base``.
+    It keeps the whole of both under the number ``text``, unless that is 0, and then forgets the numbers in
+    ``dropped``, whether it knows them or not. It answers ``TextMissing`` where it does not keep what ``base`` names.
     """
 
     request_id: str
@@ -100,6 +114,14 @@ class AdmitRequest(Message, frozen=True):
     sparse: SparsePrefix | None = None
     trace: str = ""  # As SubmitRequest has it.
     leases: tuple[LeaseGrant, ...] = ()  # For usage: an answer to each lease that it asked for.
+    base: TextBase | None = None
+    text: int = 0
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        """All tokens, those of the base too."""
+        return (0 if self.base is None else self.base.tokens) + count_int32(self.tokens)
 
 
 class PrefillChunk(Message, frozen=True):

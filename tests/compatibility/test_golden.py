@@ -71,16 +71,26 @@ def test_this_release_has_a_set() -> None:
     assert kept.recording == made.recording
 
 
+def plain(data: bytes) -> bytes:
+    """A message with the shortest header of each map. A struct of more than 15 fields has one of three bytes, however
+    few of them are written, so the first field beyond them lengthens it.
+    """
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(data))
+
+
 def test_messages_are_still_understood(kept: GoldenSet) -> None:
-    """Each decodes, and encodes to the same bytes: no field was lost, changed its type or moved."""
+    """Each decodes, and encodes to the same values in the same order: no field was lost, changed its type or moved.
+
+    What replay compares, which is what the scheduler publishes, encodes to the same bytes.
+    """
     speaks(kept, WIRE)
     types = {wire_name(each): each for each in message_types()}
 
     assert set(kept.messages) == set(kept.schema)
     for name, data in kept.messages.items():
-        assert encode(decode(data, types[name])) == data, name
+        assert plain(encode(decode(data, types[name]))) == plain(data), name
         if name in names_of(Input):
-            assert encode(decode_input(data)) == data, name
+            assert plain(encode(decode_input(data))) == plain(data), name
         if name in names_of(Published):
             assert encode(decode_published(data)) == data, name
 

@@ -17,9 +17,12 @@ from tests.cell import Cell, running_cell
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.nats_server import NatsServer
 from tests.reference import Reference
+from tests.small_blocks import small_blocks
 
 DEVICE_TOKENS = 512
 DOCUMENT_TOKENS = 140
+BLOCK_TOKENS = 32
+"""Prompts are referred to by blocks of so many tokens."""
 CASES = [
     ("llama", 1),
     ("llama", 16),
@@ -91,18 +94,26 @@ def test_every_proven_family_is_covered() -> None:
 async def test_served_tokens_equal_generate(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:
-    """Alone, on device and host hits, in mixed batches with cancelled neighbours, and through preemption."""
+    """Alone, on device and host hits, in mixed batches with cancelled neighbours, and through preemption.
+
+    Gateway, scheduler and worker refer to what the next one holds of a prompt.
+    """
     model, reference = checkpoints[family]
     worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
     # By recency the document leaves the device whatever came before; the default policy may keep it there for its use.
     scheduler = {"max_batch_tokens": 48, "lease_tokens": 16, "max_running": 8, "policy": "lru"}
-    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
-        run = Scenario(cell, reference, page_size)
-        document = run.tokens(DOCUMENT_TOKENS)
-        await _hits(run, document)
-        await _mixed(run)
-        await _host(run, document)
-        await _preempted(run)
+    with small_blocks(BLOCK_TOKENS):
+        async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+            run = Scenario(cell, reference, page_size)
+            document = run.tokens(DOCUMENT_TOKENS)
+            await _hits(run, document)
+            await _mixed(run)
+            await _host(run, document)
+            await _preempted(run)
+            counters = (await cell.status()).counters
+
+    assert counters["referred_tokens"] > 2 * DOCUMENT_TOKENS
+    assert "texts_missing" not in counters
 
 
 async def _hits(run: Scenario, document: list[int]) -> None:

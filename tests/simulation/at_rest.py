@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from services.scheduler.core import CellState
+from services.scheduler.core.cache.prompt_blocks import MOST_BLOCKS
 from services.scheduler.core.step import MOST_GATEWAYS
 from tests.simulation.contents import require
 
@@ -43,6 +44,7 @@ EMPTY = (
 """Collections that speak only of what is under way."""
 
 BOUNDED = {
+    "blocks": MOST_BLOCKS,
     "counters": 1_000,
     "ended": 4_096,
     "gateways": MOST_GATEWAYS,

@@ -8,13 +8,15 @@ from services.gateway.assembly import Placement
 from services.gateway.failures import error_of_notice
 from services.gateway.notices import NoticeCursor
 from services.gateway.pending import Choice
+from services.gateway.prompt_bases import PromptBases
 from services.gateway.timeouts import WaitLimits, needs_probe, needs_search, overdue
 from shared.codec import Published
 from shared.errors import RequestCancelled
 from shared.messages.base import pack_int32
-from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
+from shared.messages.gateway_notices import GatewayNotice, PromptWanted, RequestFailed, ResumeNeeded
 from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
 from shared.messages.tokens import TokenBatch
+from shared.prompt_chain import block_digests
 from tests.simulation.contents import require
 from tests.simulation.process import Process
 
@@ -36,6 +38,7 @@ class GatewayProcess(Process):
         self.place = name
         self.choices: dict[str, Choice] = {}  # Not over yet.
         self.ended: dict[str, Choice] = {}
+        self._bases = PromptBases()
         self._cursor = NoticeCursor()
         self._read_to = 0
 
@@ -43,9 +46,12 @@ class GatewayProcess(Process):
 
     def submit(self, message: SubmitRequest) -> None:
         """A client asks."""
-        self.choices[message.request_id] = Choice(message, 0, 0, self.cell.clock.now_s)
+        choice = self.choices[message.request_id] = Choice(message, 0, 0, self.cell.clock.now_s)
         self.cell.submitted[message.request_id] = message
-        self.cell.inputs.append(message, message.request_id)
+        choice.blocks = block_digests(message.namespace, message.prompt)
+        abridged = self._bases.abridged(message, choice.blocks)
+        choice.base = abridged.base
+        self.cell.inputs.append(abridged, message.request_id)
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""
@@ -60,6 +66,8 @@ class GatewayProcess(Process):
             return
         require(choice.request_id not in self.ended, f"{choice.request_id} ends twice")
         self.ended[choice.request_id] = self.choices.pop(choice.request_id)
+        if choice.failure is None:
+            self._bases.answered(choice.request, choice.blocks, choice.assembly.tokens)
         self.cell.note_ended(self, choice)
         if not choice.is_settled:
             self.say(CancelRequest(request_id=choice.request_id, gateway_id=self.name))
@@ -158,7 +166,12 @@ class GatewayProcess(Process):
         self._cursor.take(notice)
         word = notice.word
         choice = self.choices.get(word.request_id)
-        if isinstance(word, RequestFailed):
+        if isinstance(word, PromptWanted):
+            if choice is not None and choice.base is not None:
+                self._bases.gone(choice.blocks, choice.base)
+                choice.base = None
+                self.append(choice.request, f"{choice.request_id}.whole")
+        elif isinstance(word, RequestFailed):
             if choice is not None:
                 choice.fail(error_of_notice(word), is_settled=True)
                 self._settle(choice)

@@ -11,8 +11,11 @@ from tests.simulation.cell import Cell
 from tests.simulation.drawing import draw
 from tests.simulation.properties import check_end
 from tests.simulation.scenario import Scenario
+from tests.small_blocks import small_blocks
 
 LAST_INPUTS = 12
+BLOCK_TOKENS = 16
+"""Of the blocks by which prompts are referred to."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ def run(scenario: Scenario) -> Outcome:
     begun_ns = cell.clock.now_ns
     broken = where = ""
     try:
-        cell.run()
-        check_end(cell)
+        with small_blocks(BLOCK_TOKENS):
+            cell.run()
+            check_end(cell)
     except Exception as error:
         broken = f"{type(error).__name__}: {error}"
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -16,6 +16,7 @@ with the last copy of an answer that got lost while the broker was away (6744, 8
 
 MUST_HAPPEN = (
     "backups_done",
+    "bases_resolved",
     "backups_failed",
     "chunks_failed",
     "evicted_pages_host",
@@ -32,6 +33,8 @@ MUST_HAPPEN = (
     "plans_repeated",
     "preemptions",
     "promoted_pages",
+    "referred_tokens",
+    "prompts_wanted",
     "requests_reclaimed",
     "requests_resumed",
     "restored_tokens",

@@ -21,7 +21,10 @@ def carry_out(worker: WorkerProcess, order: plans.WorkerOrder) -> None:
     """Do what an order says, between two steps."""
     match order:
         case plans.AdmitRequest():
-            _admit(worker, order)
+            whole = worker.texts.take(order)
+            require(whole is not None, f"{order.request_id} refers to a text that is not kept")
+            assert whole is not None
+            _admit(worker, whole)
         case plans.ExtendLease():
             sequence = worker.known(order.request_id, order.attempt)
             if sequence is not None:

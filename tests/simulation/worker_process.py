@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.worker.retained import RetainedOutputs
 from shared.codec import Input, Published
+from shared.kept_texts import KeptTexts
 from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.pools import PoolHandle
@@ -29,6 +30,7 @@ GRACES_MS = (0, 300, 3_000, 20_000)
 TOLD_GRACE = 0.9  # Of its time for draining, what a worker tells the scheduler.
 STEP_US, DECODED_US = 150, 30
 RETAINED, MOST_BYTES = 64, 1 << 20
+KEPT_TOKENS = 2_000  # A few prompts, so that some are dropped.
 
 
 class WorkerProcess(Process):
@@ -45,6 +47,7 @@ class WorkerProcess(Process):
         self.hidden_pools: dict[str, HostPool] = {}
         self.neighbours: dict[str, WorkerProcess] = {}
         self.promoting: dict[int, None] = {}  # Device pages under a promotion.
+        self.texts = KeptTexts()
         self.fails_next_chunk = False
         self.begun = 0  # Number of the last batch that was begun.
         self._retained = RetainedOutputs(RETAINED)
@@ -78,6 +81,7 @@ class WorkerProcess(Process):
                 pool=handle,
                 max_context=1_000_000,
                 restoration=COSTS if shape.knows_costs else None,
+                kept_tokens=KEPT_TOKENS,
             )
         )
 

@@ -12,6 +12,7 @@ import msgspec
 from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
 from services.scheduler.core.cache.eviction import POLICIES
 from shared import codec
+from shared.kept_texts import KeptTexts
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, ModelStorage, ModelWorker, namespace
@@ -120,8 +121,10 @@ class CellDriver:
         has_remote: bool = False,
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
+        kept_tokens: int = 0,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
+        self.cell.kept_tokens = kept_tokens
         self.cell.restoration = COSTS if hidden_pages else None
         self.hidden_pages, self.keeps_sparse = hidden_pages, keeps_sparse
         self.pages, self.host_pages = pages, host_pages
@@ -236,6 +239,11 @@ class CellDriver:
             self._trouble_with_hidden(kind, index, storage)
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
+
+    def texts_are_lost(self, index: int) -> None:
+        """Against all promises a worker forgets what it was to keep."""
+        if self.cell.workers:
+            self._worker(index).texts = KeptTexts()
 
     def _trouble_with_hidden(self, kind: str, index: int, storage: ModelStorage) -> None:
         memory = storage.hidden_pool.memory if storage.hidden_pool is not None else {}

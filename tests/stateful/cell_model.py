@@ -6,6 +6,8 @@ that any interleaving can be driven. :meth:`CellModel.drain` runs everything unt
 
 from __future__ import annotations
 
+import msgspec
+
 import services.scheduler.policies  # noqa: F401  Model cells can be told to use its policies and schedules.
 from services.scheduler.core import (
     CancelTimer,
@@ -20,11 +22,14 @@ from services.scheduler.core import (
 )
 from shared import codec
 from shared.chunks import chunk_bytes
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.messages import cell_events, gateway_notices, requests, storage_events, storage_plans, worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import PoolHandle
+from shared.messages.requests import PromptBase
+from shared.prompt_chain import block_digests
 from tests.stateful.model_disk import ModelDisk
 from tests.stateful.model_gateway import ModelGateway
 from tests.stateful.model_pages import MODEL, HostPool, expected_output, geometry, namespace
@@ -33,6 +38,13 @@ from tests.stateful.model_storage import ModelStorage
 from tests.stateful.model_worker import ModelWorker
 
 __all__ = ["MODEL", "CellModel", "ModelGateway", "ModelStorage", "ModelWorker", "NotIdle", "geometry", "namespace"]
+
+
+def abridged(message: requests.SubmitRequest, base_tokens: int) -> requests.SubmitRequest:
+    """A request whose prompt is told by its first tokens' digest, whole blocks, and the rest."""
+    cut = base_tokens * TOKEN_BYTES
+    base = PromptBase(digest=block_digests(message.namespace, message.prompt[:cut])[-DIGEST_BYTES:], tokens=base_tokens)
+    return msgspec.structs.replace(message, prompt=b"", base=base, tail=message.prompt[cut:])
 
 
 class NotIdle(AssertionError):
@@ -62,6 +74,7 @@ class CellModel:
         self.sparse_disks: dict[str, dict[bytes, None]] = {}  # What of them can be read in part.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
         self.hidden_remote = ModelDisk(room=1_000)  # What of it holds hidden states.
+        self.kept_tokens = 0  # Of workers that join from now on.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
@@ -143,6 +156,7 @@ class CellModel:
                 pool=handle,
                 max_context=max_context,
                 restoration=self.restoration,
+                kept_tokens=self.kept_tokens,
             )
         )
         return worker
@@ -219,8 +233,9 @@ class CellModel:
         leases: tuple[requests.Lease, ...] = (),
         max_leased_tokens: int = 0,
         returns_in_ms: int = 0,
+        base_tokens: int = 0,
     ) -> str:
-        """Submit a request; returns its id."""
+        """Submit a request, the first ``base_tokens`` of its prompt by reference; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
         message = requests.SubmitRequest(
             request_id=request_id,
@@ -251,8 +266,18 @@ class CellModel:
             gateway.open[request_id] = message
             gateway.tokens[request_id] = []
             gateway.attempts[request_id] = 1
-        self.feed(message)
+        self.feed(abridged(message, base_tokens) if base_tokens else message)
         return request_id
+
+    def send_whole(self, gateway_id: str) -> bool:
+        """Let a gateway answer its oldest PromptWanted; returns whether there was one."""
+        gateway = self.gateway(gateway_id)
+        if not gateway.wanted:
+            return False
+        request = gateway.open.get(gateway.wanted.popleft().request_id)
+        if request is not None:
+            self.feed(request)
+        return True
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""
@@ -314,6 +339,7 @@ class CellModel:
                 moved = True
         for gateway in list(self.gateways.values()):
             moved |= self.answer_resume(gateway.gateway_id)
+            moved |= self.send_whole(gateway.gateway_id)
         return moved
 
     def drain(self, rounds: int = 5000, *, steps_a_check: int = 1) -> None:

@@ -8,7 +8,7 @@ from shared.messages import gateway_notices, requests
 
 
 class ModelGateway:
-    """Keeps what its requests were told, and answers ResumeNeeded."""
+    """Keeps what its requests were told, and answers ResumeNeeded and PromptWanted."""
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
@@ -17,6 +17,7 @@ class ModelGateway:
         self.attempts: dict[str, int] = {}
         self.ended: dict[str, str] = {}  # "finished" or an error code.
         self.resumes: deque[gateway_notices.ResumeNeeded] = deque()
+        self.wanted: deque[gateway_notices.PromptWanted] = deque()
         self.last_notice = 0
 
     def take_token(self, request_id: str, attempt: int, index: int, token: int) -> None:
@@ -43,5 +44,7 @@ class ModelGateway:
             if word.request_id in self.open:
                 self.ended[word.request_id] = word.code
                 del self.open[word.request_id]
+        elif isinstance(word, gateway_notices.PromptWanted):
+            self.wanted.append(word)
         else:
             self.resumes.append(word)

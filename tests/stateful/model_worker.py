@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import codec
 from shared.ids import chain_page, chain_root
+from shared.kept_texts import KeptTexts
 from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
@@ -66,6 +67,8 @@ class ModelWorker:
         self.prefilled_tokens = 0
         self.batches_ahead = 0
         self.fail_next_chunk_of: str | None = None
+        self.texts = KeptTexts()
+        self.missed: dict[str, int] = {}  # Attempts that were not admitted because a text is missing.
 
     # Plans.
 
@@ -144,7 +147,7 @@ class ModelWorker:
     def _execute(self, order: object) -> None:
         match order:
             case plans.AdmitRequest():
-                self._admit(order)
+                self._admit_told(order)
             case plans.ExtendLease():
                 request = self._known(order.request_id, order.attempt)
                 if request is not None:
@@ -166,9 +169,13 @@ class ModelWorker:
                         output=pack_int32(request.output),
                     )
                     self.outbox.extend(self._leave(request, said))
+                elif self.missed.pop(order.request_id, 0) == order.attempt:
+                    self._say(worker_events.RequestPreempted, order, output=b"")
             case plans.AbortRequest():
                 if self._known(order.request_id, order.attempt) is not None:
                     self._end(order.request_id, order.reason, self.outbox)
+                elif self.missed.pop(order.request_id, 0) == order.attempt:
+                    self._say(worker_events.RequestFinished, order, reason=order.reason, output=b"")
             case plans.PromotePages():
                 self._forbid_promoting(unpack_int32(order.device_pages))
                 self.promotions.append((order, self.hosts.get(order.storage_id)))
@@ -206,6 +213,22 @@ class ModelWorker:
         self.requests.clear()
         self.promotions.clear()
         self.saved_late.clear()
+
+    def _admit_told(self, told: plans.AdmitRequest) -> None:
+        order = self.texts.take(told)
+        if order is not None:
+            self._admit(order)
+            return
+        assert told.base is not None
+        self._say(worker_events.TextMissing, told, text=told.base.text)
+        self.missed[told.request_id] = told.attempt
+        if told.hidden_lease is not None:
+            lease_id = told.hidden_lease.lease_id
+            self.outbox.append(
+                worker_events.HiddenSaved(
+                    worker_id=self.worker_id, incarnation=self.incarnation, lease_id=lease_id, chunks=0, tokens=b""
+                )
+            )
 
     def _admit(self, order: plans.AdmitRequest) -> None:
         assert order.request_id not in self.requests, "admitted twice"

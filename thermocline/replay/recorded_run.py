@@ -17,6 +17,7 @@ from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
 from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
+from thermocline.replay.recorded_prompts import RecordedPrompts
 
 
 @dataclass(slots=True)
@@ -68,12 +69,13 @@ def read_run(path: Path) -> RecordedRun:
     """Read a whole recording. Raises RecordingError when it is damaged or holds no run of a cell."""
     run = RecordedRun()
     now_ns = 0
+    prompts = RecordedPrompts()
     batch_chunks: dict[tuple[str, str, int], list[tuple[str, int]]] = {}
     prompt_ends: dict[str, int] = {}
     left_out = recorded_skips(path).decided
     for frame in read_frames(path):
         if isinstance(frame, SnapshotFrame):
-            _take_snapshot(run, frame.data)
+            _take_snapshot(run, prompts, frame.data)
         elif isinstance(frame, InputFrame):
             now_ns = frame.time_ns
             run.start_ns = run.start_ns or now_ns
@@ -83,7 +85,7 @@ def read_run(path: Path) -> RecordedRun:
                 message = decode_input(frame.data)
             except CodecError:
                 continue  # The live cell skipped it too.
-            _take_input(run, message, now_ns)
+            _take_input(run, prompts, message, now_ns)
             if isinstance(message, BatchDone):
                 key = (message.worker_id, message.incarnation, message.plan)
                 for request_id, end in batch_chunks.pop(key, []):
@@ -92,7 +94,7 @@ def read_run(path: Path) -> RecordedRun:
         elif isinstance(frame, OutputFrame):
             output = decode_published(frame.data)
             if isinstance(output, WorkerPlan) and isinstance(output.order, AdmitRequest):
-                prompt_ends[output.order.request_id] = len(output.order.tokens) // 4
+                prompt_ends[output.order.request_id] = output.order.token_count
                 _take_admission(run, output.order)
             elif isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
                 chunks = [(chunk.request_id, chunk.end) for chunk in output.order.chunks]
@@ -105,9 +107,10 @@ def read_run(path: Path) -> RecordedRun:
     return run
 
 
-def _take_snapshot(run: RecordedRun, data: bytes) -> None:
+def _take_snapshot(run: RecordedRun, prompts: RecordedPrompts, data: bytes) -> None:
     """The cell as it was when the recording begins; what it had cached is not taken over."""
     state = load_state(decode_snapshot(data).state)
+    prompts.begin(state)
     run.config, run.pool_geometry = state.config, state.geometry
     for worker in state.workers.values():
         run.device_pages[worker.worker_id], run.nodes[worker.worker_id] = worker.pool.total, worker.node
@@ -117,7 +120,7 @@ def _take_snapshot(run: RecordedRun, data: bytes) -> None:
         run.disk_bytes = storage.disk.budget_bytes
 
 
-def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
+def _take_input(run: RecordedRun, prompts: RecordedPrompts, message: Input, now_ns: int) -> None:
     match message:
         case CellConfigured():
             if run.requests:
@@ -134,8 +137,11 @@ def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
         case HostPoolCreated(handle=PoolHandle() as handle):
             run.host_pages = handle.pages
         case SubmitRequest():
-            run.requests.setdefault(message.request_id, RecordedRequest(message, now_ns))
+            whole = prompts.whole(message)
+            if whole is not None:
+                run.requests.setdefault(message.request_id, RecordedRequest(whole, now_ns))
         case RequestFinished():
+            prompts.answered(message.request_id, message.output)
             request = run.requests.get(message.request_id)
             if request is not None and not request.finished_ns:
                 request.output, request.finished_ns = message.output, now_ns

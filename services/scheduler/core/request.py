@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.cache.prompt_blocks import PromptBlocks
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
@@ -81,11 +82,16 @@ class Prefetch(msgspec.Struct):
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
 
 
-class LastMatch(msgspec.Struct):
-    """Where a request's last match ended, and after how many tokens: the next one goes on from there."""
+class PromptMatch(msgspec.Struct):
+    """What of a request's prompt the tree is known to have.
+
+    Its last match ended in ``node`` after so many ``tokens``: the next one goes on from there. ``blocks`` are names by
+    which the prompt may be referred to.
+    """
 
     node: int = 0
     tokens: int = 0
+    blocks: PromptBlocks = msgspec.field(default_factory=PromptBlocks)
 
 
 class HiddenPart(msgspec.Struct):
@@ -107,6 +113,8 @@ class SparsePart(msgspec.Struct):
 class Request(msgspec.Struct):
     """One request from acceptance to its end. Page fields mean something only while it is admitted.
 
+    ``submit`` has the whole prompt, however it came.
+
     ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
     ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
     as far as that can be said of what stands on a sparse prefix.
@@ -125,7 +133,7 @@ class Request(msgspec.Struct):
     place: QueuePlace = msgspec.field(default_factory=QueuePlace)
     patience: Patience = msgspec.field(default_factory=Patience)
     prefetch: Prefetch = msgspec.field(default_factory=Prefetch)
-    match: LastMatch = msgspec.field(default_factory=LastMatch)
+    match: PromptMatch = msgspec.field(default_factory=PromptMatch)
     hidden: HiddenPart = msgspec.field(default_factory=HiddenPart)
     sparse: SparsePart = msgspec.field(default_factory=SparsePart)
     admission: int = 0  # Number of its last admission in the cell.

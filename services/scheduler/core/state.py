@@ -13,8 +13,10 @@ from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.kept import CacheLeases, Pin, Return
 from services.scheduler.core.cache.page_pool import LostPool, PagePool
 from services.scheduler.core.cache.prefix_tree import PrefixTree
+from services.scheduler.core.cache.prompt_blocks import HeldBlocks
 from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease
+from services.scheduler.core.kept_texts import KeptTexts
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
@@ -58,6 +60,7 @@ class Worker(msgspec.Struct):
     line: Line = msgspec.field(default_factory=Line)
     work: Work = msgspec.field(default_factory=Work)
     moves: Moves = msgspec.field(default_factory=Moves)
+    texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
 
 
 class Storage(msgspec.Struct):
@@ -147,6 +150,7 @@ class CellState(msgspec.Struct):
     lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
     flushes: list[Flush] = []  # The first is at work.
     arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
+    blocks: HeldBlocks = {}  # Where the tree has what gateways refer to.
 
     def count(self, name: str, amount: int = 1) -> None:
         """Raise a counter."""

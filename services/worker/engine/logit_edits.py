@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.worker.engine.sample_row import SampleRow
@@ -56,7 +57,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     return logits - (outputs > 0).to(logits.dtype) * column([row.params.presence_penalty for row in rows])
 
 
-def _counts(ids: list[Sequence[int]], like: torch.Tensor) -> torch.Tensor:
+def _counts(ids: Sequence[Sequence[int] | npt.NDArray[np.int32]], like: torch.Tensor) -> torch.Tensor:
     """How often each token occurs in each list, ``[len(ids), vocab]`` in the dtype and on the device of ``like``."""
     vocab_size = like.shape[1]
     flat = [np.asarray(tokens, dtype=np.int64) for tokens in ids]

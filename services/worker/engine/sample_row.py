@@ -25,7 +25,7 @@ class SampleRow:
 
     params: SamplingParams
     output_position: int
-    prompt_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
     output_ids: Sequence[int] = ()
     forbid: tuple[int, ...] = ()
     allowed: npt.NDArray[np.int32] | None = None

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.worker.answers import Answer
 from services.worker.requests import RunningRequest
+from services.worker.token_sequence import TokenSequence
 from shared.messages.base import pack_int32
 from shared.messages.requests import Importance, SamplingParams
 from shared.messages.worker_plans import SparsePrefix
@@ -30,7 +31,7 @@ def make_request(
         attempt=1,
         gateway_id="g",
         prompt_ids=range(tokens),
-        tokens=list(range(tokens)),
+        tokens=TokenSequence(range(tokens)),
         pages=np.array(pages, dtype=np.int32),
         page_size=4,
         computed=computed,

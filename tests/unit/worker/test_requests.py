@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.requests import TRANSITIONS
+from services.worker.requests import TRANSITIONS, RunningRequest
 from shared.errors import IllegalTransition
 from shared.messages.tokens import ImportanceUsage
 from tests.unit.worker.made_requests import decoding, made_sparse, make_request
+
+
+def sample(request: RunningRequest, count: int) -> None:
+    for _ in range(count):
+        request.tokens.append(1)
 
 
 @pytest.mark.parametrize("end", ["finish", "preempt", "replace"])
@@ -88,11 +93,11 @@ def test_of_a_long_lease_the_last_part_is_enough_to_ask_in_time() -> None:
     request = decoding(tokens=10, max_tokens=500)
     request.grant(np.arange(100, 132, dtype=np.int32))  # 128 tokens; with what there was, 135 steps.
 
-    request.tokens += [1] * (135 - 64)
+    sample(request, 135 - 64)
     assert not request.needs_lease(low_tokens=32)
     assert request.may_join_lease(low_tokens=32)
 
-    request.tokens += [1] * 32
+    sample(request, 32)
     assert request.room == 32
     assert request.needs_lease(low_tokens=32)
 
@@ -101,11 +106,11 @@ def test_a_low_mark_above_the_lease_does_not_make_every_token_ask() -> None:
     """A lease of one page is asked for again when half of it is used."""
     request = decoding(tokens=9)
     request.grant(np.array([9], dtype=np.int32))
-    request.tokens += [1] * 8
+    sample(request, 8)
 
     assert request.room == 4
     assert request.needs_lease(low_tokens=32) is False
-    request.tokens += [1] * 2
+    sample(request, 2)
     assert request.needs_lease(low_tokens=32) is True
 
 

@@ -19,8 +19,12 @@ from services.scheduler.core.cache.prefix_tree import (
     page_count,
     root_of,
 )
+from services.scheduler.core.cache.prompt_blocks import note_blocks
 from services.scheduler.core.cache.residency import give_device, lock_path, offer, split_node, touch, unlock_path
 from services.scheduler.core.cache.shares import NEUTRAL
+from shared import prompt_chain
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES
+from shared.prompt_chain import block_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node, Path
@@ -54,6 +58,7 @@ def publish_computed(step: Step, request: Request, worker: Worker) -> None:
         if request.node:
             unlock_path(state, state.tree.nodes[request.node], worker)
         request.node = node.id
+        _note_prompt(state, request, node)
 
 
 def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, valid_tokens: int) -> None:
@@ -65,7 +70,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
     end = valid_tokens // state.tree.page_size
     duplicates: list[bytes] = []
     position = request.shared
-    if _may_share(request) and position < end:
+    if _may_share(request) and (position < end or request.node):
         node = _parent_of_private(state, request)
         while position < end:
             child = _adopt(step, request, worker, node, tokens, position, end)
@@ -81,6 +86,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
                 touch(state, child, step.seq)
             node = child
             position += size
+        _note_all(state, request, tokens, node, position * state.tree.page_size)
     request.pages = request.pages[: request.shared * PAGE_NUMBER_BYTES] + request.pages[position * PAGE_NUMBER_BYTES :]
     worker.pool.release(b"".join(duplicates) + request.own_pages)
     if request.node:
@@ -90,6 +96,25 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
         unlock_path(state, deepest, worker)
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
+
+
+def _note_prompt(state: CellState, request: Request, node: Node) -> None:
+    """Let gateways refer to what of the prompt lies on the way to ``node``, where the request's shared pages end."""
+    blocks, published = request.match.blocks, request.shared * state.tree.page_size
+    digests = blocks.digests[blocks.noted * DIGEST_BYTES :]
+    if digests:
+        blocks.noted += note_blocks(state.blocks, state.tree, digests, blocks.above + blocks.noted, node, published)
+
+
+def _note_all(state: CellState, request: Request, tokens: bytes, node: Node, published: int) -> None:
+    """The same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to ``node``."""
+    digests, above = request.match.blocks.digests, request.match.blocks.above
+    end = (above + len(digests) // DIGEST_BYTES) * prompt_chain.BLOCK_TOKENS
+    if published >= end + prompt_chain.BLOCK_TOKENS:
+        behind = tokens[end * TOKEN_BYTES : published * TOKEN_BYTES]
+        digests += block_digests(request.submit.namespace, behind, above=digests[-DIGEST_BYTES:])
+    if digests:
+        note_blocks(state.blocks, state.tree, digests, above, node, published)
 
 
 def _may_share(request: Request) -> bool:

@@ -15,8 +15,10 @@ from services.scheduler.core.cache.prefix_tree import (
     head_of,
     page_count,
 )
+from services.scheduler.core.cache.prompt_blocks import check_blocks
 from services.scheduler.core.cache.residency import DEVICE, HOST, host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
+from services.scheduler.core.kept_texts import check_texts
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain import check_drain
 from services.scheduler.core.queue.placement import takes_requests
@@ -47,6 +49,7 @@ def check_invariants(state: CellState) -> None:
         _check_locks(state, worker)
         _check_worker(state, worker)
         check_drain(state, worker)
+        check_texts(worker.worker_id, worker.texts)
     for storage in state.storages.values():
         if storage.pool is not None:
             _check_host_pool(state, storage)
@@ -64,6 +67,7 @@ def check_invariants(state: CellState) -> None:
     check_queues(state)
     _check_pins(state)
     check_cache_leases(state)
+    check_blocks(state.blocks, state.tree)
     _check_timers(state)
     _check_hotness(state)
     for name, order in state.orders.items():

@@ -22,6 +22,7 @@ from services.scheduler.core.queue.completion import (
     end_early,
     request_finished,
     request_preempted,
+    text_missing,
 )
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit
@@ -175,6 +176,12 @@ def _hidden_saved(step: Step, message: worker_events.HiddenSaved) -> None:
         hidden_saved(step, worker, message)
 
 
+def _text_missing(step: Step, message: worker_events.TextMissing) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None:
+        text_missing(step, worker, _runs_at(step, worker, message.request_id, message.attempt))
+
+
 def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
     storage = _storage(step, message.storage_id, message.incarnation)
     if storage is not None:
@@ -289,6 +296,7 @@ LOCAL = (
     worker_events.RequestPreempted,
     worker_events.PagesPromoted,
     worker_events.HiddenSaved,
+    worker_events.TextMissing,
     storage_events.BackupDone,
     storage_events.ChunksSaved,
     storage_events.ChunksListed,
@@ -314,6 +322,7 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     worker_events.RequestPreempted: _request_preempted,
     worker_events.PagesPromoted: _pages_promoted,
     worker_events.HiddenSaved: _hidden_saved,
+    worker_events.TextMissing: _text_missing,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,

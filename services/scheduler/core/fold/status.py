@@ -115,6 +115,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
             )
             for storage in state.storages.values()
         ),
+        takes_bases=state.config.prefix_caching,
     )
 
 

@@ -10,6 +10,7 @@ from services.scheduler.core.cache.residency import DEVICE, unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.hidden_saves import drop_hidden_pool
+from services.scheduler.core.kept_texts import KeptTexts
 from services.scheduler.core.lifecycle import FAILURE_CODES, RequestEvent, RequestState, next_state
 from services.scheduler.core.members.pools import (
     attach_worker,
@@ -27,6 +28,7 @@ from services.scheduler.core.queue.queueing import (
     fault_of,
     replace_waiting,
     take_waiting,
+    unmatched,
 )
 from services.scheduler.core.restoring.fetches import abandon_fetches
 from services.scheduler.core.state import CellState, Storage, Worker
@@ -35,6 +37,7 @@ from services.scheduler.core.tiers.loads import attach_neighbours, copies_up, de
 from services.scheduler.core.tiers.saves import abandon_saves_of_storage, abandon_saves_of_worker
 from services.scheduler.core.waiting.waits import withdraw
 from shared.errors import AttemptsExhausted, Unavailable
+from shared.kept_texts import MOST_KEPT_TOKENS
 from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.worker_plans import Dismiss
 
@@ -84,6 +87,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
         pool=new_pool(message.pool.pages),
         restoration=_profile(state, message),
         device=message.device,
+        texts=KeptTexts(most_tokens=max(0, min(message.kept_tokens, MOST_KEPT_TOKENS))),
     )
     state.workers[worker.worker_id] = worker
     fit_pools(state)
@@ -254,11 +258,11 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
     """
     state, submit = step.state, message.submit
-    if submit.request_id in state.requests or fault_of(submit):
+    if submit.request_id in state.requests or submit.base is not None or fault_of(submit):
         state.count("stale_inputs")
         return
     state.count("requests_reclaimed")
-    request = accept(step, submit)
+    request = accept(step, submit, unmatched(submit))
     request.state = RequestState.RESUMING
     _ask_gateway(step, request)
 

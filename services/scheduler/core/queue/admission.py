@@ -25,6 +25,7 @@ from services.scheduler.core.cache.residency import (
 from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
+from services.scheduler.core.kept_texts import NO_REFERENCE, Reference, all_digests, refer
 from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
@@ -47,6 +48,7 @@ from services.scheduler.core.waiting.waits import (
 )
 from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import AdmitRequest, PageLoad
+from shared.prompt_chain import block_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
@@ -276,16 +278,21 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
     request.prefetch.lacks = StoreLacks()
+    tokens, pages = request.tokens, request.pages
+    said = _reference(worker, request, len(tokens) // TOKEN_BYTES)
+    if said.base is not None:
+        state.count("referred_tokens", said.base.tokens)
+        tokens, pages = tokens[said.base.tokens * TOKEN_BYTES :], pages[said.base.pages * PAGE_NUMBER_BYTES :]
     step.to_worker(
         worker,
         AdmitRequest(
             request_id=request.request_id,
             attempt=request.attempt,
             gateway_id=submit.gateway_id,
-            tokens=request.tokens,
+            tokens=tokens,
             prompt_tokens=prompt_tokens,
             sampling=submit.sampling,
-            pages=request.pages,
+            pages=pages,
             cached_tokens=device_hit + loaded_hit if request.sparse.span is None else request.sparse.span.end,
             device_tokens=device_tokens,
             host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
@@ -298,8 +305,20 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
             leases=answers_to(state, request) if submit.cache.leases else (),
+            base=said.base,
+            text=said.text,
+            dropped=said.dropped,
         ),
     )
+
+
+def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
+    """What the worker need not be told of so many ``tokens``, and what it is to keep."""
+    if not worker.texts.most_tokens:
+        return NO_REFERENCE
+    blocks, submit = request.match.blocks, request.submit
+    digests = all_digests(worker.texts, blocks.digests, blocks.above)
+    return refer(worker.texts, digests or block_digests(submit.namespace, submit.prompt), tokens, request.pages)
 
 
 def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:

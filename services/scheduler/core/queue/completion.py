@@ -13,6 +13,7 @@ from services.scheduler.core.cache.leasing import settle_leases
 from services.scheduler.core.hidden.hidden_leases import leave_lease
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.restorations import refused, run_went_on
+from services.scheduler.core.kept_texts import forget_texts
 from services.scheduler.core.lifecycle import ADMITTED, FAILURE_CODES, RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.leases import drop_lease_wait, preempt
 from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, forget
@@ -141,6 +142,18 @@ def request_preempted(step: Step, worker: Worker, request: Request, message: Req
     request.attempt += 1
     keep_output(request, output)
     enqueue(step, request)
+
+
+def text_missing(step: Step, worker: Worker, request: Request | None) -> None:
+    """A worker lacks a text that it was to keep: rely on none of them, and start the request again, if it is there.
+
+    This is no failure of the request, which was not even admitted; the order to stop it is answered behind its batch.
+    """
+    step.state.count("texts_missing")
+    forget_texts(worker.texts)
+    if request is not None and request.state in (RequestState.PREFILLING, RequestState.DECODING):
+        request.is_poisoned = True
+        preempt(step, worker, request)
 
 
 def keep_output(request: Request, output: bytes) -> None:

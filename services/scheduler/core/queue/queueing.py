@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.prefix_match import matched_path
+from services.scheduler.core.cache.prompt_blocks import PromptBlocks, blocks_behind, find_base, prompt_behind
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, WaitEvent, next_state
 from services.scheduler.core.queue.placement import Placement, estimate, fits, place, takes_requests
 from services.scheduler.core.quotas.quota_owners import remember_quota
 from services.scheduler.core.rates import backlog_us
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import PromptMatch, Request
 from services.scheduler.core.restoring.prefetch import prefetch, prefetch_when_near
 from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.saves import remember_key
@@ -27,12 +28,16 @@ from services.scheduler.core.waiting.waits import (
     withdraw,
 )
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
-from shared.messages.gateway_notices import RequestFailed
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES
+from shared.messages.gateway_notices import PromptWanted, RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
+from shared.prompt_chain import block_digests
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
+    from shared.messages.requests import PromptBase
 
 _RETRY_AFTER_MS = 1000
 _NAMESPACE_DIGITS = 32
@@ -63,18 +68,42 @@ def submit(step: Step, message: SubmitRequest) -> None:
     if exceeded:
         _refuse(step, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
         return
+    match = unmatched(message)
+    if message.base is not None:
+        node = find_base(state.blocks, state.tree, message.namespace, message.base)
+        if node is None:
+            state.count("prompts_wanted")
+            step.to_gateway(message.gateway_id, PromptWanted(request_id=message.request_id))
+            return
+        message, match = _with_prompt(state, message, message.base, node)
     state.count("requests_accepted")
-    enqueue(step, accept(step, message))
+    enqueue(step, accept(step, message, match))
 
 
-def accept(step: Step, message: SubmitRequest) -> Request:
-    """A request that is known from now on, and in no queue yet."""
+def unmatched(message: SubmitRequest) -> PromptMatch:
+    """What is known of a prompt that came whole: the names of its blocks."""
+    return PromptMatch(blocks=PromptBlocks(block_digests(message.namespace, message.prompt)))
+
+
+def _with_prompt(
+    state: CellState, message: SubmitRequest, base: PromptBase, node: Node
+) -> tuple[SubmitRequest, PromptMatch]:
+    """The message with its whole prompt, which begins on the way to ``node``, and how far it is matched by that."""
+    state.count("bases_resolved")
+    prompt = prompt_behind(state.tree, node, base.tokens, message.tail)
+    page_size = state.tree.page_size
+    match = PromptMatch(node.id, base.tokens // page_size * page_size, blocks_behind(message, base))
+    return msgspec.structs.replace(message, prompt=prompt, base=None, tail=b""), match
+
+
+def accept(step: Step, message: SubmitRequest, match: PromptMatch) -> Request:
+    """A request with its whole prompt that is known from now on, and in no queue yet."""
     state = step.state
     if not state.config.prefix_caching:
         message = msgspec.structs.replace(message, cache=_NO_CACHE)
     # An id that comes again goes on counting, so that late events of its earlier life are told apart.
     attempt = state.ended.pop(message.request_id, 0) + 1
-    request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt)
+    request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt, match=match)
     state.requests[message.request_id] = request
     if message.key_id:
         remember_key(state, message)
@@ -88,7 +117,13 @@ def accept(step: Step, message: SubmitRequest) -> Request:
 
 def fault_of(message: SubmitRequest) -> str:
     """Why a message can be no request, or ""."""
-    if not message.prompt or len(message.prompt) % 4:
+    base = message.base
+    if base is not None and (len(base.digest) != DIGEST_BYTES or base.tokens < 1):
+        return "a prompt's base must be of at least one token, and named by a digest of 16 bytes"
+    if base is not None and message.prompt:
+        return "a prompt with a base must be told by that and its tail alone"
+    tokens = message.prompt if base is None else message.tail
+    if not tokens or len(tokens) % TOKEN_BYTES:
         return "the prompt must hold at least one packed int32 token"
     if message.sampling.max_tokens < 1:
         return "max_tokens must be at least 1"

@@ -1,0 +1,69 @@
+"""What of prompts a gateway need not tell its scheduler again, as far as it knows.
+
+The scheduler keeps the tokens of what was computed, and takes a prompt as a base, which it has, and a tail
+(``SubmitRequest.base``). What it has is learned from answers that ended, and is a hint: where it has gone meanwhile the
+scheduler says ``PromptWanted`` and is told the whole prompt. Digests depend on the namespace, so no tenant's salt needs
+a table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shared import prompt_chain
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES
+from shared.messages.base import pack_int32
+from shared.messages.requests import PromptBase, SubmitRequest
+from shared.prompt_chain import block_digests
+
+MOST_BLOCKS = 65_536
+"""Blocks that are remembered at the most, which is as many as a scheduler has."""
+
+
+class PromptBases:
+    """Digests of blocks that the scheduler is believed to hold, the one used longest ago first."""
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._held: dict[bytes, None] = {}
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def abridged(self, request: SubmitRequest, blocks: bytes) -> SubmitRequest:
+        """The request with the longest base that the scheduler is believed to hold, or as it is where there is none.
+
+        ``blocks`` are the digests of its prompt's whole blocks. At least one token is left to the tail.
+        """
+        for number in range((request.prompt_tokens - 1) // prompt_chain.BLOCK_TOKENS, 0, -1):
+            digest = blocks[(number - 1) * DIGEST_BYTES : number * DIGEST_BYTES]
+            if digest in self._held:
+                self._note(digest)
+                base = PromptBase(digest=digest, tokens=number * prompt_chain.BLOCK_TOKENS)
+                tail = request.prompt[number * prompt_chain.BLOCK_BYTES :]
+                return msgspec.structs.replace(request, prompt=b"", base=base, tail=tail)
+        return request
+
+    def answered(self, request: SubmitRequest, blocks: bytes, output: Sequence[int]) -> None:
+        """The scheduler has this prompt and its answer's ``output``, all but the last token, if they may be cached."""
+        if not request.cache.write or request.cache.importance is not None:
+            return
+        behind = request.prompt[len(blocks) // DIGEST_BYTES * prompt_chain.BLOCK_BYTES :]
+        if len(behind) // TOKEN_BYTES + len(output) > prompt_chain.BLOCK_TOKENS:
+            behind += pack_int32(output[:-1])
+            blocks += block_digests(request.namespace, behind, above=blocks[-DIGEST_BYTES:])
+        for start in range(0, len(blocks), DIGEST_BYTES):
+            self._note(blocks[start : start + DIGEST_BYTES])
+        while len(self._held) > self._most:
+            del self._held[next(iter(self._held))]
+
+    def gone(self, blocks: bytes, base: PromptBase) -> None:
+        """The scheduler lacks this base of a prompt with these ``blocks``, and so what goes on from it."""
+        for start in range((base.tokens // prompt_chain.BLOCK_TOKENS - 1) * DIGEST_BYTES, len(blocks), DIGEST_BYTES):
+            self._held.pop(blocks[start : start + DIGEST_BYTES], None)
+
+    def _note(self, digest: bytes) -> None:
+        self._held.pop(digest, None)
+        self._held[digest] = None

@@ -1,0 +1,115 @@
+"""Prompts by reference: where the tree has the tokens that a digest of whole blocks stands for.
+
+A gateway names the front of a prompt by a digest (:mod:`shared.prompt_chain`). The table has a node for it, noted when
+the request that computed those tokens gave its pages to the tree. What a node's id stands for never changes while the
+node lives, so an entry is right or its node is gone, and nothing need be done when nodes are split, evicted or flushed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of
+from services.scheduler.core.require import require
+from shared import prompt_chain
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES
+from shared.prompt_chain import block_digests
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
+    from shared.messages.requests import PromptBase, SubmitRequest
+
+MOST_BLOCKS = 65_536
+"""Blocks that the table has at the most: 67 million tokens, in some 16 MB of memory and 2 MB of a snapshot."""
+
+
+class HeldBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The prefix that a digest stands for: the first ``tokens`` of the tokens down to the end of ``node``."""
+
+    node: int
+    tokens: int
+
+
+HeldBlocks = dict[bytes, HeldBlock]
+"""By digest, the one used longest ago first. Nodes may be gone."""
+
+
+class PromptBlocks(msgspec.Struct):
+    """Digests of the whole blocks of a prompt, 16 bytes each, but for the first ``above`` blocks.
+
+    A request that came with a base has them from that base on: the first digest is the base's.
+    """
+
+    digests: bytes = b""
+    above: int = 0
+    noted: int = 0  # The first so many are in the table, as far as this request has published.
+
+
+def blocks_behind(message: SubmitRequest, base: PromptBase) -> PromptBlocks:
+    """The digests that a message with a base gives."""
+    digests = base.digest + block_digests(message.namespace, message.tail, above=base.digest)
+    return PromptBlocks(digests, above=base.tokens // prompt_chain.BLOCK_TOKENS - 1)
+
+
+def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: PromptBase) -> Node | None:
+    """The node whose way from the root begins with the base; None where the tree does not have it. Does not mutate."""
+    held = blocks.get(base.digest)
+    if held is None or held.tokens != base.tokens:
+        return None
+    node = tree.nodes.get(held.node)
+    return node if node is not None and namespace_of(tree, node) == namespace else None
+
+
+def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -> bytes:
+    """The first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed."""
+    spans: list[bytes | memoryview] = [each.tokens for each in ancestors(tree, node) if each.depth < base_tokens]
+    if spans:
+        spans.reverse()
+        last = base_tokens * TOKEN_BYTES - sum(len(span) for span in spans[:-1])
+        spans[-1] = memoryview(spans[-1])[:last]
+    return b"".join((*spans, tail))
+
+
+def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:
+    """Note where the tree has these blocks, the first of which has ``above`` others before it.
+
+    The first ``end_tokens`` of their tokens lie on the way to ``node``. Returns how many blocks end within them.
+    """
+    count = min(len(digests) // DIGEST_BYTES, end_tokens // prompt_chain.BLOCK_TOKENS - above)
+    if count <= 0:
+        return 0
+    first_end = (above + 1) * prompt_chain.BLOCK_TOKENS
+    way = []
+    while node.parent and node.end >= first_end:
+        way.append(node)
+        node = tree.nodes[node.parent]
+    holder = way.pop()
+    for number in range(count):
+        tokens = first_end + number * prompt_chain.BLOCK_TOKENS
+        while holder.end < tokens:
+            holder = way.pop()
+        digest = digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        blocks.pop(digest, None)
+        blocks[digest] = HeldBlock(holder.id, tokens)
+    while len(blocks) > MOST_BLOCKS:
+        del blocks[next(iter(blocks))]
+    return count
+
+
+def check_blocks(blocks: HeldBlocks, tree: PrefixTree) -> None:
+    """Raise InvariantViolated where an entry whose node lives stands for other tokens. For tests; slow."""
+    require(len(blocks) <= MOST_BLOCKS, "more blocks are remembered than may be")
+    chains: dict[int, bytes] = {}
+    for digest, held in blocks.items():
+        node = tree.nodes.get(held.node)
+        if node is None:
+            continue
+        name = f"the block of {held.tokens} tokens in node {node.id}"
+        require(0 < held.tokens <= node.end, f"{name} is not on the way to it")
+        if node.id not in chains:
+            chains[node.id] = block_digests(namespace_of(tree, node), prompt_behind(tree, node, node.end, b""))
+        number = held.tokens // prompt_chain.BLOCK_TOKENS
+        named = chains[node.id][(number - 1) * DIGEST_BYTES : number * DIGEST_BYTES]
+        require(digest == named, f"{name} has another digest")

@@ -1,0 +1,142 @@
+"""What each worker keeps of admissions, so that the next one need only say what is new: the scheduler's mirror.
+
+A worker does as it is told (:class:`shared.kept_texts.KeptTexts`), in the order of its plans and each once, so the two
+are always equal. Every admission whose prompt has a whole block (:mod:`shared.prompt_chain`) is kept, and takes the
+place of the text that it continues. Where there are more tokens than the worker said, the texts go that were kept
+first; what is used is kept anew, so these are the ones unused for longest.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.require import require
+from shared import prompt_chain
+from shared.ids import DIGEST_BYTES
+from shared.messages.worker_plans import TextBase
+
+
+class KeptText(msgspec.Struct):
+    """One text: how many tokens it has, the digests of its prompt's whole blocks, and its page table, packed."""
+
+    tokens: int
+    blocks: bytes
+    pages: bytes
+
+    @property
+    def known_tokens(self) -> int:
+        """How many of its tokens can be referred to."""
+        return len(self.blocks) // DIGEST_BYTES * prompt_chain.BLOCK_TOKENS
+
+
+class KeptTexts(msgspec.Struct):
+    """The texts of one incarnation of a worker. ``by_block`` has for each block's digest the last text that has it."""
+
+    most_tokens: int = 0  # As the worker said; 0: it keeps none.
+    tokens: int = 0
+    last: int = 0  # Number of the last text.
+    texts: dict[int, KeptText] = {}  # In the order in which they were kept.
+    by_block: dict[bytes, int] = {}
+    dropped: list[int] = []  # To be forgotten by the worker, which was not told yet.
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """What an admission says of texts, see ``AdmitRequest``."""
+
+    base: TextBase | None = None
+    text: int = 0
+    dropped: tuple[int, ...] = ()
+
+
+NO_REFERENCE = Reference()
+
+
+def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Reference:
+    """What to say when a request of so many ``tokens`` is admitted, with the digests ``blocks`` of its prompt's whole
+    blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is
+    dropped.
+    """
+    if not blocks:
+        return NO_REFERENCE
+    base = _base(kept, blocks, pages)
+    text = 0
+    if tokens <= kept.most_tokens:
+        if base is not None and kept.texts[base.text].known_tokens == base.tokens:
+            _drop(kept, base.text)
+        text = kept.last = kept.last + 1
+        kept.texts[text] = KeptText(tokens, blocks, pages)
+        kept.by_block.update(dict.fromkeys(_digests(blocks), text))
+        kept.tokens += tokens
+        while kept.tokens > kept.most_tokens:
+            _drop(kept, next(iter(kept.texts)))
+    dropped, kept.dropped = tuple(kept.dropped), []
+    return Reference(base, text, dropped)
+
+
+def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
+    """Digests of all whole blocks of a prompt of which the first ``above`` are not among ``digests``; b"" where no text
+    has them. Does not mutate.
+    """
+    if not above:
+        return digests
+    for end in range(len(digests), 0, -DIGEST_BYTES):
+        number = kept.by_block.get(digests[end - DIGEST_BYTES : end])
+        if number is not None:
+            return kept.texts[number].blocks[: above * DIGEST_BYTES] + digests
+    return b""
+
+
+def forget_texts(kept: KeptTexts) -> None:
+    """Rely on nothing that the worker keeps; with the next admission it is told to forget it."""
+    kept.dropped += kept.texts
+    kept.texts, kept.by_block, kept.tokens = {}, {}, 0
+
+
+def _base(kept: KeptTexts, blocks: bytes, pages: bytes) -> TextBase | None:
+    """The longest leading part of a prompt that the worker keeps, and the pages that are still the same."""
+    for end in range(len(blocks), 0, -DIGEST_BYTES):
+        number = kept.by_block.get(blocks[end - DIGEST_BYTES : end])
+        if number is not None:
+            shared_tokens = end // DIGEST_BYTES * prompt_chain.BLOCK_TOKENS
+            return TextBase(text=number, tokens=shared_tokens, pages=_same_pages(kept.texts[number].pages, pages))
+    return None
+
+
+def _same_pages(one: bytes, other: bytes) -> int:
+    """How many leading page numbers are equal."""
+    low, high = 0, min(len(one), len(other)) // PAGE_NUMBER_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        span = slice(low * PAGE_NUMBER_BYTES, middle * PAGE_NUMBER_BYTES)
+        if one[span] == other[span]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _drop(kept: KeptTexts, number: int) -> None:
+    text = kept.texts.pop(number)
+    kept.tokens -= text.tokens
+    for digest in _digests(text.blocks):
+        if kept.by_block[digest] == number:
+            del kept.by_block[digest]
+    kept.dropped.append(number)
+
+
+def _digests(blocks: bytes) -> list[bytes]:
+    return [blocks[start : start + DIGEST_BYTES] for start in range(0, len(blocks), DIGEST_BYTES)]
+
+
+def check_texts(name: str, kept: KeptTexts) -> None:
+    """Raise InvariantViolated if the mirror of a worker contradicts itself."""
+    require(kept.tokens == sum(text.tokens for text in kept.texts.values()), f"{name}'s texts are miscounted")
+    require(kept.tokens <= kept.most_tokens, f"{name} is to keep more than it said")
+    last: dict[bytes, int] = {}
+    for number, text in kept.texts.items():
+        require(number <= kept.last, f"{name}'s text {number} was not kept yet")
+        require(text.known_tokens <= text.tokens, f"{name}'s text {number} is shorter than its blocks")
+        last.update(dict.fromkeys(_digests(text.blocks), number))
+    require(kept.by_block == last, f"blocks of {name}'s texts are not found")
+    require(not set(kept.dropped) & set(kept.texts), f"{name} is to drop what it keeps")

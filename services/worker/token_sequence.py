@@ -1,0 +1,52 @@
+"""The tokens of a running request: what its admission said as it arrived, and what it has sampled since.
+
+A prompt of a million tokens is not worth a million Python numbers, nor a copy: what arrived stays packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TokenSequence(Sequence[int]):
+    """Grows at its end only, so that one thread may read what is there while another appends."""
+
+    __slots__ = ("_known", "_sampled")
+
+    def __init__(self, known: npt.NDArray[np.int32] | Iterable[int]) -> None:
+        """``known`` int32 [n], which nobody changes."""
+        self._known = known if isinstance(known, np.ndarray) else np.fromiter(known, dtype=np.int32)
+        self._sampled: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._sampled)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """A token, or a list of those of a slice of step 1; a slice costs what is in it."""
+        known = len(self._known)
+        if isinstance(index, int):
+            at = range(len(self))[index]
+            return int(self._known[at]) if at < known else self._sampled[at - known]
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError("tokens are sliced one by one")
+        if start >= known:
+            return self._sampled[start - known : max(start, stop) - known]
+        found: list[int] = self._known[start:stop].tolist()
+        return found if stop <= known else found + self._sampled[: stop - known]
+
+    def append(self, token: int) -> None:
+        """One more was sampled."""
+        self._sampled.append(token)
+
+    def first(self, count: int) -> npt.NDArray[np.int32]:
+        """The first ``count`` of the tokens that were known, int32, read-only."""
+        return self._known[:count]
