@@ -40,7 +40,9 @@ from bench.million_nodes import (
     ask,
     empty_cell,
     million_nodes,
+    resident_bytes,
 )
+from bench.node_account import account
 from services.scheduler import core
 from services.scheduler.apart import Apart
 from services.scheduler.core.cache.eviction import POLICIES
@@ -66,12 +68,6 @@ SHAPES = {
 EVICTED = 1000
 _LONGEST_ENCODING_S = 600.0
 _OTHER_MEMORY = np.ones(8 << 20, dtype=np.int64)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def timed(calls: Iterable[Callable[[], object]], *, is_cold: bool = False) -> dict[str, float]:
@@ -276,6 +272,7 @@ def measure(*, nodes: int, queued: int, seed: int) -> dict[str, Any]:
     say("resident_bytes_per_node", round(grown / made))
     say("resident_bytes_per_token", round(grown / tokens, 2))
     say("kv_percent", round(grown / tokens / KV_BYTES_PER_TOKEN * 100, 4))
+    say("account", account(cell.state, grown))
     with tempfile.TemporaryDirectory() as folder:
         snapshot = measure_snapshot(cell, Path(folder))
     say("snapshot", snapshot | {"decoded_bytes_per_node": round(snapshot["decoded_resident_bytes"] / made)})

@@ -9,6 +9,7 @@ import msgspec
 
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
+from services.scheduler.core.cache.eviction.renewal import Renewal
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.kept import CacheLeases, Pin, Return
 from services.scheduler.core.cache.page_pool import LostPool, PagePool
@@ -96,7 +97,7 @@ class CellState(msgspec.Struct):
 
     config: CellConfig = CellConfig()
     is_configured: bool = False  # ``config`` was said; before, no pool is asked for, because a pool stays.
-    policy: str = CellConfig().policy  # The policy in force; ``config.policy`` may name one that does not exist.
+    policy: str = CellConfig().policy  # In force, or about to be; ``config.policy`` may name one that does not exist.
     epoch: int = 0
     last_seq: int = 0
     model: str = ""
@@ -146,6 +147,7 @@ class CellState(msgspec.Struct):
     quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
     lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
     flushes: list[Flush] = []  # The first is at work.
+    renewal: Renewal | None = None  # Policies that come after those in force, until they know what is resident.
     arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
 
     def count(self, name: str, amount: int = 1) -> None:

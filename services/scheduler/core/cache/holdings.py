@@ -1,4 +1,4 @@
-"""What nodes hold, in few bytes: names and counts that nodes share, and lists of pages in one ``bytes``.
+"""What nodes hold, in few bytes: names, counts and depths that nodes share.
 
 Most nodes hold nothing, or what many others hold too: names of pools, and counts of one, are the same object in all.
 """
@@ -39,6 +39,12 @@ def shared_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+@lru_cache(maxsize=1 << 16)
+def shared_depth(depth: int) -> int:
+    """An equal number, the same one for all that ask for it. There are no more depths than pages in a context."""
+    return depth
+
+
 def with_count(held: dict[str, int], name: str, count: int) -> dict[str, int]:
     """The dictionary with this count, at least 1, of a name. A shared one is replaced, not changed."""
     if count == 1 and (not held or (len(held) == 1 and name in held)):
@@ -68,14 +74,3 @@ def without_count(held: dict[str, int], name: str) -> dict[str, int]:
 def copied(held: dict[str, int]) -> dict[str, int]:
     """A dictionary with the same counts that another node may hold: the same one where it is shared."""
     return held if type(held) is _Shared else dict(held)
-
-
-def cut_lists(lists: bytes, length: int, cut: int) -> tuple[bytes, bytes]:
-    """Cut lists of ``length`` bytes each, one after another, into what is before ``cut`` (bytes) in each, and after."""
-    if len(lists) <= length:
-        return lists[:cut], lists[cut:]
-    starts = range(0, len(lists), length)
-    return (
-        b"".join([lists[start : start + cut] for start in starts]),
-        b"".join([lists[start + cut : start + length] for start in starts]),
-    )

@@ -13,166 +13,40 @@ import msgspec
 import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.holdings import EMPTY_MAP, copied, counted_once, cut_lists, shared_names
+from services.scheduler.core.cache.holdings import EMPTY_MAP, copied, counted_once, shared_depth
+from services.scheduler.core.cache.node import Node, Rare, owned
+from services.scheduler.core.cache.node_record import NO_DIGESTS, lists_of, with_lists, written
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
-    from _collections_abc import dict_values
     from collections.abc import Callable
+
+__all__ = [
+    "HEAD_TOKENS",
+    "IDENTITY_BYTES",
+    "PAGE_NUMBER_BYTES",
+    "Node",
+    "Path",
+    "PrefixTree",
+    "add_child",
+    "ancestors",
+    "child_of",
+    "descendants_first",
+    "head_of",
+    "keyed_by_page",
+    "namespace_of",
+    "page_count",
+    "remove_leaf",
+    "remove_subtree",
+    "root_of",
+    "split",
+]
 
 PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
 HEAD_TOKENS = 16
 """A node is remembered by its first page, and by more of them where pages are smaller than this. Where it ends is
 chance: the same prefix comes back in a longer or a shorter span once its node was evicted."""
 IDENTITY_BYTES = 16
-
-_SHORT_NAMES = {
-    "id": "i",
-    "parent": "p",
-    "tokens": "t",
-    "namespace": "n",
-    "children": "c",
-    "device": "d",
-    "loading": "l",
-    "host": "h",
-    "pages": "a",
-    "locks": "k",
-    "host_locks": "r",
-    "below": "b",
-    "last_use": "u",
-    "hits": "x",
-    "transfer": "f",
-    "backup_pages": "g",
-    "identities": "y",
-    "quarantined": "q",
-    "depth": "e",
-    "digest": "s",
-    "end_digest": "z",
-    "importance": "m",
-    "owner": "o",
-}
-
-
-class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
-    """A span of whole pages under one parent. Dictionaries are keyed by worker id or storage id.
-
-    A pool has either all pages of a node or none. ``device``: workers on which its pages are valid. ``loading``:
-    workers with device pages that a load on its way will fill. ``host``: storages in whose host pool they are valid.
-    ``pages`` has the numbers of those pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose
-    prefix includes this node. ``host_locks``: loads that read the host copy. ``below``: children with ``device`` or
-    ``loading`` pages on a worker. ``transfer`` is the backup that reads this node (0 is none) and ``backup_pages`` the
-    host pages that it fills. ``identities`` holds 16 bytes a page once they were needed. ``quarantined`` names storages
-    whose copy failed verification while another load reads it.
-
-    Names and counts are shared with other nodes (see :mod:`holdings`): replace them, do not change them. Snapshots
-    leave out fields that have their default, so that a decoded node is as small as a new one. What a node's id stands
-    for, the tokens from the root to the node's end, never changes while the node lives, and ids are not used again.
-    """
-
-    id: int
-    parent: int
-    tokens: bytes
-    namespace: str = ""  # On roots only.
-    children: int | dict[int, int] = 0  # An only child, or ids by a hash of the first page; see :func:`child_of`.
-    device: tuple[str, ...] = ()
-    loading: tuple[str, ...] = ()
-    host: tuple[str, ...] = ()
-    pages: bytes = b""  # Of ``device``, then of ``loading``, then of ``host``: equally many page numbers of each.
-    locks: dict[str, int] = EMPTY_MAP
-    host_locks: dict[str, int] = EMPTY_MAP
-    below: dict[str, int] = EMPTY_MAP
-    last_use: int = 0  # Sequence number of the input that last used it.
-    hits: int = 0
-    transfer: int = 0
-    backup_pages: bytes = b""
-    identities: bytes = b""
-    quarantined: tuple[str, ...] = ()
-    depth: int = 0  # Tokens above this node's own span.
-    digest: int = 0  # What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS).
-    end_digest: int = 0  # The same from the root to the node's end; digests of children go on from it.
-    importance: float = 1.0  # What its tokens are worth beside those of others, as far as is known (see :mod:`shares`).
-    owner: int = 0  # Whose quotas its pages count against, 0 is nobody's; that of its root (see :mod:`quotas`).
-
-    @property
-    def end(self) -> int:
-        """Tokens from the root to the node's end."""
-        return self.depth + len(self.tokens) // TOKEN_BYTES
-
-    @property
-    def child_ids(self) -> tuple[int, ...] | dict_values[int, int]:
-        """Ids of its children, in the order in which they came. Does not copy many."""
-        children = self.children
-        if isinstance(children, int):
-            return (children,) if children else ()
-        return children.values()
-
-    def device_pages(self, worker_id: str) -> bytes:
-        """Numbers of its pages on a worker of ``device``, packed int32. Raises ValueError for another."""
-        return self._listed(self.device.index(worker_id))
-
-    def loading_pages(self, worker_id: str) -> bytes:
-        """The same of a worker of ``loading``."""
-        return self._listed(len(self.device) + self.loading.index(worker_id))
-
-    def host_pages(self, storage_id: str) -> bytes:
-        """The same of a storage of ``host``."""
-        return self._listed(len(self.device) + len(self.loading) + self.host.index(storage_id))
-
-    def put_on_device(self, worker_id: str, pages: bytes) -> None:
-        """These pages of a worker that is not in ``device`` hold it from now on."""
-        self._insert(len(self.device), pages)
-        self.device = shared_names((*self.device, worker_id))
-
-    def take_from_device(self, worker_id: str) -> bytes:
-        """No pages of this worker hold it any more; returns those that did."""
-        pages = self._take(self.device.index(worker_id))
-        self.device = _without(self.device, worker_id)
-        return pages
-
-    def put_loading(self, worker_id: str, pages: bytes) -> None:
-        """A load will fill these pages of a worker that is not in ``loading``."""
-        self._insert(len(self.device) + len(self.loading), pages)
-        self.loading = shared_names((*self.loading, worker_id))
-
-    def take_loading(self, worker_id: str) -> bytes:
-        """That load is over; returns the pages."""
-        pages = self._take(len(self.device) + self.loading.index(worker_id))
-        self.loading = _without(self.loading, worker_id)
-        return pages
-
-    def put_in_host(self, storage_id: str, pages: bytes) -> None:
-        """These pages of a storage that is not in ``host`` hold it from now on."""
-        self._insert(self._pools(), pages)
-        self.host = shared_names((*self.host, storage_id))
-
-    def take_from_host(self, storage_id: str) -> bytes:
-        """No pages of this storage hold it any more; returns those that did."""
-        pages = self._take(len(self.device) + len(self.loading) + self.host.index(storage_id))
-        self.host = _without(self.host, storage_id)
-        return pages
-
-    def _pools(self) -> int:
-        return len(self.device) + len(self.loading) + len(self.host)
-
-    def _listed(self, place: int) -> bytes:
-        size = len(self.pages) // self._pools()
-        return self.pages[place * size : place * size + size]
-
-    def _insert(self, place: int, pages: bytes) -> None:
-        """To be called before the name is among the others, whose lists are as long."""
-        start = place * len(pages)
-        self.pages = self.pages[:start] + pages + self.pages[start:]
-
-    def _take(self, place: int) -> bytes:
-        """To be called before the name is gone."""
-        pages = self._listed(place)
-        start = place * len(pages)
-        self.pages = self.pages[:start] + self.pages[start + len(pages) :]
-        return pages
-
-
-def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return shared_names(tuple(each for each in names if each != name)) if len(names) > 1 else ()
 
 
 class PrefixTree(msgspec.Struct):
@@ -220,16 +94,16 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     if root_id is not None:
         return tree.nodes[root_id]
     digest = root_digest(namespace)
-    root = Node(id=tree.next_id, parent=0, tokens=b"", namespace=namespace, digest=digest, end_digest=digest)
-    root.owner = tree.owners.get(namespace, 0)
+    rare = Rare(namespace=namespace, owner=tree.owners.get(namespace, 0))
+    root = Node(id=tree.next_id, parent=0, tokens=b"", record=written(digest, digest), rare=rare)
     tree.next_id += 1
     tree.nodes[root.id] = root
     tree.roots[namespace] = root.id
     return root
 
 
-page_key: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
-"""The key of a first page among siblings: eight bytes instead of the page's tokens."""
+page_key: Callable[[bytes], int] = xxhash.xxh32_intdigest
+"""The key of a first page among siblings. One of 64 bits would take 16 bytes more, and no fewer look-ups."""
 
 
 def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
@@ -279,15 +153,13 @@ def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
-    digest, end_digest = _digests(tree, parent, tokens)
     node = Node(
         id=tree.next_id,
         parent=parent.id,
         tokens=tokens,
-        depth=parent.end,
-        digest=digest,
-        end_digest=end_digest,
-        owner=parent.owner,
+        depth=shared_depth(parent.end),
+        record=_digests(tree, parent, tokens),
+        rare=owned(parent.rare.owner),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
@@ -298,11 +170,23 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     page = tree.page_token_bytes
     if isinstance(siblings, int):
         siblings = parent.children = {page_key(tree.nodes[siblings].tokens[:page]): siblings}
-    key = page_key(tokens[:page])
-    while key in siblings:
-        key += 1
-    siblings[key] = node.id
+    siblings[_free_key(siblings, tokens[:page])] = node.id
     return node
+
+
+def keyed_by_page(children: list[tuple[bytes, int]], page_bytes: int) -> dict[int, int]:
+    """Ids of several children by the keys of their first pages, from the tokens and the id of each, in this order."""
+    keyed: dict[int, int] = {}
+    for tokens, child_id in children:
+        keyed[_free_key(keyed, tokens[:page_bytes])] = child_id
+    return keyed
+
+
+def _free_key(children: dict[int, int], first_page: bytes) -> int:
+    key = page_key(first_page)
+    while key in children:
+        key += 1
+    return key
 
 
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
@@ -316,9 +200,8 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     parent = tree.nodes[node.parent]
     page_cut = pages * PAGE_NUMBER_BYTES
     tokens = node.tokens[:cut]
-    digest, end_digest = _digests(tree, parent, tokens)
     held = (*node.device, *node.loading)
-    upper_pages, node.pages = cut_lists(node.pages, page_count(tree, node) * PAGE_NUMBER_BYTES, page_cut)
+    lists = lists_of(node.record, node.pools)
     upper = Node(
         id=tree.next_id,
         parent=parent.id,
@@ -327,21 +210,15 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         device=node.device,
         loading=node.loading,
         host=node.host,
-        pages=upper_pages,
+        record=with_lists(_digests(tree, parent, tokens), [each[:page_cut] for each in lists]),
         locks=copied(node.locks),
-        host_locks=copied(node.host_locks),
         below=counted_once(held[0]) if len(held) == 1 else dict.fromkeys(held, 1) or EMPTY_MAP,
         last_use=node.last_use,
         hits=node.hits,
         transfer=node.transfer,
         backup_pages=node.backup_pages[:page_cut],
-        identities=node.identities[: pages * IDENTITY_BYTES],
-        quarantined=node.quarantined,
         depth=node.depth,
-        digest=digest,
-        end_digest=end_digest,
-        importance=node.importance,
-        owner=node.owner,
+        rare=node.rare,
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
@@ -350,24 +227,28 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     else:
         parent.children[_key_of(tree, parent.children, node)] = upper.id
     node.tokens = node.tokens[cut:]
-    node.digest = _digest(tree, upper, head_of(tree, node.tokens))
-    node.depth += cut // TOKEN_BYTES
+    digest = extend(upper.end_digest, head_of(tree, node.tokens)) if tree.has_digests else 0
+    node.record = with_lists(written(digest, node.end_digest), [each[page_cut:] for each in lists])
+    node.depth = shared_depth(upper.end)
     node.parent = upper.id
     node.backup_pages = node.backup_pages[page_cut:]
-    node.identities = node.identities[pages * IDENTITY_BYTES :]
+    if upper.rare.host_locks:
+        upper.set_rare(host_locks=copied(node.rare.host_locks))
+    if node.rare.identities:
+        identity_cut = pages * IDENTITY_BYTES
+        upper.set_rare(identities=node.rare.identities[:identity_cut])
+        node.set_rare(identities=node.rare.identities[identity_cut:])
     return upper
 
 
-def _digest(tree: PrefixTree, above: Node, tokens: bytes) -> int:
-    """The digest of what ends with these tokens right below a node; 0 in a tree that keeps none."""
-    return extend(above.end_digest, tokens) if tree.has_digests else 0
-
-
-def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> tuple[int, int]:
-    """The digests of a node with these tokens: one and the same number where its head is all of it."""
+def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
+    """The record of a node with these tokens right below another, which no pool holds."""
+    if not tree.has_digests:
+        return NO_DIGESTS
     head = head_of(tree, tokens)
-    digest = _digest(tree, above, head)
-    return digest, digest if len(head) == len(tokens) else _digest(tree, above, tokens)
+    end_above = above.end_digest
+    digest = extend(end_above, head)
+    return written(digest, digest if len(head) == len(tokens) else extend(end_above, tokens))
 
 
 def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
