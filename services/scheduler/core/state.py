@@ -142,6 +142,7 @@ class CellState(msgspec.Struct):
     orders: dict[str, Policy] = {}  # Eviction policy of each pool, by tier and owner; apart in snapshots.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
+    retired: list[Policy] = []  # Policies out of force, to be let go of; decide nothing, and are in no snapshot.
     recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.

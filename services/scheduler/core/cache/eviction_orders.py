@@ -60,6 +60,7 @@ def _renew_some(state: CellState, renewal: Renewal, units: int) -> None:
             left.extend(children)
             units -= 1 + len(children) // _CHILDREN_A_UNIT
     if not left:
+        state.retired += state.orders.values()
         state.orders, state.renewal = renewal.orders, None
 
 

@@ -175,6 +175,7 @@ def forget_order(state: CellState, tier: str, owner: str) -> None:
         gone = orders.pop(f"{tier}/{owner}", None)
         if gone is not None:
             gone.leave(orders_of_tier(orders, tier))
+            state.retired.append(gone)
     if state.quotas.accounts:
         state.quotas.forget_pool(f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):

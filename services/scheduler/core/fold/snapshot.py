@@ -71,7 +71,7 @@ def encode_state(state: CellState) -> bytes:
     renewal, coming = state.renewal, _coming(state)
     if renewal is not None:
         renewal = msgspec.structs.replace(renewal, orders={})
-    bare = msgspec.structs.replace(state, recollection=None, orders={}, renewal=renewal)
+    bare = msgspec.structs.replace(state, recollection=None, orders={}, retired=[], renewal=renewal)
     return _ENCODER.encode(_Snapshot(_VERSION, bare, _kept(state.orders), _kept(coming)))
 
 

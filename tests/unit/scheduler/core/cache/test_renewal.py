@@ -132,3 +132,18 @@ def test_a_small_cell_changes_in_one_step(make_cell: MakeCell, monkeypatch: pyte
     assert cell.state.renewal is None
     assert "renew" not in cell.state.timers
     assert {order.name for order in cell.state.orders.values()} == {"fifo"}
+
+
+def test_policies_out_of_force_are_let_go_of_one_at_an_input(make_cell: MakeCell) -> None:
+    """They are in no snapshot, and no input lets go of more than one."""
+    cell = filled(make_cell)
+    count = len(cell.state.orders)
+    change(cell, "fifo")
+    slices(cell)
+    assert {order.name for order in cell.state.retired} == {"lru"}
+    assert len(cell.state.retired) == count
+
+    for left in reversed(range(count)):
+        cell.submit([1, 2, 3], max_tokens=1)
+        assert len(cell.state.retired) == left
+    assert decode_state(encode_state(cell.state)).retired == []
