@@ -20,6 +20,7 @@ import msgspec
 import services.scheduler.policies  # noqa: F401  The default policy is one of them.
 from bench import core_steps
 from bench.million_nodes import million_nodes, resident_bytes
+from services.scheduler.apart import trim_heap
 from services.scheduler.core.cache.node import Node
 from services.scheduler.core.cache.residency import host_pool
 
@@ -92,8 +93,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    trim_heap()
     before = resident_bytes()
     cell = million_nodes(nodes=options.nodes, seed=options.seed, config=core_steps.CONFIG)
+    trim_heap()
     grown = resident_bytes() - before
     for kind, size in sorted(account(cell.state, grown).items(), key=lambda item: -item[1]):
         print(f"{size:8.1f}  {kind}")
