@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ class Account:
             elif isinstance(value, Mapping):
                 left += value.keys()
                 left += value.values()
-            elif isinstance(value, list | tuple) and not isinstance(value, array):
+            elif isinstance(value, list | tuple):
                 left += value
         self.bytes[kind] = self.bytes.get(kind, 0) + total
 
