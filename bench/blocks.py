@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from bench.blocks_hotness import BlockHotness
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.hotness.columns import mix
-from services.scheduler.core.cache.node_record import written
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvariantViolated
 from shared.ids import TOKEN_BYTES

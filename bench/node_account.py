@@ -20,7 +20,7 @@ import services.scheduler.policies  # noqa: F401  The default policy is one of t
 from bench import core_steps
 from bench.million_nodes import million_nodes, resident_bytes
 from services.scheduler.apart import trim_heap
-from services.scheduler.core.cache.node import Node
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import host_pool
 
 if TYPE_CHECKING:

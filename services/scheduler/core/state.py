@@ -9,7 +9,7 @@ import msgspec
 
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
-from services.scheduler.core.cache.eviction.renewal import Renewal
+from services.scheduler.core.cache.eviction.policy import Renewal
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.kept import CacheLeases, Pin, Return
 from services.scheduler.core.cache.page_pool import LostPool, PagePool

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.renewal import Renewal
+from services.scheduler.core.cache.eviction.policy import Renewal
 from services.scheduler.core.cache.residency import DEVICE, HOST, coming_order_of, moment, order_of, tell
 
 if TYPE_CHECKING:

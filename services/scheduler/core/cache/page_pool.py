@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from services.scheduler.core.cache.page_runs import run_of
 from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class PagePool(msgspec.Struct):
         if start < 0:
             return self._take_scattered(count)
         self.free_map[start : start + count] = bytes(count)
-        return run_of(start, count)
+        return np.arange(start, start + count, dtype="<i4").tobytes()
 
     def _take_scattered(self, count: int) -> bytes:
         """The lowest ``count`` free pages, of which there are as many."""
@@ -89,7 +88,7 @@ class PagePool(msgspec.Struct):
             return
         count = len(pages) // 4
         first = int.from_bytes(pages[:4], "little", signed=True)
-        if first >= 0 and pages == run_of(first, count):
+        if pages == np.arange(first, first + count, dtype="<i4").tobytes():
             self._check_bounds(first, first + count - 1)
             if self.free_map.find(_FREE, first, first + count) >= 0:
                 raise InvariantViolated(f"one of the pages {first}..{first + count - 1} was released twice")

@@ -47,7 +47,7 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from services.scheduler.core.cache.eviction.renewal import Renewal
+    from services.scheduler.core.cache.eviction.policy import Renewal
     from services.scheduler.core.cache.kept import LeasedNode
     from services.scheduler.core.cache.page_pool import PagePool
     from services.scheduler.core.cache.prefix_tree import PrefixTree

@@ -9,10 +9,15 @@ import msgspec
 
 from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.cache.eviction_orders import RENEWAL_TIMER, renew_orders
-from services.scheduler.core.cache.holdings import shared_count, shared_depth, shared_names
-from services.scheduler.core.cache.node import NOTHING_RARE
-from services.scheduler.core.cache.node_record import NO_DIGESTS, with_lists, written
-from services.scheduler.core.cache.prefix_tree import keyed_by_page
+from services.scheduler.core.cache.holdings import (
+    NO_DIGESTS,
+    shared_count,
+    shared_depth,
+    shared_names,
+    with_lists,
+    written,
+)
+from services.scheduler.core.cache.prefix_tree import NOTHING_RARE, keyed_by_page
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES

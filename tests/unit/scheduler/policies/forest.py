@@ -11,7 +11,7 @@ from typing import Any
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.eviction.policy import Policy
-from services.scheduler.core.cache.node_record import written
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.ids import TOKEN_BYTES
 

@@ -11,7 +11,7 @@ import pytest
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
-from services.scheduler.core.cache.node_record import written
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.columns import ROWS, decoded, encoded
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins

@@ -7,7 +7,7 @@ import numpy as np
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment
-from services.scheduler.core.cache.node_record import written
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import _departures, _fit_base

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.holdings import digest_bytes
 from services.scheduler.core.cache.hotness.filter import LEAST_BASE_BITS, SLOTS, HotnessFilter
-from services.scheduler.core.cache.node_record import digest_bytes
 from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node, PrefixTree, ancestors, head_of
 
 if TYPE_CHECKING:

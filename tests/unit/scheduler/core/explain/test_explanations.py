@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, find_admissions
-from services.scheduler.core.cache.node_record import written
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.explain.explanations import overlay
 from services.scheduler.core.explain.recollection import (

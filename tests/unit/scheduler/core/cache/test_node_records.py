@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.node_record import (
+from services.scheduler.core.cache.holdings import (
     LEAST_RUN,
     digests_of,
     inserted,
     lists_of,
+    run_of,
     taken,
     with_lists,
     written,
 )
-from services.scheduler.core.cache.page_runs import run_of
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.base import pack_int32
 
