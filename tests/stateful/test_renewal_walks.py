@@ -10,7 +10,7 @@ import pytest
 
 from services.scheduler.core.cache import eviction_orders
 from services.scheduler.core.cache.eviction import POLICIES, Evictable, Moment, Policy
-from services.scheduler.core.cache.residency import DEVICE, HOST
+from services.scheduler.core.cache.residency import DEVICE
 from shared.messages.cell_events import CellConfig, CellConfigured
 from tests.stateful.cell_driver import GATEWAYS, NOISES, VARIANTS, CellDriver
 from tests.stateful.walking import added_up, move
@@ -89,8 +89,8 @@ def check(driver: CellDriver) -> None:
 def resident(driver: CellDriver, pool: str) -> list[int]:
     """Ids of nodes that a pool holds."""
     tier, _, owner = pool.partition("/")
-    held = {DEVICE: lambda node: node.device, HOST: lambda node: node.host}[tier]
-    return sorted(node.id for node in driver.cell.state.tree.nodes.values() if owner in held(node))
+    nodes = driver.cell.state.tree.nodes.values()
+    return sorted(node.id for node in nodes if owner in (node.device if tier == DEVICE else node.host))
 
 
 def walk(seed: int, steps: int) -> dict[str, int]:
