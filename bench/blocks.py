@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from bench.blocks_hotness import BlockHotness
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvariantViolated
@@ -160,8 +161,7 @@ class BlockCache:
             tokens=self._tokens,
             last_use=self._requests,
             depth=0 if parent is None else parent.depth + self._block_tokens,
-            digest=mix(block),
-            end_digest=mix(block),
+            record=written(mix(block), mix(block)),
         )
         self._resident[block] = node
         self._nodes[node.id] = node

@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import services.scheduler.policies  # noqa: F401  To be measured.
@@ -40,9 +41,11 @@ from bench.million_nodes import (
     ask,
     empty_cell,
     million_nodes,
+    resident_bytes,
 )
+from bench.node_account import account
 from services.scheduler import core
-from services.scheduler.apart import Apart
+from services.scheduler.apart import Apart, trim_heap
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.insertion import publish_final
@@ -51,7 +54,7 @@ from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.request import Request
 from services.scheduler.core.state import Worker
-from shared.messages.cell_events import CellConfig, FlushCache, StorageLost, TimerFired, WorkerLost
+from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, StorageLost, TimerFired, WorkerLost
 
 PROMPT_TOKENS = 131_072
 PROMPT_PAGES = PROMPT_TOKENS // PAGE_SIZE
@@ -65,13 +68,8 @@ SHAPES = {
 
 EVICTED = 1000
 _LONGEST_ENCODING_S = 600.0
+_COPIES = 5
 _OTHER_MEMORY = np.ones(8 << 20, dtype=np.int64)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def timed(calls: Iterable[Callable[[], object]], *, is_cold: bool = False) -> dict[str, float]:
@@ -178,7 +176,7 @@ def measure_snapshot(cell: MillionNodes, folder: Path) -> dict[str, Any]:
     path.write_bytes(encoded)
     del encoded
     forks = Times()
-    for _ in range(3):
+    for _ in range(_COPIES):
         copy = forks.take(partial(Apart, partial(core.encode_state, cell.state)))
         if len(asyncio.run(copy.result(_LONGEST_ENCODING_S))) != size:
             raise SystemExit("a copy of this process encoded another state")
@@ -203,6 +201,7 @@ def decode(path: Path) -> None:
     start = time.thread_time()
     state = core.decode_state(data)
     seconds = time.thread_time() - start
+    trim_heap()
     print(round(seconds, 2), resident_bytes() - before)
     del state
 
@@ -214,10 +213,12 @@ def measure_single_pages(nodes: int, seed: int) -> float:
     (worker,) = cell.state.workers.values()
     parents = [cell.root()]
     cell.tokens(1)
+    trim_heap()
     before = resident_bytes()
     for index in range(nodes):
         parents.append(cell.grow(worker, parents[index // 2], cell.tokens(PAGE_SIZE)))
     del parents
+    trim_heap()
     return (resident_bytes() - before) / nodes
 
 
@@ -237,12 +238,18 @@ def measure_losses(cell: MillionNodes) -> dict[str, Any]:
     }
 
 
+def _change(policy: str) -> CellConfigured:
+    return CellConfigured(config=msgspec.structs.replace(core_steps.CONFIG, policy=policy))
+
+
 def _in_slices(cell: MillionNodes, message: object) -> dict[str, float]:
     """Fold an input and the timers that go on with it: the longest step, and all of them together."""
     times = Times()
     times.take(partial(cell.fold, message))
-    while due := cell.state.timers.keys() & {"strike", "flush"}:
+    while due := cell.state.timers.keys() & {"strike", "flush", "renew"}:
         times.take(partial(cell.fold, TimerFired(timer_id=min(due))))
+    while cell.state.retired:  # Any input lets go of one.
+        times.take(partial(cell.fold, TimerFired(timer_id="none")))
     longest = times.summary()
     return {
         "steps": len(times.cpu),
@@ -262,6 +269,7 @@ def measure(*, nodes: int, queued: int, seed: int) -> dict[str, Any]:
 
     say("bytes_per_single_page_node", round(measure_single_pages(nodes // 10, seed)))
     say("evictions", measure_evictions(nodes // 10, seed))
+    trim_heap()  # What smaller trees left behind would be taken for this one's, or hide a part of it.
     before = resident_bytes()
     start = time.perf_counter()
     cell = million_nodes(nodes=nodes, seed=seed, config=core_steps.CONFIG)
@@ -270,18 +278,21 @@ def measure(*, nodes: int, queued: int, seed: int) -> dict[str, Any]:
     gc.set_threshold(20_000, 20, 50)
     tokens = sum(len(node.tokens) for node in cell.state.tree.nodes.values()) // 4
     made = len(cell.state.tree.nodes)
+    trim_heap()  # As before every snapshot.
     grown = resident_bytes() - before
     say("nodes", made)
     say("pages_per_node", round(tokens / PAGE_SIZE / made, 2))
     say("resident_bytes_per_node", round(grown / made))
     say("resident_bytes_per_token", round(grown / tokens, 2))
     say("kv_percent", round(grown / tokens / KV_BYTES_PER_TOKEN * 100, 4))
+    say("account", account(cell.state, grown))
     with tempfile.TemporaryDirectory() as folder:
         snapshot = measure_snapshot(cell, Path(folder))
     say("snapshot", snapshot | {"decoded_bytes_per_node": round(snapshot["decoded_resident_bytes"] / made)})
     say("match", measure_match(cell))
     say("insert", measure_insert(cell))
     say("step", {name: times.summary() for name, times in core_steps.measure(cell, queued=queued).items()})
+    say("renewals", {policy: _in_slices(cell, _change(policy)) for policy in ("lru", CellConfig().policy)})
     say("losses", measure_losses(cell))
     return results
 

@@ -32,7 +32,7 @@ WIRE = Format("wire", 1, 2, "messages over NATS, and inputs and outputs in its s
 CHUNK = Format("chunk", 1, 0, "chunks of KV and of hidden states on disks and in object stores")
 SPARSE = Format("sparse", 1, 0, "copies of chunks on disks, of which parts can be read")
 SNAPSHOT = Format("snapshot", 1, 1, "objects in the broker's bucket that hold the scheduler's state")
-STATE = Format("state", 13, 1, "the scheduler's state within a snapshot")
+STATE = Format("state", 14, 0, "the scheduler's state within a snapshot")
 RECORDING = Format("recording", 1, 1, "files of thermocline record")
 
 FORMATS = (WIRE, CHUNK, SPARSE, SNAPSHOT, STATE, RECORDING)

@@ -55,7 +55,7 @@ def test_the_earlier_state_is_refused_by_its_version() -> None:
     """The error says which version it has, and which is read."""
     snapshot = decode_snapshot(golden.load("0.1.0").snapshot)
 
-    with pytest.raises(CodecError, match="snapshot of version 8, not 13"):
+    with pytest.raises(CodecError, match="snapshot of version 8, not 14"):
         core.decode_state(snapshot.state)
 
 

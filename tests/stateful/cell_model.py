@@ -323,7 +323,7 @@ class CellModel:
 
     def round(self) -> bool:
         """Let everything move once; returns whether anything did."""
-        due = [name for name in ("strike", "flush") if name in self.timers]
+        due = [name for name in ("strike", "flush", "renew") if name in self.timers]
         for timer_id in due:
             self.fire(timer_id)
         moved = bool(due)

@@ -9,6 +9,7 @@ import msgspec
 
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
+from services.scheduler.core.cache.eviction.policy import Renewal
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.kept import CacheLeases, Pin, Return
 from services.scheduler.core.cache.page_pool import LostPool, PagePool
@@ -99,7 +100,7 @@ class CellState(msgspec.Struct):
 
     config: CellConfig = CellConfig()
     is_configured: bool = False  # ``config`` was said; before, no pool is asked for, because a pool stays.
-    policy: str = CellConfig().policy  # The policy in force; ``config.policy`` may name one that does not exist.
+    policy: str = CellConfig().policy  # In force, or about to be; ``config.policy`` may name one that does not exist.
     epoch: int = 0
     last_seq: int = 0
     model: str = ""
@@ -144,11 +145,13 @@ class CellState(msgspec.Struct):
     orders: dict[str, Policy] = {}  # Eviction policy of each pool, by tier and owner; apart in snapshots.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
+    retired: list[Policy] = []  # Policies out of force, to be let go of; decide nothing, and are in no snapshot.
     recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
     lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
     flushes: list[Flush] = []  # The first is at work.
+    renewal: Renewal | None = None  # Policies that come after those in force, until they know what is resident.
     arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
     blocks: HeldBlocks = {}  # Where the tree has what gateways refer to.
 

@@ -34,6 +34,7 @@ TimerKind = Literal[
     "drain",
     "strike",
     "flush",
+    "renew",
 ]
 """What a timer of the core is for; :mod:`timers` has a handler for each."""
 

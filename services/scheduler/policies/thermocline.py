@@ -52,7 +52,7 @@ class ThermoclinePolicy(Policy):
     """
 
     name = "thermocline"
-    state_version = 4
+    state_version = 5
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
@@ -128,10 +128,10 @@ class ThermoclinePolicy(Policy):
 
     def remove(self, node: Node, moment: Moment) -> None:
         self.offered.pop(node.id, None)
-        self.ranking.withdraw(node.id)
         prefixes = self.prefixes
         row = prefixes.of_node(node.id)
         if row:
+            self.ranking.withdraw(row, node.id)
             prefixes.make_ghost(row)
             self._give_up(prefixes.oldest())
 
@@ -238,7 +238,7 @@ class ThermoclinePolicy(Policy):
                 context = prefixes.context[row]
                 if context != latest:
                     latest, of_request, last = context, code_of_request(contexts, context), contexts.last[context]
-                ranking.offer(node_id, last, code_with(prefixes, row, of_request), cost, self.clock, law)
+                ranking.offer(row, node_id, last, code_with(prefixes, row, of_request), cost, self.clock, law)
         self.offered = {}
 
     def _new_prefix(self, node: Node, parent: int, context: int) -> int:

@@ -1,4 +1,4 @@
-"""What the eviction policies of all pools are told of requests, and the work that they do ahead.
+"""What the eviction policies of all pools are told of requests, the work that they do ahead, and their change.
 
 What happens to nodes they are told where it happens, see :mod:`residency`.
 """
@@ -7,51 +7,98 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import Node, descendants_first
-from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of, moment, offer, order_of
+from services.scheduler.core.cache.eviction.policy import Renewal
+from services.scheduler.core.cache.residency import DEVICE, HOST, coming_order_of, moment, order_of, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from services.scheduler.core.cache.eviction import Policy
+    from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.state import CellState, Worker
+    from services.scheduler.core.step import Step
+
+
+RENEWAL_UNITS = 1 << 12
+"""Nodes that new policies are told of in one step (20 to 50 ms); sixteen children that are put off count as one."""
+
+RENEWAL_PAUSE_MS = 20
+_CHILDREN_A_UNIT = 16
+RENEWAL_TIMER = "renew"
+
+
+def begin_renewal(state: CellState) -> None:
+    """Every pool's policy is to start anew with what is resident, after a change of policy."""
+    state.renewal = Renewal(left=list(reversed(state.tree.roots.values())))
+
+
+def go_on_renewing(step: Step) -> None:
+    """Tell the new policies of some more nodes; a timer goes on with the rest. They are in force behind the last."""
+    state = step.state
+    if state.renewal is not None:
+        _renew_some(state, state.renewal, RENEWAL_UNITS)
+    if state.renewal is not None:
+        step.set_timer(RENEWAL_TIMER, "renew", "", RENEWAL_PAUSE_MS)
+    else:
+        step.cancel_timer(RENEWAL_TIMER)
 
 
 def renew_orders(state: CellState) -> None:
-    """Start every pool's policy anew with what is resident, after a change of policy."""
-    state.orders.clear()
-    now = moment(state)
-    for root_id in state.tree.roots.values():
-        for node in reversed(descendants_first(state.tree, state.tree.nodes[root_id])):
-            for worker_id in devices_of(state, node):
-                order_of(state, DEVICE, worker_id).add(node, now)
-            for storage_id in copies_of(state, node):
-                order_of(state, HOST, storage_id).add(node, now)
-            offer(state, node)
+    """Start every pool's policy anew at once."""
+    begin_renewal(state)
+    while state.renewal is not None:
+        _renew_some(state, state.renewal, RENEWAL_UNITS)
+
+
+def _renew_some(state: CellState, renewal: Renewal, units: int) -> None:
+    nodes, left = state.tree.nodes, renewal.left
+    while left and units > 0:
+        node = nodes.get(left.pop())
+        if node is not None:
+            tell(state, renewal, node)
+            children = node.child_ids
+            left.extend(children)
+            units -= 1 + len(children) // _CHILDREN_A_UNIT
+    if not left:
+        state.retired += state.orders.values()
+        state.orders, state.renewal = renewal.orders, None
 
 
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
     """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
     now = moment(state, state.admissions)
     now.cost_depth_tokens, now.host_cost = state.speed.restoration_costs()
-    order_of(state, DEVICE, worker_id).visit([node for node in path if worker_id in node.device], prompt_tokens, now)
+    held = [node for node in path if worker_id in node.device]
+    copied = [node for node in path if storage_id in node.host] if storage_id else []
+    order_of(state, DEVICE, worker_id).visit(held, prompt_tokens, now)
     if storage_id:
-        held = [node for node in path if storage_id in node.host]
-        order_of(state, HOST, storage_id).visit(held, prompt_tokens, now)
+        order_of(state, HOST, storage_id).visit(copied, prompt_tokens, now)
+    renewal = state.renewal
+    if renewal is not None:
+        held = [node for node in held if node.id in renewal.told]
+        coming_order_of(state, renewal, DEVICE, worker_id).visit(held, prompt_tokens, now)
+        if storage_id:
+            copied = [node for node in copied if node.id in renewal.told]
+            coming_order_of(state, renewal, HOST, storage_id).visit(copied, prompt_tokens, now)
 
 
 def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) -> None:
     """A request leaves its worker: tell the same policies, before its pages may go."""
-    for order in _orders_of(state, worker.worker_id, state.storage_id_of(worker)):
+    storage_id = state.storage_id_of(worker)
+    for order in _orders_of(state.orders, worker.worker_id, storage_id):
+        order.ended(admission, answer_tokens)
+    for order in _orders_of(state.renewal.orders, worker.worker_id, storage_id) if state.renewal is not None else ():
         order.ended(admission, answer_tokens)
 
 
 def prepare(state: CellState, worker_id: str, storage_id: str) -> None:
     """Let the policy of a device, or else that of its host pool, do a little of what admissions would wait for."""
-    for order in _orders_of(state, worker_id, storage_id):
+    for order in _orders_of(state.orders, worker_id, storage_id):
         if order.prepare():
             return
 
 
-def _orders_of(state: CellState, worker_id: str, storage_id: str) -> list[Policy]:
+def _orders_of(orders: Mapping[str, Policy], worker_id: str, storage_id: str) -> list[Policy]:
     """Of a device and of a host pool, as far as they have been spoken of."""
     keys = (f"{DEVICE}/{worker_id}", f"{HOST}/{storage_id}")
-    return [state.orders[key] for key in keys if key in state.orders]
+    return [orders[key] for key in keys if key in orders]

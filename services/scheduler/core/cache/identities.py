@@ -60,7 +60,7 @@ def page_identities(tree: PrefixTree, node: Node) -> bytes:
         above = tree.nodes[above.parent]
     digest = above.identities[-IDENTITY_BYTES:] if above.parent else chain_root(above.namespace)
     for current in reversed(missing):
-        current.identities = chain_pages(digest, current.tokens, tree.page_token_bytes)
+        current.set_rare(identities=chain_pages(digest, current.tokens, tree.page_token_bytes))
         digest = current.identities[-IDENTITY_BYTES:]
     return node.identities
 

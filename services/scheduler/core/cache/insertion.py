@@ -182,7 +182,7 @@ def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
     if storage is None or not storage.sparse.shares.by_name or not state.config.importance_caching:
         return
     page_identities(state.tree, node)
-    node.importance = storage.sparse.shares.importance_of(chunks_ending_in(state.tree, node))
+    node.set_rare(importance=storage.sparse.shares.importance_of(chunks_ending_in(state.tree, node)))
 
 
 def value_path(state: CellState, storage: Storage, path: Path, start: int) -> None:
@@ -197,5 +197,5 @@ def forget_importance(state: CellState) -> None:
     """No node counts for more than another any more, after the setting was switched off."""
     for node in state.tree.nodes.values():
         if node.importance != NEUTRAL:
-            node.importance = NEUTRAL
+            node.set_rare(importance=NEUTRAL)
             offer(state, node)

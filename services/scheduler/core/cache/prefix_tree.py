@@ -7,13 +7,29 @@ packed little-endian int32, so that matching is a comparison of bytes in place a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.holdings import EMPTY_MAP, copied, counted_once, cut_lists, shared_names
+from services.scheduler.core.cache.holdings import (
+    EMPTY_MAP,
+    NO_DIGESTS,
+    copied,
+    counted_once,
+    digests_of,
+    inserted,
+    listed,
+    lists_of,
+    run_at,
+    shared_depth,
+    shared_names,
+    taken,
+    with_lists,
+    written,
+)
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +42,7 @@ HEAD_TOKENS = 16
 chance: the same prefix comes back in a longer or a shorter span once its node was evicted."""
 IDENTITY_BYTES = 16
 
+
 _SHORT_NAMES = {
     "id": "i",
     "parent": "p",
@@ -35,7 +52,7 @@ _SHORT_NAMES = {
     "device": "d",
     "loading": "l",
     "host": "h",
-    "pages": "a",
+    "record": "a",
     "locks": "k",
     "host_locks": "r",
     "below": "b",
@@ -46,11 +63,30 @@ _SHORT_NAMES = {
     "identities": "y",
     "quarantined": "q",
     "depth": "e",
-    "digest": "s",
-    "end_digest": "z",
+    "rare": "v",
     "importance": "m",
     "owner": "o",
 }
+
+
+class Rare(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False, frozen=True):
+    """What few nodes have. Nodes that have nothing of it share one, as do those that only have an owner."""
+
+    namespace: str = ""
+    host_locks: dict[str, int] = EMPTY_MAP
+    identities: bytes = b""
+    quarantined: tuple[str, ...] = ()
+    importance: float = 1.0
+    owner: int = 0
+
+
+NOTHING_RARE = Rare()
+
+
+@lru_cache(maxsize=4096)
+def owned(owner: int) -> Rare:
+    """What a node has whose pages count against somebody's quotas, and nothing else."""
+    return Rare(owner=owner) if owner else NOTHING_RARE
 
 
 class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
@@ -58,45 +94,53 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
     A pool has either all pages of a node or none. ``device``: workers on which its pages are valid. ``loading``:
     workers with device pages that a load on its way will fill. ``host``: storages in whose host pool they are valid.
-    ``pages`` has the numbers of those pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose
-    prefix includes this node. ``host_locks``: loads that read the host copy. ``below``: children with ``device`` or
-    ``loading`` pages on a worker. ``transfer`` is the backup that reads this node (0 is none) and ``backup_pages`` the
-    host pages that it fills. ``identities`` holds 16 bytes a page once they were needed. ``quarantined`` names storages
-    whose copy failed verification while another load reads it.
+    ``record`` has the numbers of those pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose
+    prefix includes this node. ``below``: children with ``device`` or ``loading`` pages on a worker. ``transfer`` is
+    the backup that reads this node (0 is none) and ``backup_pages`` the host pages that it fills.
 
-    Names and counts are shared with other nodes (see :mod:`holdings`): replace them, do not change them. Snapshots
-    leave out fields that have their default, so that a decoded node is as small as a new one. What a node's id stands
-    for, the tokens from the root to the node's end, never changes while the node lives, and ids are not used again.
+    Rarely there, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
+    ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
+    while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
+    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is nobody's; that of its root (see
+    :mod:`quotas`).
+
+    Names, counts and depths are shared with other nodes (see :mod:`holdings`): replace them, do not change them.
+    Snapshots leave out fields that have their default, so that a decoded node is as small as a new one. What a node's
+    id stands for, the tokens from the root to the node's end, never changes while the node lives, and ids are not
+    used again.
     """
 
     id: int
     parent: int
     tokens: bytes
-    namespace: str = ""  # On roots only.
     children: int | dict[int, int] = 0  # An only child, or ids by a hash of the first page; see :func:`child_of`.
     device: tuple[str, ...] = ()
     loading: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
-    pages: bytes = b""  # Of ``device``, then of ``loading``, then of ``host``: equally many page numbers of each.
+    record: bytes = NO_DIGESTS  # Its digests, then page numbers of device, loading and host; see :mod:`holdings`.
     locks: dict[str, int] = EMPTY_MAP
-    host_locks: dict[str, int] = EMPTY_MAP
     below: dict[str, int] = EMPTY_MAP
     last_use: int = 0  # Sequence number of the input that last used it.
     hits: int = 0
     transfer: int = 0
     backup_pages: bytes = b""
-    identities: bytes = b""
-    quarantined: tuple[str, ...] = ()
     depth: int = 0  # Tokens above this node's own span.
-    digest: int = 0  # What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS).
-    end_digest: int = 0  # The same from the root to the node's end; digests of children go on from it.
-    importance: float = 1.0  # What its tokens are worth beside those of others, as far as is known (see :mod:`shares`).
-    owner: int = 0  # Whose quotas its pages count against, 0 is nobody's; that of its root (see :mod:`quotas`).
+    rare: Rare = NOTHING_RARE
 
     @property
     def end(self) -> int:
         """Tokens from the root to the node's end."""
         return self.depth + len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def digest(self) -> int:
+        """What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS)."""
+        return digests_of(self.record)[0]
+
+    @property
+    def end_digest(self) -> int:
+        """The same from the root to the node's end; digests of children go on from it."""
+        return digests_of(self.record)[1]
 
     @property
     def child_ids(self) -> tuple[int, ...] | dict_values[int, int]:
@@ -105,6 +149,36 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         if isinstance(children, int):
             return (children,) if children else ()
         return children.values()
+
+    @property
+    def namespace(self) -> str:
+        return self.rare.namespace
+
+    @property
+    def host_locks(self) -> dict[str, int]:
+        return self.rare.host_locks
+
+    @property
+    def identities(self) -> bytes:
+        return self.rare.identities
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        return self.rare.quarantined
+
+    @property
+    def importance(self) -> float:
+        return self.rare.importance
+
+    @property
+    def owner(self) -> int:
+        return self.rare.owner
+
+    def set_rare(self, **changes: Any) -> None:
+        """Give it other values of fields that few nodes have."""
+        rare = msgspec.structs.replace(self.rare, **changes)
+        common = owned(rare.owner)
+        self.rare = common if rare == common else rare
 
     def device_pages(self, worker_id: str) -> bytes:
         """Numbers of its pages on a worker of ``device``, packed int32. Raises ValueError for another."""
@@ -142,7 +216,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
     def put_in_host(self, storage_id: str, pages: bytes) -> None:
         """These pages of a storage that is not in ``host`` hold it from now on."""
-        self._insert(self._pools(), pages)
+        self._insert(self.pools, pages)
         self.host = shared_names((*self.host, storage_id))
 
     def take_from_host(self, storage_id: str) -> bytes:
@@ -151,23 +225,23 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         self.host = _without(self.host, storage_id)
         return pages
 
-    def _pools(self) -> int:
+    @property
+    def pools(self) -> int:
+        """Pools that hold it or are to."""
         return len(self.device) + len(self.loading) + len(self.host)
 
     def _listed(self, place: int) -> bytes:
-        size = len(self.pages) // self._pools()
-        return self.pages[place * size : place * size + size]
+        record = self.record
+        return run_at(record, place) if len(record) & 3 else listed(record, self.pools, place)
 
     def _insert(self, place: int, pages: bytes) -> None:
         """To be called before the name is among the others, whose lists are as long."""
-        start = place * len(pages)
-        self.pages = self.pages[:start] + pages + self.pages[start:]
+        self.record = inserted(self.record, self.pools, place, pages)
 
     def _take(self, place: int) -> bytes:
         """To be called before the name is gone."""
         pages = self._listed(place)
-        start = place * len(pages)
-        self.pages = self.pages[:start] + self.pages[start + len(pages) :]
+        self.record = taken(self.record, self.pools, place)
         return pages
 
 
@@ -220,16 +294,16 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     if root_id is not None:
         return tree.nodes[root_id]
     digest = root_digest(namespace)
-    root = Node(id=tree.next_id, parent=0, tokens=b"", namespace=namespace, digest=digest, end_digest=digest)
-    root.owner = tree.owners.get(namespace, 0)
+    rare = Rare(namespace=namespace, owner=tree.owners.get(namespace, 0))
+    root = Node(id=tree.next_id, parent=0, tokens=b"", record=written(digest, digest), rare=rare)
     tree.next_id += 1
     tree.nodes[root.id] = root
     tree.roots[namespace] = root.id
     return root
 
 
-page_key: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
-"""The key of a first page among siblings: eight bytes instead of the page's tokens."""
+page_key: Callable[[bytes], int] = xxhash.xxh32_intdigest
+"""The key of a first page among siblings. One of 64 bits would take 16 bytes more, and no fewer look-ups."""
 
 
 def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
@@ -279,15 +353,13 @@ def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
-    digest, end_digest = _digests(tree, parent, tokens)
     node = Node(
         id=tree.next_id,
         parent=parent.id,
         tokens=tokens,
-        depth=parent.end,
-        digest=digest,
-        end_digest=end_digest,
-        owner=parent.owner,
+        depth=shared_depth(parent.end),
+        record=_digests(tree, parent, tokens),
+        rare=owned(parent.rare.owner),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
@@ -298,11 +370,23 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     page = tree.page_token_bytes
     if isinstance(siblings, int):
         siblings = parent.children = {page_key(tree.nodes[siblings].tokens[:page]): siblings}
-    key = page_key(tokens[:page])
-    while key in siblings:
-        key += 1
-    siblings[key] = node.id
+    siblings[_free_key(siblings, tokens[:page])] = node.id
     return node
+
+
+def keyed_by_page(children: list[tuple[bytes, int]], page_bytes: int) -> dict[int, int]:
+    """Ids of several children by the keys of their first pages, from the tokens and the id of each, in this order."""
+    keyed: dict[int, int] = {}
+    for tokens, child_id in children:
+        keyed[_free_key(keyed, tokens[:page_bytes])] = child_id
+    return keyed
+
+
+def _free_key(children: dict[int, int], first_page: bytes) -> int:
+    key = page_key(first_page)
+    while key in children:
+        key += 1
+    return key
 
 
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
@@ -316,9 +400,8 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     parent = tree.nodes[node.parent]
     page_cut = pages * PAGE_NUMBER_BYTES
     tokens = node.tokens[:cut]
-    digest, end_digest = _digests(tree, parent, tokens)
     held = (*node.device, *node.loading)
-    upper_pages, node.pages = cut_lists(node.pages, page_count(tree, node) * PAGE_NUMBER_BYTES, page_cut)
+    lists = lists_of(node.record, node.pools)
     upper = Node(
         id=tree.next_id,
         parent=parent.id,
@@ -327,21 +410,15 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         device=node.device,
         loading=node.loading,
         host=node.host,
-        pages=upper_pages,
+        record=with_lists(_digests(tree, parent, tokens), [each[:page_cut] for each in lists]),
         locks=copied(node.locks),
-        host_locks=copied(node.host_locks),
         below=counted_once(held[0]) if len(held) == 1 else dict.fromkeys(held, 1) or EMPTY_MAP,
         last_use=node.last_use,
         hits=node.hits,
         transfer=node.transfer,
         backup_pages=node.backup_pages[:page_cut],
-        identities=node.identities[: pages * IDENTITY_BYTES],
-        quarantined=node.quarantined,
         depth=node.depth,
-        digest=digest,
-        end_digest=end_digest,
-        importance=node.importance,
-        owner=node.owner,
+        rare=node.rare,
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
@@ -350,24 +427,28 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     else:
         parent.children[_key_of(tree, parent.children, node)] = upper.id
     node.tokens = node.tokens[cut:]
-    node.digest = _digest(tree, upper, head_of(tree, node.tokens))
-    node.depth += cut // TOKEN_BYTES
+    digest = extend(upper.end_digest, head_of(tree, node.tokens)) if tree.has_digests else 0
+    node.record = with_lists(written(digest, node.end_digest), [each[page_cut:] for each in lists])
+    node.depth = shared_depth(upper.end)
     node.parent = upper.id
     node.backup_pages = node.backup_pages[page_cut:]
-    node.identities = node.identities[pages * IDENTITY_BYTES :]
+    if upper.rare.host_locks:
+        upper.set_rare(host_locks=copied(node.rare.host_locks))
+    if node.rare.identities:
+        identity_cut = pages * IDENTITY_BYTES
+        upper.set_rare(identities=node.rare.identities[:identity_cut])
+        node.set_rare(identities=node.rare.identities[identity_cut:])
     return upper
 
 
-def _digest(tree: PrefixTree, above: Node, tokens: bytes) -> int:
-    """The digest of what ends with these tokens right below a node; 0 in a tree that keeps none."""
-    return extend(above.end_digest, tokens) if tree.has_digests else 0
-
-
-def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> tuple[int, int]:
-    """The digests of a node with these tokens: one and the same number where its head is all of it."""
+def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
+    """The record of a node with these tokens right below another, which no pool holds."""
+    if not tree.has_digests:
+        return NO_DIGESTS
     head = head_of(tree, tokens)
-    digest = _digest(tree, above, head)
-    return digest, digest if len(head) == len(tokens) else _digest(tree, above, tokens)
+    end_above = above.end_digest
+    digest = extend(end_above, head)
+    return written(digest, digest if len(head) == len(tokens) else extend(end_above, tokens))
 
 
 def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:

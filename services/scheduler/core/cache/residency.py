@@ -47,6 +47,7 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from services.scheduler.core.cache.eviction.policy import Renewal
     from services.scheduler.core.cache.kept import LeasedNode
     from services.scheduler.core.cache.page_pool import PagePool
     from services.scheduler.core.cache.prefix_tree import PrefixTree
@@ -122,24 +123,59 @@ def order_of(state: CellState, tier: str, owner: str) -> Policy:
     """The eviction policy of a pool, made when the pool is first spoken of."""
     key = f"{tier}/{owner}"
     order = state.orders.get(key)
-    if order is None:
-        pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
-        capacity = pool.total * state.tree.page_size
-        order = make_policy(state.policy, capacity, state.config, orders_of_tier(state, tier))
-        state.orders[key] = order
+    return order if order is not None else _make_order(state, state.orders, tier, owner)
+
+
+def coming_order_of(state: CellState, renewal: Renewal, tier: str, owner: str) -> Policy:
+    """The policy that a pool gets when a change of policy is done, made when the pool is first spoken of."""
+    order = renewal.orders.get(f"{tier}/{owner}")
+    return order if order is not None else _make_order(state, renewal.orders, tier, owner)
+
+
+def _make_order(state: CellState, orders: dict[str, Policy], tier: str, owner: str) -> Policy:
+    pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
+    capacity = pool.total * state.tree.page_size
+    order = make_policy(state.policy, capacity, state.config, orders_of_tier(orders, tier))
+    orders[f"{tier}/{owner}"] = order
     return order
 
 
-def orders_of_tier(state: CellState, tier: str) -> list[Policy]:
-    """The eviction policies of all pools of a tier, the oldest first."""
-    return [order for key, order in state.orders.items() if key.startswith(f"{tier}/")]
+def _orders_told(state: CellState, node: Node, tier: str, owner: str) -> Sequence[Policy]:
+    """The policies that are to hear what happens to a node in a pool: its own, and the coming one if it knows it."""
+    renewal = state.renewal
+    if renewal is None or node.id not in renewal.told:
+        return (order_of(state, tier, owner),)
+    return (order_of(state, tier, owner), coming_order_of(state, renewal, tier, owner))
+
+
+def tell(state: CellState, renewal: Renewal, node: Node) -> None:
+    """Tell the coming policies of a node, and of what is above it before, unless they know it."""
+    untold = []
+    while node.parent and node.id not in renewal.told:
+        untold.append(node)
+        node = state.tree.nodes[node.parent]
+    now = moment(state)
+    for each in reversed(untold):
+        renewal.told[each.id] = None
+        for worker_id in devices_of(state, each):
+            coming_order_of(state, renewal, DEVICE, worker_id).add(each, now)
+        for storage_id in copies_of(state, each):
+            coming_order_of(state, renewal, HOST, storage_id).add(each, now)
+        offer(state, each)
+
+
+def orders_of_tier(orders: Mapping[str, Policy], tier: str) -> list[Policy]:
+    """Those of these eviction policies that are of pools of a tier, the oldest first."""
+    return [order for key, order in orders.items() if key.startswith(f"{tier}/")]
 
 
 def forget_order(state: CellState, tier: str, owner: str) -> None:
     """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
-    gone = state.orders.pop(f"{tier}/{owner}", None)
-    if gone is not None:
-        gone.leave(orders_of_tier(state, tier))
+    for orders in (state.orders, state.renewal.orders if state.renewal is not None else {}):
+        gone = orders.pop(f"{tier}/{owner}", None)
+        if gone is not None:
+            gone.leave(orders_of_tier(orders, tier))
+            state.retired.append(gone)
     if state.quotas.accounts:
         state.quotas.forget_pool(f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
@@ -166,7 +202,8 @@ def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
 
 
 def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
-    order_of(state, tier, pool_owner).offer(node)
+    for order in _orders_told(state, node, tier, pool_owner):
+        order.offer(node)
     if node.owner:
         state.quotas.offer(node, f"{tier}/{pool_owner}")
 
@@ -228,16 +265,17 @@ def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
 
 def lock_host(node: Node, storage_id: str) -> None:
     """Keep a host copy while a load reads it."""
-    node.host_locks = with_count(node.host_locks, storage_id, node.host_locks.get(storage_id, 0) + 1)
+    locks = node.host_locks
+    node.set_rare(host_locks=with_count(locks, storage_id, locks.get(storage_id, 0) + 1))
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
     """Undo :func:`lock_host`; a quarantined copy that nobody reads any more goes. May remove the node."""
     locks = node.host_locks[storage.storage_id] - 1
     if locks:
-        node.host_locks = with_count(node.host_locks, storage.storage_id, locks)
+        node.set_rare(host_locks=with_count(node.host_locks, storage.storage_id, locks))
         return
-    node.host_locks = without_count(node.host_locks, storage.storage_id)
+    node.set_rare(host_locks=without_count(node.host_locks, storage.storage_id))
     if storage.storage_id in node.quarantined:
         drop_host(state, node, storage, "failed")
     else:
@@ -250,13 +288,15 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
         _let_go_of_leased_copy(state, node, storage)
     if node.host_locks.get(storage.storage_id):
         if storage.storage_id not in node.quarantined:
-            node.quarantined = (*node.quarantined, storage.storage_id)
+            node.set_rare(quarantined=(*node.quarantined, storage.storage_id))
     else:
         drop_host(state, node, storage, "failed")
 
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
     """These pages of a worker, leased until now, hold the node's KV from now on. Who computed it had that admission."""
+    if state.renewal is not None:
+        tell(state, state.renewal, node)
     node.put_on_device(worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
     if node.owner:
@@ -264,7 +304,9 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admi
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
-    order_of(state, DEVICE, worker.worker_id).add(node, moment(state, admission))
+    now = moment(state, admission)
+    for order in _orders_told(state, node, DEVICE, worker.worker_id):
+        order.add(node, now)
     offer(state, node)
     if state.candidates and node.children:
         note_children(state, node, worker.worker_id)
@@ -278,7 +320,7 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
     pages = node.take_from_device(worker.worker_id)
     worker.pool.cached -= len(pages) // 4
     worker.pool.release(pages)
-    order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
+    _forget(state, node, DEVICE, worker.worker_id)
     if node.owner:
         state.quotas.withdraw(node, f"{DEVICE}/{worker.worker_id}", moment(state))
         state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
@@ -328,11 +370,14 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
     """
     computed = state.orders.get(f"{DEVICE}/{source}")
     now = moment(state, computed.admission_of(node) if computed is not None else 0)
+    if state.renewal is not None:
+        tell(state, state.renewal, node)
     node.put_in_host(storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
     if state.cache_leases.nodes:
         hold_leased_copy(state, node)
-    order_of(state, HOST, storage.storage_id).add(node, now)
+    for order in _orders_told(state, node, HOST, storage.storage_id):
+        order.add(node, now)
     offer(state, node)
 
 
@@ -417,11 +462,11 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
     """
     pages = node.take_from_host(storage.storage_id)
     if storage.storage_id in node.quarantined:
-        node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
+        node.set_rare(quarantined=tuple(name for name in node.quarantined if name != storage.storage_id))
     pool = host_pool(storage)
     pool.cached -= len(pages) // 4
     pool.release(pages)
-    order_of(state, HOST, storage.storage_id).remove(node, moment(state))
+    _forget(state, node, HOST, storage.storage_id)
     if node.owner:
         _leave_host(state, node, storage.storage_id, pages)
     if not prune(state, node, departure, HOST):
@@ -462,7 +507,6 @@ def _has_more_below(tree: PrefixTree, top: Node, most: int) -> bool:
 def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) -> None:
     """Remove a node with what hangs below it; it is remembered how they left, and from which tier last."""
     returned: dict[str, list[bytes]] = {}
-    now = moment(state)
     gone, parent = remove_subtree(state.tree, top)
     move_up(state, gone, parent)
     _lose_leased(state, gone, parent)
@@ -470,7 +514,7 @@ def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) ->
         for storage_id in copies_of(state, node):
             pages = node.host_pages(storage_id)
             returned.setdefault(storage_id, []).append(pages)
-            order_of(state, HOST, storage_id).remove(node, now)
+            _forget(state, node, HOST, storage_id)
             if node.owner:
                 _leave_host(state, node, storage_id, pages)
     if state.recollection is not None:
@@ -482,6 +526,13 @@ def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) ->
         pool.release(pages)
     if parent is not None and parent.parent:
         offer(state, parent)
+
+
+def _forget(state: CellState, node: Node, tier: str, owner: str) -> None:
+    """Tell policies that a node has left a pool."""
+    now = moment(state)
+    for order in _orders_told(state, node, tier, owner):
+        order.remove(node, now)
 
 
 def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
@@ -500,9 +551,13 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
         members = state.transfers[node.transfer].nodes
         members.insert(members.index(node.id) + 1, upper.id)
     for worker_id in devices_of(state, node):
-        order_of(state, DEVICE, worker_id).split(upper, node)
+        for order in _orders_told(state, node, DEVICE, worker_id):
+            order.split(upper, node)
     for storage_id in copies_of(state, node):
-        order_of(state, HOST, storage_id).split(upper, node)
+        for order in _orders_told(state, node, HOST, storage_id):
+            order.split(upper, node)
+    if state.renewal is not None and node.id in state.renewal.told:
+        state.renewal.told[upper.id] = None
     for pool in state.lost.values():  # It may name the upper part, which has an id that it does not know.
         pool.left.append(upper.id)
     offer(state, upper)
@@ -520,10 +575,10 @@ def give_up_copies(state: CellState, node: Node) -> None:
         pool = host_pool(state.storages[storage_id])
         pool.cached -= len(pages) // 4
         pool.release(pages)
-        order_of(state, HOST, storage_id).remove(node, moment(state))
+        _forget(state, node, HOST, storage_id)
         if node.owner:
             _leave_host(state, node, storage_id, pages)
-        node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
+        node.set_rare(quarantined=tuple(name for name in node.quarantined if name != storage_id))
 
 
 def remove_struck(state: CellState, node: Node) -> Node | None:
@@ -545,9 +600,9 @@ def strike_entry(state: CellState, node: Node, tier: str, owner: str) -> None:
     if tier == HOST:
         node.take_from_host(owner)
         if owner in node.host_locks:
-            node.host_locks = without_count(node.host_locks, owner)
+            node.set_rare(host_locks=without_count(node.host_locks, owner))
         if owner in node.quarantined:
-            node.quarantined = tuple(name for name in node.quarantined if name != owner)
+            node.set_rare(quarantined=tuple(name for name in node.quarantined if name != owner))
         return
     if owner in node.device:
         node.take_from_device(owner)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
-from services.scheduler.core.cache.eviction_orders import renew_orders
+from services.scheduler.core.cache.eviction_orders import begin_renewal, go_on_renewing
 from services.scheduler.core.cache.heat import parse
 from services.scheduler.core.cache.hotness.tracking import fit_widths
 from services.scheduler.core.cache.insertion import forget_importance
@@ -74,7 +74,7 @@ def configure(step: Step, config: CellConfig) -> None:
     An unknown policy or schedule, a bad expression or a bad layer mix is counted and leaves the old one in force; a
     number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies
     begin anew when they are made from other settings than before, or when the hotness filter's values change their
-    meaning.
+    meaning; in a large tree the old ones go on until the new ones were told of all nodes.
     """
     state = step.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
@@ -85,7 +85,8 @@ def configure(step: Step, config: CellConfig) -> None:
         state.count("unknown_policies")
     has_new_widths = fit_widths(state, state.config)
     if has_new_widths or make_policy(state.policy, 0, state.config) != old_policy:
-        renew_orders(state)
+        begin_renewal(state)
+        go_on_renewing(step)
     if has_new_widths or any(getattr(old, name) != getattr(state.config, name) for name in _RANKING):
         state.candidates.clear()
     if old.importance_caching and not state.config.importance_caching:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.holdings import EMPTY_MAP
+from services.scheduler.core.cache.holdings import EMPTY_MAP, lists_of, with_lists
 from services.scheduler.core.cache.lease_invariants import check_cache_leases
 from services.scheduler.core.cache.prefix_tree import (
     IDENTITY_BYTES,
@@ -70,7 +70,9 @@ def check_invariants(state: CellState) -> None:
     check_blocks(state.blocks, state.tree)
     _check_timers(state)
     _check_hotness(state)
-    for name, order in state.orders.items():
+    require(state.renewal is None or "renew" in state.timers, "a change of policy would never be done")
+    coming = state.renewal.orders if state.renewal is not None else {}
+    for name, order in (*state.orders.items(), *coming.items()):
         fault = order.check()
         require(not fault, f"{state.policy} of {name}: {fault}")
 
@@ -119,8 +121,9 @@ def _check_node(state: CellState, node: Node) -> None:
     require(all(held or held is EMPTY_MAP for held in maps), f"{name} keeps an empty dictionary of its own")
     is_number = isinstance(node.children, int)
     require(is_number == (len(node.child_ids) < 2), f"{name} keeps a dictionary of fewer than two children")
-    pools = len(node.device) + len(node.loading) + len(node.host)
-    require(len(node.pages) == pools * pages * 4, f"{name} has a wrong number of pages")
+    lists = lists_of(node.record, node.pools)
+    require(all(len(each) == pages * 4 for each in lists), f"{name} has a wrong number of pages")
+    require(node.record == with_lists(node.record, lists), f"the pages of {name} are not in their shortest form")
     for worker_id in (*node.device, *node.loading):
         is_known = worker_id in state.workers or f"{DEVICE}/{worker_id}" in state.lost
         require(is_known, f"{name} is on the unknown device {worker_id}")
@@ -354,6 +357,8 @@ def _check_timers(state: CellState) -> None:
             require(bool(state.lost), f"timer {timer_id} is for nothing that is lost")
         elif timer.kind == "flush":
             require(bool(state.flushes), f"timer {timer_id} is for no flush")
+        elif timer.kind == "renew":
+            require(state.renewal is not None, f"timer {timer_id} is for no change of policy")
         elif timer.kind == "pin":
             require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "cache_lease":

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from services.scheduler.core.cache.eviction import POLICIES
-from services.scheduler.core.cache.eviction_orders import renew_orders
-from services.scheduler.core.cache.holdings import shared_count, shared_names
+from services.scheduler.core.cache.eviction import POLICIES, Policy
+from services.scheduler.core.cache.eviction_orders import RENEWAL_TIMER, renew_orders
+from services.scheduler.core.cache.holdings import (
+    NO_DIGESTS,
+    shared_count,
+    shared_depth,
+    shared_names,
+    with_lists,
+    written,
+)
+from services.scheduler.core.cache.prefix_tree import NOTHING_RARE, keyed_by_page
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
+from shared.ids import TOKEN_BYTES
 from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from services.scheduler.core.cache.prefix_tree import Node
 
 EARLIER_VERSION = 12
-"""It is still read. A node had a dictionary of pages for each tier then, and one of its children."""
-_VERSION = 13
+"""It is still read. A node had a dictionary of pages for each tier then, one of its children by longer keys, and what
+few nodes have beside the rest. No release wrote 13.
+"""
+_VERSION = 14
 _TIERS = ("d", "l", "h")  # Device, loading and host, in the order in which a node has their pages.
-_CHILDREN, _PAGES = "c", "a"
+_TOKENS, _CHILDREN, _RECORD, _DIGEST, _END_DIGEST = "t", "c", "a", "s", "z"
+_RARE, _RARELY = "v", ("n", "r", "y", "q", "m", "o")
 
 
 class _KeptPolicy(msgspec.Struct, array_like=True):
@@ -41,8 +54,9 @@ class _Versioned(msgspec.Struct):
 
 
 class _Snapshot(_Versioned):
-    state: CellState  # Without ``orders``.
+    state: CellState  # Without ``orders``, its own and those of a renewal.
     orders: dict[str, _KeptPolicy]
+    coming: dict[str, _KeptPolicy]  # Those of ``state.renewal``.
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -59,12 +73,21 @@ def encode_state(state: CellState) -> bytes:
 
     What is remembered for explanations alone is left out: it grows large, and no output depends on it.
     """
-    orders = {
-        pool: _KeptPolicy(each.name, each.state_version, memoryview(each.encode()))
-        for pool, each in state.orders.items()
+    renewal, coming = state.renewal, _coming(state)
+    if renewal is not None:
+        renewal = msgspec.structs.replace(renewal, orders={})
+    bare = msgspec.structs.replace(state, recollection=None, orders={}, retired=[], renewal=renewal)
+    return _ENCODER.encode(_Snapshot(_VERSION, bare, _kept(state.orders), _kept(coming)))
+
+
+def _kept(orders: Mapping[str, Policy]) -> dict[str, _KeptPolicy]:
+    return {
+        pool: _KeptPolicy(each.name, each.state_version, memoryview(each.encode())) for pool, each in orders.items()
     }
-    bare = msgspec.structs.replace(state, recollection=None, orders={})
-    return _ENCODER.encode(_Snapshot(_VERSION, bare, orders))
+
+
+def _coming(state: CellState) -> Mapping[str, Policy]:
+    return state.renewal.orders if state.renewal is not None else {}
 
 
 def decode_state(data: bytes | memoryview) -> CellState:
@@ -90,8 +113,8 @@ def decode_state(data: bytes | memoryview) -> CellState:
     _require("schedule", state.config.schedule, SCHEDULES)
     state.recollection = forgotten()
     _share(state.tree.nodes)
-    _take_orders(state, snapshot.orders)
-    for policy in state.orders.values():
+    _take_orders(state, snapshot.orders, snapshot.coming)
+    for policy in (*state.orders.values(), *_coming(state).values()):
         policy.share_numbers(state.tree.nodes)
     for account in state.quotas.accounts.values():
         for order in account.orders.values():
@@ -120,25 +143,31 @@ def renewed(data: bytes | memoryview) -> bytes:
         state = told["state"]
         for tree in (state["tree"], state["transient"]["tree"]):
             for node in tree["nodes"].values():
-                _renew(node)
-    except (AttributeError, KeyError, TypeError) as error:
+                _renew(node, tree["nodes"], tree["page_size"] * TOKEN_BYTES)
+    except (AttributeError, KeyError, TypeError, struct.error) as error:
         raise CodecError(f"not a snapshot of version {EARLIER_VERSION}: {error}") from error
-    told["version"] = _VERSION
+    told["version"], told["coming"] = _VERSION, {}
     return msgspec.msgpack.encode(told)
 
 
-def _renew(node: dict[str, Any]) -> None:
-    pages = b""
+def _renew(node: dict[str, Any], nodes: dict[int, Any], page_bytes: int) -> None:
+    lists: list[bytes] = []
     for tier in _TIERS:
         held = node.pop(tier, {})
         if held:
             node[tier] = list(held)
-            pages += b"".join(held.values())
-    if pages:
-        node[_PAGES] = pages
+            lists += held.values()
+    digests = written(node.pop(_DIGEST, 0), node.pop(_END_DIGEST, 0))
+    if digests != NO_DIGESTS or lists:
+        node[_RECORD] = with_lists(digests, lists)
+    rare = {name: node.pop(name) for name in _RARELY if name in node}
+    if rare:
+        node[_RARE] = rare
     children = node.get(_CHILDREN, {})
     if len(children) == 1:
         (node[_CHILDREN],) = children.values()
+    elif children:
+        node[_CHILDREN] = keyed_by_page([(nodes[each][_TOKENS], each) for each in children.values()], page_bytes)
 
 
 def _require(kind: str, name: str, known: Container[str]) -> None:
@@ -146,15 +175,24 @@ def _require(kind: str, name: str, known: Container[str]) -> None:
         raise CodecError(f"the snapshot names {kind} {name!r}, which is not registered")
 
 
-def _take_orders(state: CellState, kept: dict[str, _KeptPolicy]) -> None:
-    for each in kept.values():
+def _take_orders(state: CellState, kept: dict[str, _KeptPolicy], coming: dict[str, _KeptPolicy]) -> None:
+    both = [*kept.values(), *coming.values()]
+    for each in both:
         _require("policy", each.name, POLICIES)
-    if any(each.state_version != POLICIES[each.name].state_version for each in kept.values()):
+    if any(each.state_version != POLICIES[each.name].state_version for each in both):
         renew_orders(state)
+        state.timers.pop(RENEWAL_TIMER, None)
         return
-    state.orders = {pool: POLICIES[each.name].decode(bytes(each.state)) for pool, each in kept.items()}
-    for pool, policy in state.orders.items():
-        policy.join(orders_of_tier(state, pool.partition("/")[0]))
+    state.orders = _decoded(kept)
+    if state.renewal is not None:
+        state.renewal.orders = _decoded(coming)
+
+
+def _decoded(kept: dict[str, _KeptPolicy]) -> dict[str, Policy]:
+    orders = {pool: POLICIES[each.name].decode(bytes(each.state)) for pool, each in kept.items()}
+    for pool, policy in orders.items():
+        policy.join(orders_of_tier(orders, pool.partition("/")[0]))
+    return orders
 
 
 def _share(nodes: dict[int, Node]) -> None:
@@ -164,14 +202,15 @@ def _share(nodes: dict[int, Node]) -> None:
     """
     for node_id, node in nodes.items():
         node.id = node_id
+        node.depth = shared_depth(node.depth)
         if node.device:
             node.device = shared_names(node.device)
         if node.host:
             node.host = shared_names(node.host)
         if len(node.below) == 1:
             node.below = shared_count(node.below)
-        if node.end_digest == node.digest:
-            node.end_digest = node.digest
+        if node.rare is not NOTHING_RARE:
+            node.set_rare()
     for node in nodes.values():
         above = nodes.get(node.parent)
         if above is not None:

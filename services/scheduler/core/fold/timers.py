@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.eviction_orders import go_on_renewing
 from services.scheduler.core.cache.leasing import expire_cache_lease
 from services.scheduler.core.cache.pins import expire_pin
 from services.scheduler.core.fold.configure import go_on_flushing
@@ -118,4 +119,5 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "drain": _drain,
     "strike": lambda step, timer: strike_more(step),
     "flush": lambda step, timer: go_on_flushing(step),
+    "renew": lambda step, timer: go_on_renewing(step),
 }

@@ -90,7 +90,7 @@ def _own(state: CellState, namespace: str, number: int) -> None:
     if root_id is None:
         return
     for node in descendants_first(tree, tree.nodes[root_id]):
-        node.owner = number
+        node.set_rare(owner=number)
         _count_all(state, node)
         _offer_all(state, node)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from services.scheduler.policies.thermo.columns import Reals, Wholes
+from services.scheduler.policies.thermo.columns import ROWS, Reals, Wholes, grow, wholes
 from services.scheduler.policies.thermo.rules import HALF_LIVES, ROUNDS, score, score_one
 
 if TYPE_CHECKING:
@@ -27,46 +27,59 @@ STALE_SHARE = 64  # A ranking is made anew when it is older than one in so many 
 SLICE = 1024  # Nodes that are scored at once; as many are ranked in one go.
 
 
-class Ranking(msgspec.Struct):
-    """Offered nodes in parallel packed columns, a slot each. ``weights`` is the cost of losing a token (1: neutral)."""
+Entry = tuple[float, int, int]
+"""A score, the id of the node that has it, and the row of its prefix."""
 
+
+class Ranking(msgspec.Struct):
+    """Offered nodes in parallel packed columns, a place each. ``weights`` is the cost of losing a token (1: neutral).
+
+    A node is found by the row of its prefix (see :mod:`prefixes`), which it keeps as long as it is resident: a
+    dictionary by its id would take as much as all columns together.
+    """
+
+    rows: Wholes = msgspec.field(default_factory=lambda: Wholes("I"))
     ids: Wholes = msgspec.field(default_factory=lambda: Wholes("q"))
     lasts: Reals = msgspec.field(default_factory=lambda: Reals("d"))
     codes: Wholes = msgspec.field(default_factory=lambda: Wholes("q"))
     weights: Reals = msgspec.field(default_factory=lambda: Reals("d"))
-    slots: dict[int, int] = {}
+    places: Wholes = wholes("I")  # By row: where the node is in the columns, counted from 1; 0 is nowhere.
     rule: int = ROUNDS
     turnover_s: float = 1.0  # Of the pool, as the rules measure half-lives by.
-    line: list[tuple[float, int]] = []  # Worst last.
-    fresh: list[tuple[float, int]] = []  # A heap.
+    line: list[Entry] = []  # Worst last.
+    fresh: list[Entry] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
     ranked_at: float = 0.0  # When the last ranking was made, in policy seconds.
     sliced_at: int = 0  # Number of the request at the last slice of one.
-    at: int = 0  # The first slot of the slice that is to be scored next.
-    coming: list[tuple[float, int]] = []  # The lowest of each slice before, as they were then.
+    at: int = 0  # The first of the slice that is to be scored next.
+    coming: list[Entry] = []  # The lowest of each slice before, as they were then.
     memo: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # Now, last, code and their score.
 
-    def offer(self, node_id: int, last: float, code: int, weight: float, now: float, law: Law) -> None:
-        """The node may be evicted, with these features. Repeats change nothing."""
-        slot = self.slots.get(node_id)
-        if slot is None:
-            self.slots[node_id] = len(self.slots)
+    def offer(self, row: int, node_id: int, last: float, code: int, weight: float, now: float, law: Law) -> None:
+        """The node of this row may be evicted, with these features. Repeats change nothing."""
+        if row >= len(self.places):
+            grow((self.places,), max(row + 1 - len(self.places), ROWS))
+        place = self.places[row]
+        if not place:
+            self.rows.append(row)
             self.ids.append(node_id)
             self.lasts.append(last)
             self.codes.append(code)
             self.weights.append(weight)
+            self.places[row] = len(self.rows)
         else:
-            if self.lasts[slot] == last and self.codes[slot] == code and self.weights[slot] == weight:
+            at = place - 1
+            if self.lasts[at] == last and self.codes[at] == code and self.weights[at] == weight:
                 return
-            self.lasts[slot], self.codes[slot], self.weights[slot] = last, code, weight
-        if len(self.fresh) > LINE + _line_length(len(self.slots)):
+            self.lasts[at], self.codes[at], self.weights[at] = last, code, weight
+        if len(self.fresh) > LINE + _line_length(len(self.rows)):
             self._thin_out()
         if self.line:
             if self.memo[:3] != (now, last, code):  # The parts of one conversation are exposed one after another.
                 self.memo = (now, last, code, score_one(self.rule, now, last, code, law, self.turnover_s))
             score = self.memo[3] * weight
             self.scored[node_id] = score
-            heappush(self.fresh, (score, node_id))
+            heappush(self.fresh, (score, node_id, row))
 
     def follow(self, rule: int, turnover_s: float) -> None:
         """Rank by this rule from now on, with this turnover of the pool."""
@@ -76,64 +89,78 @@ class Ranking(msgspec.Struct):
             self.line, self.fresh, self.scored, self.coming, self.at = [], [], {}, [], 0
             self.memo = (0.0, 0.0, 0, 0.0)
 
-    def withdraw(self, node_id: int) -> None:
-        """The node may not be evicted any more."""
-        slot = self.slots.pop(node_id, None)
-        if slot is None:
+    def withdraw(self, row: int, node_id: int) -> None:
+        """The node of this row may not be evicted any more."""
+        place = self.places[row] if row < len(self.places) else 0
+        if not place:
             return
-        moved = self.ids.pop()
+        self.places[row] = 0
+        moved, moved_id = self.rows.pop(), self.ids.pop()
         last, code, weight = self.lasts.pop(), self.codes.pop(), self.weights.pop()
-        if moved != node_id:
-            self.ids[slot], self.lasts[slot], self.codes[slot], self.weights[slot] = moved, last, code, weight
-            self.slots[moved] = slot
+        if moved != row:
+            at = place - 1
+            self.rows[at], self.ids[at] = moved, moved_id
+            self.lasts[at], self.codes[at], self.weights[at] = last, code, weight
+            self.places[moved] = place
         self.scored.pop(node_id, None)
 
     def lowest(self, now: float, request: int, law: Law) -> int | None:
         """The node with the least score, which is withdrawn; None when none is offered."""
-        if not self.slots:
+        if not self.rows:
             return None
         self._skip()
         is_stale = now - self.ranked_at > self.turnover_s / STALE_SHARE
         if not self.line or (is_stale and request != self.sliced_at):
             self._rank(now, request, law)
-        while self.fresh and self.scored.get(self.fresh[0][1]) != self.fresh[0][0]:
+        while self.fresh and not self._is_valid(self.fresh[0]):
             heappop(self.fresh)
         source = self.line[-1]
         if self.fresh and self.fresh[0] < source:
             source = heappop(self.fresh)
         else:
             self.line.pop()
-        self.withdraw(source[1])
-        return source[1]
+        _, node_id, row = source
+        self.withdraw(row, node_id)
+        return node_id
+
+    def _is_valid(self, entry: Entry) -> bool:
+        """Whether an entry has its node's score of now."""
+        return self.scored.get(entry[1]) == entry[0] and self._is_offered(entry)
+
+    def _is_offered(self, entry: Entry) -> bool:
+        """Whether the node of an entry still is; its row may be another node's by now."""
+        place = self.places[entry[2]]
+        return place > 0 and self.ids[place - 1] == entry[1]
 
     def _skip(self) -> None:
-        while self.line and self.scored.get(self.line[-1][1]) != self.line[-1][0]:
+        while self.line and not self._is_valid(self.line[-1]):
             self.line.pop()
 
     def _rank(self, now: float, request: int, law: Law) -> None:
         """Score one slice. Behind the last one the line is made of the lowest of all, else only if it has run out."""
         self.sliced_at = request
-        if len(self.slots) <= SLICE:
+        offered = len(self.rows)
+        if offered <= SLICE:
             self.fresh, self.at, self.coming = [], 0, []
-        if self.at >= len(self.slots):
+        if self.at >= offered:
             self.at = 0
-        stop = min(self.at + SLICE, len(self.slots))
+        stop = min(self.at + SLICE, offered)
         self.coming += self._lowest_between(self.at, stop, now, law)
         self.at = stop
-        if stop == len(self.slots):
-            self._form(_least([entry for entry in self.coming if entry[1] in self.slots], _line_length(stop)))
+        if stop == offered:
+            self._form(_least([entry for entry in self.coming if self._is_offered(entry)], _line_length(stop)))
             self.at, self.coming, self.ranked_at = 0, [], now
         elif not self.line:
-            found = sorted(entry for entry in self.coming if entry[1] in self.slots)
+            found = sorted(entry for entry in self.coming if self._is_offered(entry))
             self._form(found[: LINE + len(found) // 8])
 
-    def _form(self, found: list[tuple[float, int]]) -> None:
+    def _form(self, found: list[Entry]) -> None:
         """Make the line of these, and keep the fresh ones that are not among them."""
-        kept = {node_id: score for score, node_id in self.fresh if self.scored.get(node_id) == score}
+        kept = {node_id: score for score, node_id, _ in self.fresh if self.scored.get(node_id) == score}
         self.line = found[::-1]
-        self.scored = kept | {node_id: score for score, node_id in found}
+        self.scored = kept | {node_id: score for score, node_id, _ in found}
 
-    def _lowest_between(self, start: int, stop: int, now: float, law: Law) -> list[tuple[float, int]]:
+    def _lowest_between(self, start: int, stop: int, now: float, law: Law) -> list[Entry]:
         span, offset = stop - start, self.ids.itemsize * start
         ids = np.frombuffer(self.ids, np.int64, span, offset)
         codes = np.frombuffer(self.codes, np.int64, span, offset)
@@ -141,27 +168,28 @@ class Ranking(msgspec.Struct):
         scores = score(self.rule, now, lasts, codes, law, self.turnover_s)
         scores = scores * np.frombuffer(self.weights, np.float64, span, offset)
         # Twice the even share of each slice, so that a slice with more of the lowest than others gives them.
-        share = LINE + 2 * _line_length(len(self.slots)) * span // len(self.slots)
+        share = LINE + 2 * _line_length(len(self.rows)) * span // len(self.rows)
         count = min(span, share)
-        # Ties at the cut are all taken into the sort, so that the order of slots never decides.
+        # Ties at the cut are all taken into the sort, so that the order of places never decides.
         chosen = np.flatnonzero(scores <= np.partition(scores, count - 1)[count - 1])
         order = chosen[np.lexsort((ids[chosen], scores[chosen]))][:count]
-        return list(zip(scores[order].tolist(), ids[order].tolist(), strict=True))
+        rows = np.frombuffer(self.rows, np.uint32, span, self.rows.itemsize * start)
+        return list(zip(scores[order].tolist(), ids[order].tolist(), rows[order].tolist(), strict=True))
 
     def _thin_out(self) -> None:
         """Only the lower half of the fresh nodes can come before the line does; the next ranking finds the others."""
         valid = sorted({entry for entry in self.fresh if self.scored.get(entry[1]) == entry[0]})
         self.fresh = valid[: len(valid) // 2]
-        waiting = {node_id for _, node_id in self.line}
-        for _, node_id in valid[len(valid) // 2 :]:
+        waiting = {node_id for _, node_id, _ in self.line}
+        for _, node_id, _ in valid[len(valid) // 2 :]:
             if node_id not in waiting:
                 del self.scored[node_id]
 
 
-def _least(entries: list[tuple[float, int]], count: int) -> list[tuple[float, int]]:
+def _least(entries: list[Entry], count: int) -> list[Entry]:
     """The least ``count`` of these, in order. Most are told apart by their scores alone, without being sorted."""
     if len(entries) > count:
-        scores = np.array([score for score, _ in entries])
+        scores = np.array([score for score, _, _ in entries])
         kept = scores <= np.partition(scores, count - 1)[count - 1]
         entries = list(compress(entries, kept.tolist()))
     return sorted(entries)[:count]

@@ -11,6 +11,7 @@ from typing import Any
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.eviction.policy import Policy
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.ids import TOKEN_BYTES
 
@@ -104,8 +105,8 @@ class Forest:
         if any(node.digest == digest for node in self.nodes.values()):
             return None
         self.last_id += 1
-        node = Node(self.last_id, parent.id if parent else 0, bytes(TOKEN_BYTES * (1 + label % 4)), digest=digest)
-        node.end_digest = digest
+        node = Node(self.last_id, parent.id if parent else 0, bytes(TOKEN_BYTES * (1 + label % 4)))
+        node.record = written(digest, digest)
         node.last_use = self.seq
         self.nodes[node.id] = node
         self.locks[node.id] = 1
@@ -133,8 +134,7 @@ class Forest:
         self.last_id += 1
         upper = Node(self.last_id, node.parent, node.tokens[:TOKEN_BYTES], last_use=node.last_use)
         # A node may be cut several times, and no two parts end alike.
-        upper.digest = (node.digest * 17 + 3 + upper.id) % 2**61
-        upper.end_digest = (node.end_digest * 17 + 3 + upper.id) % 2**61
+        upper.record = written(*((each * 17 + 3 + upper.id) % 2**61 for each in (node.digest, node.end_digest)))
         node.tokens = node.tokens[TOKEN_BYTES:]
         node.parent = upper.id
         self.nodes[upper.id] = upper

@@ -11,6 +11,7 @@ import pytest
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.columns import ROWS, decoded, encoded
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins
@@ -80,7 +81,7 @@ class BlockCache:
     def insert(self, block: int, parent: int, depth: int) -> None:
         """A block becomes resident."""
         digest = block * 0x9E3779B97F4A7C15 % 2**64
-        node = Node(id=block, parent=parent, tokens=TOKENS, depth=depth * BLOCK, digest=digest, end_digest=digest)
+        node = Node(id=block, parent=parent, tokens=TOKENS, depth=depth * BLOCK, record=written(digest, digest))
         self.nodes[block], self.children[block] = node, 0
         if parent:
             self.children[parent] += 1
@@ -234,7 +235,8 @@ def test_state_is_bounded() -> None:
     assert len(policy.running) <= MOST_RUNNING
     assert len(prefixes.contexts.number) <= 601 + MOST_RUNNING + ROWS
     assert policy.learner.law.samples.count() <= 700
-    assert len(policy.ranking.slots) <= 100
+    assert len(policy.ranking.rows) <= 100
+    assert len(policy.ranking.places) <= len(prefixes.digest) + ROWS
     assert len(policy.ranking.fresh) <= 200
     assert len(policy.learner.unlabelled) <= MOST_LATER + 1000
     assert len(policy.learner.later) <= MOST_LATER
@@ -248,7 +250,7 @@ def chain(name: str, *spans: bytes) -> list[Node]:
     for number, tokens in enumerate(spans):
         digest = extend(digest, tokens)
         nodes.append(
-            Node(id=10 + number, parent=9 + number, tokens=tokens, depth=depth, digest=digest, end_digest=digest)
+            Node(id=10 + number, parent=9 + number, tokens=tokens, depth=depth, record=written(digest, digest))
         )
         depth += len(tokens) // 4
     return nodes
@@ -436,20 +438,20 @@ def test_ranking_in_slices_takes_from_the_lowest() -> None:
     """With more nodes than one slice holds, victims come from the low end, and each node is named once."""
     ranking, law, count = Ranking(), Law(), 3 * SLICE
     for node_id in range(count):
-        ranking.offer(node_id, float(node_id * 7919 % count), 0, 1.0, float(count), law)
+        ranking.offer(1 + node_id, node_id, float(node_id * 7919 % count), 0, 1.0, float(count), law)
     victims = [ranking.lowest(float(count), 1 + number // 20, law) for number in range(2000)]
 
     assert len(set(victims)) == 2000
     ages = sorted(present(victim) * 7919 % count for victim in victims[400:])
     assert ages[len(ages) // 2] < 2 * 2000
-    assert len(ranking.slots) == count - 2000
+    assert len(ranking.rows) == count - 2000
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 100])
 def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count: int) -> None:
     """Whatever the scores are, the line is what sorting all of them begins with."""
     rng = np.random.default_rng(count)
-    entries = [(float(rng.integers(12)), int(node_id)) for node_id in rng.permutation(60)]
+    entries = [(float(rng.integers(12)), int(node_id), 1) for node_id in rng.permutation(60)]
 
     assert _least(entries, count) == sorted(entries)[:count]
 
@@ -464,7 +466,7 @@ def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
     """What was scored before is not scored again, and the victims are the same."""
     ranking, law, count = Ranking(), Law(), 3 * SLICE
     for node_id in range(count):
-        ranking.offer(node_id, float(node_id * 7919 % count), 0, 1.0, float(count), law)
+        ranking.offer(1 + node_id, node_id, float(node_id * 7919 % count), 0, 1.0, float(count), law)
     found: list[list[int]] = []
     for is_broken in (False, True):
         copy = twin_of(ranking)
@@ -472,8 +474,8 @@ def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
         for request in range(1, 12):
             for _ in range(20):
                 found[-1].append(present(copy.lowest(float(count), request, law)))
-            copy.withdraw(request * 100)
-            copy.offer(count + request, float(request), 0, 1.0, float(count), law)
+            copy.withdraw(1 + request * 100, request * 100)
+            copy.offer(1 + count + request, count + request, float(request), 0, 1.0, float(count), law)
             if is_broken:
                 copy = twin_of(copy)
 

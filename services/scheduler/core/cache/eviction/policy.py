@@ -122,6 +122,19 @@ class Policy(msgspec.Struct):
         return ""
 
 
+class Renewal(msgspec.Struct):
+    """A change of policy: the new policies, while they are told of what is resident (see :mod:`eviction_orders`).
+
+    The policies before stay in force until then: what leaves a pool meanwhile is what they name, and a pool is never
+    without a victim because its policy does not know its nodes yet. What happens to a node that the new policies know
+    they hear as well; of one that they do not know they hear nothing before its turn comes.
+    """
+
+    left: list[int] = []  # Ids of nodes to be told of with all below them, the next one at the end.
+    told: dict[int, None] = {}  # Nodes that the new policies know, by id; some of them may be gone.
+    orders: dict[str, Policy] = {}  # The new policies, as in the state; apart in snapshots.
+
+
 def size_of(node: Node) -> int:
     """Tokens of a node's own span."""
     return len(node.tokens) // TOKEN_BYTES

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.holdings import digest_bytes
 from services.scheduler.core.cache.hotness.filter import LEAST_BASE_BITS, SLOTS, HotnessFilter
 from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node, PrefixTree, ancestors, head_of
 
@@ -205,4 +206,4 @@ def _empty_like(old: HotnessFilter, widths: tuple[int, int, int, int], base_bits
 
 
 def _digests(tree: PrefixTree) -> NDArray[np.uint64]:
-    return np.fromiter((node.digest for node in tree.nodes.values()), dtype=np.uint64, count=len(tree.nodes))
+    return np.frombuffer(b"".join([digest_bytes(node.record) for node in tree.nodes.values()]), dtype="<u8")

@@ -57,8 +57,8 @@ def test_a_split_keeps_what_both_parts_hold() -> None:
     node = insert(tree, namespace(), pack_int32(range(8)))
     node.put_on_device("w", pack_int32([3, 4, 5, 6]))
     node.put_in_host("s", pack_int32([9, 8, 7, 6]))
-    node.locks, node.host_locks = {"w": 2}, {"s": 1}
-    node.identities = bytes(range(64))
+    node.locks = {"w": 2}
+    node.set_rare(host_locks={"s": 1}, identities=bytes(range(64)))
     node.transfer, node.backup_pages = 5, pack_int32([1, 2, 3, 4])
 
     upper = split(tree, node, 1)

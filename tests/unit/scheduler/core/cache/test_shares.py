@@ -138,7 +138,7 @@ def test_the_default_policy_weighs_a_token_by_it() -> None:
     policy.host_cost = 0.5
 
     assert policy._cost(plain) == 0.5
-    plain.importance = 3.0
+    plain.set_rare(importance=3.0)
     assert policy._cost(plain) == 1.5
 
 
@@ -147,7 +147,7 @@ def test_a_cut_node_is_as_important_in_both_parts(make_cell: MakeCell) -> None:
     cell = sparse_cell(make_cell, importance_caching=False)
     answered(cell, prompt(4), max_tokens=1)
     (node, _), *_ = path_of(cell, prompt(4))
-    node.importance = 2.0
+    node.set_rare(importance=2.0)
 
     answered(cell, [*prompt(2)[: 2 * CHUNK], 5, 5], max_tokens=1)
 
@@ -159,7 +159,7 @@ def test_switched_off_nothing_is_learned_and_nothing_counts(make_cell: MakeCell)
     cell = sparse_cell(make_cell)
     answered(cell, prompt(1, kind=3), max_tokens=1)
     (node, _), *_ = path_of(cell, prompt(1, kind=3))
-    node.importance = 2.0
+    node.set_rare(importance=2.0)
 
     cell.feed(CellConfigured(config=CellConfig(policy="lru", importance_caching=False)))
     put_in_parts(cell, prompt(4))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, find_admissions
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.explain.explanations import overlay
 from services.scheduler.core.explain.recollection import (
@@ -285,7 +286,9 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_what_leaves_together_is_remembered_as_if_it_left_one_by_one() -> None:
     """Of more than can be remembered, the last; what would be forgotten at once is not even written down."""
-    nodes = [Node(id=number, parent=1, tokens=bytes(16), digest=number) for number in range(MOST_DEPARTED + 40)]
+    nodes = [
+        Node(id=number, parent=1, tokens=bytes(16), record=written(number, 0)) for number in range(MOST_DEPARTED + 40)
+    ]
     together, apart = Recollection(), Recollection()
     together.note_gone(nodes, "lost", "device", "lru", 5)
     for node in nodes:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from services.scheduler.core import check_invariants, decode_state, encode_state
+from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.fold.snapshot import EARLIER_VERSION
 from shared.errors import CodecError
 from tests.stateful.cell_model import CellModel
@@ -23,9 +24,10 @@ def cell(make_cell: MakeCell) -> CellModel:
 
 
 def as_earlier(cell: CellModel) -> dict[str, Any]:
-    """The state as version 12 would have told it; an only child had a key, whose value is of no matter here."""
+    """The state as version 12 would have told it; children had other keys, whose values are of no matter here."""
     told: dict[str, Any] = msgspec.msgpack.decode(encode_state(cell.state))
     told["version"] = EARLIER_VERSION
+    del told["coming"], told["state"]["renewal"]
     for node_id, plain in told["state"]["tree"]["nodes"].items():
         node = cell.state.tree.nodes[node_id]
         plain.pop("a", None)
@@ -33,14 +35,18 @@ def as_earlier(cell: CellModel) -> dict[str, Any]:
         for tier, read in reads.items():
             if tier in plain:
                 plain[tier] = {name: read(name) for name in plain[tier]}
-        if isinstance(plain.get("c"), int):
-            plain["c"] = {plain["c"]: plain["c"]}
+        plain |= {"s": node.digest, "z": node.end_digest} | plain.pop("v", {})
+        if node.children:
+            plain["c"] = {2**63 + each: each for each in node.child_ids}
     return told
 
 
 def test_a_state_of_the_version_before_is_whole_again(cell: CellModel) -> None:
-    """Pages of every tier and children are where they were."""
+    """Pages of every tier and children are where they were, and so is what few nodes have."""
     nodes = cell.state.tree.nodes.values()
+    for number, node in enumerate(nodes):
+        page_identities(cell.state.tree, node)
+        node.set_rare(importance=1.0 + number % 2)
     assert any(node.host for node in nodes)
     assert any(node.device for node in nodes)
     assert {len(node.child_ids) for node in nodes} >= {0, 1, 2}
@@ -60,6 +66,8 @@ def test_a_state_of_the_version_before_is_whole_again(cell: CellModel) -> None:
         lambda told: told["state"]["tree"]["nodes"].update({1: {"d": [1]}}),
         lambda told: told["state"]["tree"]["nodes"].update({1: {"h": {"storage": 7}}}),
         lambda told: told["state"]["tree"]["nodes"].update({1: {"c": 7}}),
+        lambda told: told["state"]["tree"]["nodes"].update({1: {"s": "seven"}}),
+        lambda told: told["state"]["tree"]["nodes"].update({1: {"c": {7: 7, 8: 8}}}),
     ],
 )
 def test_nodes_of_no_version_are_refused(cell: CellModel, change: Any) -> None:

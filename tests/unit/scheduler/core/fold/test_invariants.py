@@ -54,7 +54,7 @@ def lose_request(state: CellState) -> None:
 
 def strand_node(state: CellState) -> None:
     node = next(node for node in state.tree.nodes.values() if node.parent and not node.device)
-    node.host, node.pages = (), b""
+    node.take_from_host("storage")
 
 
 def invent_timer(state: CellState) -> None:

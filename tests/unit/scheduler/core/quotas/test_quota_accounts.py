@@ -501,4 +501,4 @@ def test_miscounts_are_seen(make_cell: MakeCell) -> None:
     spoiled(lambda state, account: state.quotas.numbers.clear())
     spoiled(lambda state, account: state.tree.owners.clear())
     spoiled(lambda state, account: setattr(account, "device_bytes", 1))
-    spoiled(lambda state, account: setattr(state.tree.nodes[state.tree.roots[namespace("a")]], "owner", 0))
+    spoiled(lambda state, account: state.tree.nodes[state.tree.roots[namespace("a")]].set_rare(owner=0))

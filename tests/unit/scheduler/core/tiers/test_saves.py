@@ -247,7 +247,7 @@ def test_a_rotten_copy_is_not_what_is_saved(make_cell: MakeCell, orders: FindOrd
     compute(cell)
     cell.drain()
     node = next(node for node in cell.state.tree.nodes.values() if node.host)
-    node.quarantined = ("storage",)
+    node.set_rare(quarantined=("storage",))
     path = path_to(cell.state, node)
     turn = Step(cell.state, cell.seq, cell.time_ns)
 

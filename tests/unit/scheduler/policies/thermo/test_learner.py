@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
+from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.learner import FIRST_FIT, NOBODY
 from services.scheduler.policies.thermo.rules import FREQUENCY
@@ -20,7 +21,7 @@ def moment(number: int) -> Moment:
 def ask(policy: ThermoclinePolicy, number: int) -> None:
     """A request with one node that was never seen."""
     policy.visit([], 64, moment(number))
-    node = Node(id=number, parent=0, tokens=bytes(256), digest=number, end_digest=number)
+    node = Node(id=number, parent=0, tokens=bytes(256), record=written(number, number))
     policy.add(node, moment(number))
     policy.ended(number, 8)
 
