@@ -136,9 +136,10 @@ def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
         case SubmitRequest():
             run.requests.setdefault(message.request_id, RecordedRequest(message, now_ns))
         case RequestFinished():
-            request = run.requests.get(message.request_id)
-            if request is not None and not request.finished_ns:
-                request.output, request.finished_ns = message.output, now_ns
+            for ended in (message, *message.others):
+                request = run.requests.get(ended.request_id)
+                if request is not None and not request.finished_ns:
+                    request.output, request.finished_ns = ended.output, now_ns
         case BatchDone():
             run.batches.append(message)
 
