@@ -222,12 +222,12 @@ def start_vllm(stack: ExitStack, model: Path, folder: Path, env: Path) -> System
 
 
 def _command(pid: int) -> str:
-    """``engine`` for vLLM's engine."""
+    """What vLLM calls a process of its own."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")
     except OSError:
         name = ""  # It has ended.
-    return "engine" if "engine" in name.lower() else "other"
+    return next((kind for kind in ("engine", "worker") if kind in name.lower()), "other")
 
 
 def checkout_of(reference: str, folder: Path) -> Path:
