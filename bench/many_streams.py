@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -308,6 +309,8 @@ def main() -> int:
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures there")
     options = parser.parse_args()
+    # So that servers are stopped, too, when somebody ends this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     begun = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
