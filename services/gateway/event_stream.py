@@ -99,10 +99,11 @@ class EventStream(Response):
                 return
             if data:
                 await self._send(send, data)
-            news = await self._wait()
+            changed = await self._wait()
             data, self._unsent = self._unsent, b""
-            if news is None:
-                data, news = self._framing.keepalive, []
+            news = changed or []
+            if changed is None:
+                data = self._framing.keepalive
 
     async def _wait(self) -> list[Choice] | None:
         """Write news as they come, until some cannot be written at once or the answer ends; the choices with such news,

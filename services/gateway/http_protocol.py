@@ -58,7 +58,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._stop_expecting()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # It is not where another protocol was asked for.
-            self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[index]
+            self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # Which may begin with the next of several that came at once.

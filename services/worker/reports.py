@@ -156,7 +156,8 @@ class Reporter:
         self._finished_bytes = nbytes
         self.report.events.append(
             RequestFinished(
-                **self._who,
+                worker_id=self._who["worker_id"],
+                incarnation=self._who["incarnation"],
                 request_id=request_id,
                 attempt=attempt,
                 reason=reason,

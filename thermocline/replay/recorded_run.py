@@ -15,7 +15,7 @@ from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, 
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
-from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
+from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
 
 
@@ -136,7 +136,8 @@ def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
         case SubmitRequest():
             run.requests.setdefault(message.request_id, RecordedRequest(message, now_ns))
         case RequestFinished():
-            for ended in (message, *message.others):
+            told: tuple[RequestFinished | FinishedToo, ...] = (message, *message.others)
+            for ended in told:
                 request = run.requests.get(ended.request_id)
                 if request is not None and not request.finished_ns:
                     request.output, request.finished_ns = ended.output, now_ns

@@ -62,8 +62,10 @@ class ChatView(DataEvents):
         has_news = bool(parts) or delta.finish is not None or has_prompt_logprobs
         if not has_news and not (delta.tokens and self._wanted.tokens_matter):
             return None
-        if self._is_plain and not self._first and delta.finish is None and all(isinstance(p, Text) for p in parts):
-            return self._text_chunk(choice.position, "".join(part.text for part in parts))
+        if self._is_plain and not self._first and delta.finish is None:
+            texts = [part.text for part in parts if isinstance(part, Text)]
+            if len(texts) == len(parts):
+                return self._text_chunk(choice.position, "".join(texts))
         body = ChatChunkChoice(
             index=choice.position,
             delta=answer_delta(parts) if parts or delta.finish is not None else AnswerDelta(content=""),

@@ -187,8 +187,11 @@ class Driven:
 
     def finished(self) -> list[RequestFinished | FinishedToo]:
         """Every end, however many of them an event tells."""
-        told = [event for event in self.events if isinstance(event, RequestFinished)]
-        return [ended for event in told for ended in (event, *event.others)]
+        ends: list[RequestFinished | FinishedToo] = []
+        for event in self.events:
+            if isinstance(event, RequestFinished):
+                ends += [event, *event.others]
+        return ends
 
     def preempted(self) -> list[RequestPreempted]:
         return [event for event in self.events if isinstance(event, RequestPreempted)]

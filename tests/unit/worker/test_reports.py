@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from services.worker.reports import FINISHED_BYTES, Reporter
 from shared.messages.base import unpack_int32
-from shared.messages.worker_events import RequestFinished
+from shared.messages.worker_events import FinishedToo, RequestFinished
 
 
 def ends(reporter: Reporter) -> list[list[tuple[str, list[int]]]]:
     """Names and outputs of the ends that each event tells of."""
-    events = [event for event in reporter.take(1).events if isinstance(event, RequestFinished)]
-    return [[(one.request_id, unpack_int32(one.output)) for one in (event, *event.others)] for event in events]
+    found = []
+    for event in reporter.take(1).events:
+        if isinstance(event, RequestFinished):
+            told: list[RequestFinished | FinishedToo] = [event, *event.others]
+            found.append([(one.request_id, unpack_int32(one.output)) for one in told])
+    return found
 
 
 def test_ends_of_a_step_are_one_event() -> None:
