@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""Of processor time, as a :data:`Table` counts it."""
+
 _QUIET_PART = 0.10
 _WINDOW_S = 0.5
 _LONGEST_S = 60.0
@@ -50,7 +52,7 @@ def read_processes() -> Table:
 def used_s(roots: Sequence[int]) -> float:
     """Seconds of processor time that the living processes of these trees have used."""
     processes = read_processes()
-    return sum(processes[pid][1] for pid in trees(processes, roots)) / _TICKS_PER_S
+    return sum(processes[pid][1] for pid in trees(processes, roots)) / TICKS_PER_S
 
 
 def settle(roots: Sequence[int]) -> None:

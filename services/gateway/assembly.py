@@ -135,7 +135,8 @@ class Assembly:
         end = item.index + len(item.tokens)
         if item.index == self.next_index:
             self._append(item)
-            self._join_held()
+            if self._held:
+                self._join_held()
             return Placement.ACCEPTED
         if item.index > self.next_index:
             if len(self._held) < MAX_HELD_ITEMS:

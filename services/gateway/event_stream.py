@@ -1,7 +1,8 @@
 """An answer as server-sent events.
 
-What arrives while the client takes a chunk is coalesced into the next one, so a slow client costs fewer and
-larger chunks, never a growing queue of them; one that takes nothing for too long is let go.
+News are written as they come, without waking a task, as long as the connection takes them. What arrives while the
+client takes a chunk is coalesced into the next one, so a slow client costs fewer and larger chunks, never a growing
+queue of them; one that takes nothing for too long is let go.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from shared.errors import RequestCancelled, ThermoclineError
 
 ABORT_EXTENSION = "thermocline.abort"
 """Extension of the ASGI scope: drops the connection with what is still unsent."""
+
+WRITE_EXTENSION = "thermocline.write"
+"""Extension of the ASGI scope: writes a part of the body at once, or says that the connection does not take it now."""
 
 _log = logs.get_logger("gateway.stream")
 
@@ -57,9 +61,16 @@ class EventStream(Response):
         self._ticket = ticket
         self._times = times
         self._before_closing = before_closing
+        self._write: Callable[[bytes], bool] | None = None
+        self._unsent = b""  # Events that could not be written at once.
+        self._fault: Exception | None = None  # Why they could not be made.
+        self._clock = asyncio.get_running_loop().time
+        self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT_EXTENSION)
+        extensions = scope.get("extensions", {})
+        abort: Callable[[], None] | None = extensions.get(ABORT_EXTENSION)
+        self._write = extensions.get(WRITE_EXTENSION)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_events(send)
@@ -88,11 +99,43 @@ class EventStream(Response):
                 return
             if data:
                 await self._send(send, data)
-            data = b""
-            changed = await generation.changed(self._times.keepalive_s)
+            changed = await self._wait()
+            data, self._unsent = self._unsent, b""
             news = changed or []
             if changed is None:
                 data = self._framing.keepalive
+
+    async def _wait(self) -> list[Choice] | None:
+        """Write news as they come, until some cannot be written at once or the answer ends; the choices with such news,
+        or None where nothing was written for so long that the client must be told that the stream goes on.
+        """
+        generation = self._generation
+        self._written_s = self._clock()
+        if self._write is not None:
+            generation.take_news = self._take_news
+        try:
+            while True:
+                wait_s = self._written_s + self._times.keepalive_s - self._clock()
+                news = await generation.changed(max(0.0, wait_s))
+                if self._fault is not None:
+                    raise self._fault
+                if news is not None or self._clock() >= self._written_s + self._times.keepalive_s:
+                    return news
+        finally:
+            generation.take_news = None
+
+    def _take_news(self, news: list[Choice]) -> bool:
+        """Write what these choices have to say; False where the connection does not take it now."""
+        try:
+            data = self._events(self._chunks(news))
+        except Exception as error:
+            self._fault = error  # Nobody awaits this call.
+            return False
+        self._written_s = self._clock()
+        if data and (self._write is None or not self._write(data)):
+            self._unsent = data
+            return False
+        return True
 
     def _chunks(self, choices: Iterable[Choice]) -> Iterable[bytes]:
         for choice in choices:

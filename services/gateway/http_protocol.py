@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.connections import Connections
-from services.gateway.event_stream import ABORT_EXTENSION
+from services.gateway.event_stream import ABORT_EXTENSION, WRITE_EXTENSION
 from services.gateway.listening_metrics import SLOW
 from services.gateway.openai_schema.errors import error_body
 from shared.errors import InvalidRequest, ThermoclineError, TooManyConnections
@@ -56,6 +57,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_expecting()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # It is not where another protocol was asked for.
+            self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # Which may begin with the next of several that came at once.
@@ -119,3 +122,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if self._header_bytes > MAX_HEADER_BYTES:
             # The parser turns what a callback raises into its own error, which ends in send_400_response.
             raise ValueError("the request's headers are too large")
+
+
+def _write(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """Write a part of a body at once, as ``cycle.send`` would; False where that would have to wait, or must not be."""
+    is_within = cycle.response_started and not cycle.response_complete and cycle.chunked_encoding
+    if not is_within or cycle.disconnected or cycle.flow.write_paused:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True

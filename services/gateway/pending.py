@@ -108,6 +108,11 @@ class Generation:
         self.abandoned: ThermoclineError | None = None
         self.turns: tuple[str, ...] = ()  # What became of earlier answers' ids, in order (``turns.splicing.Fate``).
         self._touched: dict[int, None] = {}  # A dictionary, since it keeps its order.
+        self.take_news: Callable[[list[Choice]], bool] | None = None
+        """Takes news of choices that go on while somebody waits for :meth:`changed`, which then is not woken; False
+        where it could not send them.
+        """
+        self._is_offering = False
         self._event = asyncio.Event()
         for choice in self.choices:
             choice.generation = self
@@ -126,7 +131,21 @@ class Generation:
             self.abandon(RequestCancelled("the client reads too slowly", code="client_too_slow"))
         self._touched[position] = None
         # A whole answer is wanted at its end only, so its tokens need not wake anybody.
-        if self.is_streaming or self.choices[position].is_over:
+        if self.take_news is not None:
+            if not self._is_offering:  # Once all items of a step are placed, so that choices share a write.
+                self._is_offering = True
+                asyncio.get_running_loop().call_soon(self._offer_news)
+        elif self.is_streaming or self.choices[position].is_over:
+            self._event.set()
+
+    def _offer_news(self) -> None:
+        self._is_offering = False
+        touched = [self.choices[position] for position in self._touched]
+        if self.take_news is None or self.abandoned is not None or any(choice.is_over for choice in touched):
+            self._event.set()
+            return
+        self._touched = {}
+        if not self.take_news(touched):
             self._event.set()
 
     def abandon(self, reason: ThermoclineError) -> None:

@@ -66,10 +66,14 @@ class TokenRelay:
             _log.error("tokens_unreadable", reason=error.message)
             return
         now_s = self._clock()
+        placed: dict[Placement, int] = {}
         for item in batch.items:
             choice = self._pending.get(item.request_id)
             if choice is not None:
-                self._observe_and_place(batch.worker_id, item, choice, now_s)
+                placement = self._observe_and_place(batch.worker_id, item, choice, now_s)
+                placed[placement] = placed.get(placement, 0) + 1
+        for placement, count in placed.items():
+            metrics.PLACEMENTS[placement].inc(count)
 
     def probe(self, choices: Iterable[Choice]) -> None:
         """Ask the workers that spoke of these choices for what may have got lost since."""
@@ -103,10 +107,9 @@ class TokenRelay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _observe_and_place(self, worker_id: str, item: TokenItem, choice: Choice, now_s: float) -> None:
+    def _observe_and_place(self, worker_id: str, item: TokenItem, choice: Choice, now_s: float) -> Placement:
         had, before_s = choice.assembly.next_index, choice.progress_s
         placement = choice.accept(worker_id, item, now_s)
-        metrics.PLACEMENTS[placement].inc()
         if placement is Placement.GAP:
             self._fetch(choice, [worker_id])
         elif placement is Placement.ACCEPTED and choice.assembly.next_index > had:
@@ -114,6 +117,7 @@ class TokenRelay:
                 metrics.INTER_TOKEN_LATENCY.observe(now_s - before_s)
             else:
                 metrics.TIME_TO_FIRST_TOKEN.observe(now_s - choice.started_s)
+        return placement
 
     def _fetch(self, choice: Choice, worker_ids: list[str]) -> None:
         if choice.is_fetching:

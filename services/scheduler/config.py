@@ -83,7 +83,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         int, Meta(description="prefill tokens of one batch; 0: by the GPU's memory, 2048 on a CPU", ge=0)
     ] = 0
     max_running: Annotated[
-        int, Meta(description="requests that a worker runs at once; 0: by the pool of a GPU, 64 on a CPU", ge=0)
+        int, Meta(description="requests that a worker runs at once; 0: by the pool of the device", ge=0)
     ] = 0
     max_queued: Annotated[int, Meta(description="waiting requests; one more is refused", ge=1)] = _CELL.max_queued
     max_queued_tokens: Annotated[int, Meta(description="prompt tokens of waiting requests", ge=1)] = (

@@ -19,7 +19,7 @@ from services.worker.compute import Runner, StepComputer
 from services.worker.config import WorkerConfig
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
-from services.worker.device_bounds import batch_tokens, most_running
+from services.worker.device_bounds import CPU_LEAST_RUNNING, batch_tokens, most_running
 from services.worker.device_choice import DeviceChoice
 from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
@@ -90,7 +90,7 @@ def device_facts(
     name = choice.name or this_machine().processor
     facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
     if choice.kind == "cpu":
-        return facts
+        return msgspec.structs.replace(facts, max_running=most_running(pool_tokens, max_context, CPU_LEAST_RUNNING))
     return msgspec.structs.replace(
         facts,
         max_batch_tokens=config.max_batch_tokens or batch_tokens(memory_bytes),

@@ -1,7 +1,7 @@
-"""What a GPU takes at once where no setting says so: tokens of a prefill batch, and requests. Arithmetic only.
+"""What a device takes at once where no setting says so: tokens of a prefill batch, and requests. Arithmetic only.
 
-Larger batches use a GPU better, and cost memory for activations and time until others have their turn. The sizes are
-chosen, not measured.
+Larger batches use a device better, and cost memory for activations and time until others have their turn. The sizes are
+chosen; how many streams a CPU takes was measured (``bench.many_streams``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ LEAST_RUNNING, MOST_RUNNING = 16, 256
 """The most is also the number of rows whose logits are counted when the pool is sized (``gpu_room.RoomWish.rows``)."""
 
 
+CPU_LEAST_RUNNING = CellConfig().max_running
+"""Of a CPU, whose small pools preempt rather than let anybody wait."""
+
+
 def batch_tokens(device_bytes: int) -> int:
     """Tokens of the largest prefill on a device of so much memory. A card that is sold as 24 or 80 GB has somewhat less
     than so many GiB, so the steps are below that; 0 bytes stand for a CPU.
@@ -25,6 +29,6 @@ def batch_tokens(device_bytes: int) -> int:
     return 4096 if device_bytes >= 20 * GIB else CellConfig().max_batch_tokens
 
 
-def most_running(pool_tokens: int, max_context: int) -> int:
+def most_running(pool_tokens: int, max_context: int, least: int = LEAST_RUNNING) -> int:
     """Requests at once over a pool of so many tokens: as many likely ones as it holds, within bounds."""
-    return max(LEAST_RUNNING, min(MOST_RUNNING, pool_tokens // max(1, min(LIKELY_TOKENS, max_context))))
+    return max(least, min(MOST_RUNNING, pool_tokens // max(1, min(LIKELY_TOKENS, max_context))))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from services.worker.answers import Growth
 from services.worker.kv.promotions import Promoted
 from services.worker.requests import RunningRequest
@@ -13,6 +15,7 @@ from shared.messages.base import pack_int32
 from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import (
     BatchDone,
+    FinishedToo,
     FinishReason,
     HiddenSaved,
     LeaseRequested,
@@ -25,6 +28,9 @@ from shared.messages.worker_events import (
     TextMissing,
 )
 from shared.messages.worker_plans import AdmitRequest
+
+FINISHED_BYTES = 65_536
+"""Outputs that one event of ended requests carries at the most, where there is more than one."""
 
 Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved | TextMissing
 
@@ -65,6 +71,7 @@ class Reporter:
     def __init__(self, worker_id: str, incarnation: str) -> None:
         self._who = {"worker_id": worker_id, "incarnation": incarnation}
         self.report = Report(step=0)
+        self._finished_bytes = 0  # Of outputs in the last event of ended requests.
 
     def take(self, step: int) -> Report:
         """The report so far; a new one begins."""
@@ -138,13 +145,24 @@ class Reporter:
         )
 
     def finished(self, request_id: str, attempt: int, reason: FinishReason, output: list[int], error: str = "") -> None:
+        """Tell the scheduler of an end: in the event of the one before it, unless that is large."""
+        packed = pack_int32(output)
+        nbytes = len(packed) + len(error)
+        first = self.report.events[-1] if self.report.events else None
+        if isinstance(first, RequestFinished) and self._finished_bytes + nbytes <= FINISHED_BYTES:
+            self._finished_bytes += nbytes
+            ended = FinishedToo(request_id=request_id, attempt=attempt, reason=reason, output=packed, error=error)
+            self.report.events[-1] = msgspec.structs.replace(first, others=(*first.others, ended))
+            return
+        self._finished_bytes = nbytes
         self.report.events.append(
             RequestFinished(
-                **self._who,
+                worker_id=self._who["worker_id"],
+                incarnation=self._who["incarnation"],
                 request_id=request_id,
                 attempt=attempt,
                 reason=reason,
-                output=pack_int32(output),
+                output=packed,
                 error=error,
             )
         )

@@ -168,10 +168,21 @@ class LeaseRequested(Message, frozen=True):
     others: tuple[LeaseWanted, ...] = ()
 
 
+class FinishedToo(Message, frozen=True):
+    """One more request that is over; fields as in ``RequestFinished``."""
+
+    request_id: str
+    attempt: int
+    reason: FinishReason
+    output: bytes
+    error: str = ""
+
+
 class RequestFinished(Message, frozen=True):
     """A request is over at the worker. ``output`` holds all its output tokens of all attempts (packed int32).
 
-    KV exists for the prompt and for all output tokens but the last.
+    KV exists for the prompt and for all output tokens but the last. ``others`` ended with it, in the same step: one
+    message for all of them is less for everybody, and their places are given to others together.
     """
 
     worker_id: str
@@ -181,6 +192,7 @@ class RequestFinished(Message, frozen=True):
     reason: FinishReason
     output: bytes
     error: str = ""
+    others: tuple[FinishedToo, ...] = ()
 
 
 class RequestPreempted(Message, frozen=True):

@@ -15,7 +15,7 @@ from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, 
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
-from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
+from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
 from thermocline.replay.recorded_prompts import RecordedPrompts
 
@@ -141,10 +141,12 @@ def _take_input(run: RecordedRun, prompts: RecordedPrompts, message: Input, now_
             if whole is not None:
                 run.requests.setdefault(message.request_id, RecordedRequest(whole, now_ns))
         case RequestFinished():
-            prompts.answered(message.request_id, message.output)
-            request = run.requests.get(message.request_id)
-            if request is not None and not request.finished_ns:
-                request.output, request.finished_ns = message.output, now_ns
+            told: tuple[RequestFinished | FinishedToo, ...] = (message, *message.others)
+            for ended in told:
+                prompts.answered(ended.request_id, ended.output)
+                request = run.requests.get(ended.request_id)
+                if request is not None and not request.finished_ns:
+                    request.output, request.finished_ns = ended.output, now_ns
         case BatchDone():
             run.batches.append(message)
 

@@ -19,9 +19,11 @@ from services.gateway.openai_schema.chat import (
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
+from services.gateway.replies.parts import Text
 from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import DataEvents, Head, Wanted
 from services.gateway.views.chat_reply import answer_delta, answer_message
+from services.gateway.views.chunk_template import MARK, TextTemplate
 from services.gateway.views.logprobs import chat_logprobs, prompt_logprob_list
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import unpack_int32
@@ -40,6 +42,8 @@ class ChatView(DataEvents):
         self._now_ns = now_ns
         self.explanation: Explanation | None = None
         self._first = True
+        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs)
+        self._templates: dict[int, TextTemplate] = {}  # By position.
 
     @property
     def wants_explanation(self) -> bool:
@@ -58,6 +62,10 @@ class ChatView(DataEvents):
         has_news = bool(parts) or delta.finish is not None or has_prompt_logprobs
         if not has_news and not (delta.tokens and self._wanted.tokens_matter):
             return None
+        if self._is_plain and not self._first and delta.finish is None:
+            texts = [part.text for part in parts if isinstance(part, Text)]
+            if len(texts) == len(parts):
+                return self._text_chunk(choice.position, "".join(texts))
         body = ChatChunkChoice(
             index=choice.position,
             delta=answer_delta(parts) if parts or delta.finish is not None else AnswerDelta(content=""),
@@ -67,6 +75,14 @@ class ChatView(DataEvents):
             token_ids=delta.tokens if self._wanted.token_ids else UNSET,
         )
         return self._chunk([body], delta)
+
+    def _text_chunk(self, position: int, text: str) -> bytes:
+        """A chunk with text and nothing else, which most are."""
+        template = self._templates.get(position)
+        if template is None:
+            example = ChatChunkChoice(index=position, delta=AnswerDelta(content=MARK))
+            template = self._templates[position] = TextTemplate(self._chunk([example]))
+        return template.fill(text)
 
     def closing(self) -> list[bytes]:
         if not self._wanted.last_chunk:

@@ -14,6 +14,7 @@ from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import DataEvents, Head, Wanted
+from services.gateway.views.chunk_template import MARK, TextTemplate
 from services.gateway.views.logprobs import TextOffsets, completion_logprobs, prompt_logprob_list
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import unpack_int32
@@ -48,6 +49,8 @@ class CompletionView(DataEvents):
         self._hides_output = hides_output
         self._offsets = [TextOffsets(texts) for _ in generation.choices]
         self._opened = [False] * len(generation.choices)
+        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs or hides_output)
+        self._templates: dict[int, TextTemplate] = {}  # By position.
 
     @property
     def wants_explanation(self) -> bool:
@@ -58,6 +61,8 @@ class CompletionView(DataEvents):
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
         is_first = not self._opened[choice.position]
+        if self._is_plain and not is_first and delta.finish is None:
+            return self._text_chunk(choice.position, delta.text) if delta.text else None
         body = self._choice(choice, delta)
         has_news = bool(body.text) or body.finish_reason is not None or body.prompt_logprobs is not UNSET
         if not has_news and not (delta.tokens and self._wanted.tokens_matter):
@@ -73,6 +78,14 @@ class CompletionView(DataEvents):
     def whole(self) -> bytes:
         choices = [self._choice(choice, choice.assembly.take()) for choice in self._generation.choices]
         return self._response(choices, is_last=True, is_whole=True)
+
+    def _text_chunk(self, position: int, text: str) -> bytes:
+        """A chunk with text and nothing else, which most are."""
+        template = self._templates.get(position)
+        if template is None:
+            example = CompletionChoice(index=position, text=MARK)
+            template = self._templates[position] = TextTemplate(self._response([example]))
+        return template.fill(text)
 
     def _choice(self, choice: Choice, delta: Delta) -> CompletionChoice:
         """What ``delta`` adds; with the first one of a choice comes what belongs to its prompt."""

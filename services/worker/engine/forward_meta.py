@@ -102,7 +102,10 @@ class ForwardMeta:
         gate: LayerGate | None = None,
     ) -> ForwardMeta:
         """Raises InvariantViolated if a segment is empty or its page table too short."""
-        slots = np.concatenate([_slots(segment, page_size) for segment in segments])
+        if all(segment.rows == 1 for segment in segments):  # A step that only decodes.
+            slots = np.array([_slot(segment, page_size) for segment in segments], dtype=np.int64)
+        else:
+            slots = np.concatenate([_slots(segment, page_size) for segment in segments])
         rows = len(slots)
         consecutive = int(slots[-1]) - int(slots[0]) == rows - 1 and bool((np.diff(slots) == 1).all())
         device = torch.device(device)
@@ -129,14 +132,24 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
+def _check(segment: Segment, page_size: int) -> None:
     if segment.rows < 1 or segment.context < 0:
         raise InvariantViolated(f"a segment of {segment.rows} rows at {segment.context} cannot be computed")
     if len(segment.pages) * page_size < segment.length:
         raise InvariantViolated(f"{len(segment.pages)} pages do not hold {segment.length} tokens")
+
+
+def _slot(segment: Segment, page_size: int) -> int:
+    """Of the one row of a segment."""
+    _check(segment, page_size)
+    page, offset = divmod(segment.context, page_size)
+    return int(segment.pages[page]) * page_size + offset
+
+
+def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
     if segment.rows == 1:  # Decode, the commonest segment by far; four times faster than the general case.
-        page, offset = divmod(segment.context, page_size)
-        return np.array([int(segment.pages[page]) * page_size + offset], dtype=np.int64)
+        return np.array([_slot(segment, page_size)], dtype=np.int64)
+    _check(segment, page_size)
     positions = np.arange(segment.context, segment.length, dtype=np.int64)
     return segment.pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
 

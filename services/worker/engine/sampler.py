@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.worker.engine.logit_edits import edit_logits, is_edited
@@ -66,6 +67,8 @@ def _choose_on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[lis
     """Each row's token, and whether there is one. Of a row with a mask only the allowed tokens are looked at."""
     # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
     array = logits.numpy()
+    if not any(row.allowed is not None or row.params.temperature > 0 for row in rows):
+        return _most_likely(array)
     tokens: list[int] = []
     usable: list[bool] = []
     for values, row in zip(array, rows, strict=True):
@@ -77,6 +80,13 @@ def _choose_on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[lis
             place = choose_in_row(kept, place, row.params, uniform(row.params.seed, row.output_position))
         tokens.append(place if ids is None or place < 0 else int(ids[place]))
     return tokens, usable
+
+
+def _most_likely(array: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
+    """Each row's likeliest token, the first of several, and whether it is one; all rows in one call."""
+    places = array.argmax(axis=1)
+    best = np.take_along_axis(array, places[:, None], axis=1)[:, 0]
+    return places.tolist(), np.isfinite(best).tolist()
 
 
 def _choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:

@@ -29,6 +29,7 @@ from shared.messages.requests import SamplingParams
 from shared.messages.tokens import TokenItem
 from shared.messages.worker_events import (
     BatchDone,
+    FinishedToo,
     HiddenSaved,
     LeaseRequested,
     PagesPromoted,
@@ -184,8 +185,13 @@ class Driven:
     def done(self) -> list[BatchDone]:
         return [event for event in self.events if isinstance(event, BatchDone)]
 
-    def finished(self) -> list[RequestFinished]:
-        return [event for event in self.events if isinstance(event, RequestFinished)]
+    def finished(self) -> list[RequestFinished | FinishedToo]:
+        """Every end, however many of them an event tells."""
+        ends: list[RequestFinished | FinishedToo] = []
+        for event in self.events:
+            if isinstance(event, RequestFinished):
+                ends += [event, *event.others]
+        return ends
 
     def preempted(self) -> list[RequestPreempted]:
         return [event for event in self.events if isinstance(event, RequestPreempted)]

@@ -30,8 +30,8 @@ def test_requests_by_the_pool(pool_tokens: int, max_context: int, requests: int)
     assert most_running(pool_tokens, max_context) == requests
 
 
-def test_the_cell_is_told_of_a_gpu_s_bounds() -> None:
-    """A setting of the worker wins; a CPU says nothing, so the cell's usual bounds hold there."""
+def test_the_cell_is_told_of_a_device_s_bounds() -> None:
+    """A setting of the worker wins; a CPU leaves the size of batches to the cell, and runs 64 requests at least."""
     size = {"pool_tokens": 110_000, "max_context": 131_072}
     gpu, auto = DeviceChoice("cuda", 0, "H100"), WorkerConfig(model="m")
 
@@ -41,4 +41,6 @@ def test_the_cell_is_told_of_a_gpu_s_bounds() -> None:
 
     assert (facts.max_batch_tokens, facts.max_running) == (8192, 214)
     assert own.max_batch_tokens == 100
-    assert (cpu.max_batch_tokens, cpu.max_running) == (0, 0)
+    small = device_facts(auto, DeviceChoice("cpu"), memory_bytes=0, pool_tokens=7_000, max_context=131_072)
+    assert (cpu.max_batch_tokens, cpu.max_running) == (0, 214)
+    assert (small.max_batch_tokens, small.max_running) == (0, 64)

@@ -166,7 +166,7 @@ def test_a_bubble_ends_with_the_last_answer(made: Bubbles) -> None:
     made.assert_decodes("d", "e")
     assert made.driven.tokens() == continuation(PROMPT, 8)
     kinds = [type(event) for event in made.driven.events]
-    assert kinds == [BatchDone, RequestFinished, RequestFinished, BatchDone, RequestFinished]
+    assert kinds == [BatchDone, RequestFinished, BatchDone, RequestFinished]  # The first tells of two.
 
 
 def test_a_learned_pace_lets_a_short_load_go_without_a_bubble(made: Bubbles) -> None:

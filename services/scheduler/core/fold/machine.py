@@ -75,18 +75,6 @@ def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
     return None
 
 
-def _running(
-    step: Step,
-    message: worker_events.RequestFinished | worker_events.RequestPreempted,
-) -> tuple[Worker, Request] | None:
-    """The worker and the request that an event speaks of, if that attempt runs there."""
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is None:
-        return None
-    request = _runs_at(step, worker, message.request_id, message.attempt)
-    return None if request is None else (worker, request)
-
-
 def _runs_at(step: Step, worker: Worker, request_id: str, attempt: int) -> Request | None:
     """The request, if this attempt of it runs there."""
     request = step.state.requests.get(request_id)
@@ -153,15 +141,23 @@ def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
 
 
 def _request_finished(step: Step, message: worker_events.RequestFinished) -> None:
-    found = _running(step, message)
-    if found is not None:
-        request_finished(step, *found, message)
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is None:
+        return
+    ended: tuple[worker_events.RequestFinished | worker_events.FinishedToo, ...] = (message, *message.others)
+    for each in ended:
+        request = _runs_at(step, worker, each.request_id, each.attempt)
+        if request is not None:
+            request_finished(step, worker, request, each)
 
 
 def _request_preempted(step: Step, message: worker_events.RequestPreempted) -> None:
-    found = _running(step, message)
-    if found is not None:
-        request_preempted(step, *found, message)
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is None:
+        return
+    request = _runs_at(step, worker, message.request_id, message.attempt)
+    if request is not None:
+        request_preempted(step, worker, request, message)
 
 
 def _pages_promoted(step: Step, message: worker_events.PagesPromoted) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.under_way import Batch, Chunk
-    from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
+    from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished, RequestPreempted
 
 
 _TIMES = (
@@ -116,7 +116,7 @@ def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDo
         preempt(step, worker, request)
 
 
-def request_finished(step: Step, worker: Worker, request: Request, message: RequestFinished) -> None:
+def request_finished(step: Step, worker: Worker, request: Request, message: RequestFinished | FinishedToo) -> None:
     """The worker ended a request for its caller."""
     step.state.count(f"finished_{message.reason}")
     valid = -1 if message.reason != "error" else 0

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.scheduler.policies.thermocline import ThermoclinePolicy
 from shared.messages.base import pack_int32
-from shared.messages.worker_events import BatchDone, RequestFinished
-from shared.messages.worker_plans import PreemptRequest
+from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished
+from shared.messages.worker_plans import PreemptRequest, RunBatch
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
@@ -22,6 +23,25 @@ def finish(cell: CellModel, name: str, output: list[int], reason: Any = "stop") 
         reason=reason,
         output=pack_int32(output),
     )
+
+
+def test_one_message_tells_of_several_ends(make_cell: MakeCell, orders: FindOrders) -> None:
+    """Each is over; what is stale among them is counted, and those who wait get all the places in one batch."""
+    cell = make_cell(max_running=2)
+    for name in ("a", "b", "c", "d"):
+        cell.submit([ord(name)] * 4, max_tokens=8, request_id=name)
+    (plan,) = [batch.plan for batch in cell.state.workers["worker-0"].work.batches][:1]
+    cell.feed(BatchDone(worker_id="worker-0", incarnation=cell.workers["worker-0"].incarnation, plan=plan))
+
+    others = (
+        FinishedToo(request_id="gone", attempt=1, reason="stop", output=b""),
+        FinishedToo(request_id="b", attempt=1, reason="length", output=pack_int32([5, 6])),
+    )
+    said = cell.feed(msgspec.structs.replace(finish(cell, "a", [7, 8]), others=others))
+
+    assert [[chunk.request_id for chunk in batch.chunks] for batch in orders(said, RunBatch)] == [["c", "d"]]
+    assert set(cell.state.requests) == {"c", "d"}
+    assert cell.state.counters["stale_inputs"] == 1
 
 
 def test_prompt_and_output_are_cached_but_the_last_token(make_cell: MakeCell) -> None:
