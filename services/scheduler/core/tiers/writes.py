@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node, Path, page_count
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
-from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
+from services.scheduler.core.tiers.backups import backup_target, send_copies
 from services.scheduler.core.tiers.host_admission import admit_to_host
 from services.scheduler.core.tiers.saves import save_path, saves_below
 
@@ -90,11 +90,8 @@ def _copy_ahead(step: Step, worker: Worker, path: Path) -> None:
         size += pages
     if not chosen:
         return
-    transfer = open_transfer(step, worker, storage, stays=True)
-    for node, host_pages in reversed(chosen):
-        join_transfer(state, transfer, node, host_pages)
     state.count("copied_ahead_pages", size)
-    send_transfer(step, transfer)
+    send_copies(step, worker, storage, chosen)
 
 
 def _pages_under_way(state: CellState, storage: Storage) -> int:
