@@ -17,7 +17,7 @@ from services.scheduler.core.restoring.prefetch import begin_due
 from services.scheduler.core.step import Output, SetTimer, Stamped, Step
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
-from services.scheduler.core.tiers.resting import copy_at_rest
+from services.scheduler.core.tiers.writes import copy_at_rest
 from services.scheduler.core.waiting.waits import wake_due
 from shared.messages.cell_events import TimerFired
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node
-from services.scheduler.core.tiers.resting import MOST_ENDS, TOKENS_AT_ONCE
+from services.scheduler.core.tiers.writes import MOST_ENDS, TOKENS_AT_ONCE
 from shared.messages.base import pack_int32
 from shared.messages.storage_plans import BackupPages
 from tests.stateful.cell_model import CellModel, namespace
