@@ -8,7 +8,8 @@ what the model said (sampled at temperature 1) and what a tool gave back. For ev
 Cases: ``steady``; ``workers``: two of them, and one after the other is killed (SIGKILL) after every fifth round of
 turns, once nothing moves any more; ``killed``: so are all processes, the broker too, after every tenth round, and start
 again over the same folders. ``workers at once`` and ``killed at once`` do not wait: what was still on its way to a
-lower tier is lost, so they have no target. Device KV holds a tenth of all.
+lower tier is lost, so they have no target. Device KV holds a tenth of all. Where workers are killed the scheduler has
+``copies_at_rest`` on, which is off by default.
 
 The model is the bundled one, whose positions are raised to as many as a session needs: what it says past those that it
 was trained with has less sense, and the same form.
@@ -57,6 +58,8 @@ WORDS = (
 )
 ALWAYS_FROM_DISK = {"THERMOCLINE_PREFETCH_WAIT": "full"}
 """With ``restoring`` kv: this model is so small that its KV is often computed sooner than it is read."""
+COPIES_AT_REST = {"THERMOCLINE_COPIES_AT_REST": "true"}
+"""Where single workers are killed: their devices take what has no copy with them."""
 CASES = ("steady", "workers", "workers at once", "killed", "killed at once")
 ALL_CASES = (*CASES, *agents_simulated.CASES)
 
@@ -166,8 +169,9 @@ class Day:
         """All turns, one round of all sessions after the other. Raises CellNotReady, httpx.HTTPError."""
         rounds = iter(range(self._options.turns))
         is_over = False
+        environ = ALWAYS_FROM_DISK | (COPIES_AT_REST if self._case.startswith("workers") else {})
         while not is_over:
-            with running(self._config, environ=ALWAYS_FROM_DISK) as cell:
+            with running(self._config, environ=environ) as cell:
                 if self.kills and self._case.startswith("killed"):
                     asyncio.run(self._listed(cell.nats_url))
                 is_over = self._serve(cell, rounds)

@@ -108,6 +108,9 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         Literal["through", "selective", "on_evict"],
         Meta(description="when KV is copied to host memory: once computed, once reused, or at eviction"),
     ] = _CELL.host_writes
+    copies_at_rest: Annotated[
+        bool, Meta(description="copy what only an idle worker's device holds to free pages of host memory")
+    ] = _CELL.copies_at_rest
     disk_writes: Annotated[
         Literal["through", "selective", "on_evict", "off"],
         Meta(description="when KV goes to disk or object store: once computed, once reused, or leaving host memory"),

@@ -55,6 +55,7 @@ class CellConfig(Message, frozen=True):
     host_writes: HostWrites = (
         "on_evict"  # When KV is copied to host memory: at once, once it was reused, or at eviction.
     )
+    copies_at_rest: bool = False  # Copy to free host pages what only an idle worker's device holds.
     disk_writes: DiskWrites = "through"  # The same for disk and object store; "on_evict" is when it leaves host memory.
     save_deadline_ms: int = 30_000  # Past it a save to disk counts as failed.
     prefetch_wait: PrefetchWait = "deadline"  # How long a request waits for its prefix from disk or object store.

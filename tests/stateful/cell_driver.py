@@ -75,6 +75,7 @@ VARIANTS: dict[str, Any] = {
     "min_prefetch_tokens": (1, 1, 100),
     "neighbour_loads": (True, True, False),
     "host_writes": ("on_evict", "on_evict", "through", "selective"),
+    "copies_at_rest": (False, True),
     "disk_writes": ("through", "through", "selective", "on_evict", "off"),
 }
 """Settings by which decisions differ, and what a random cell may have; what stands here twice is twice as likely."""

@@ -61,15 +61,17 @@ def publish_computed(step: Step, request: Request, worker: Worker) -> None:
         _note_prompt(state, request, node)
 
 
-def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, valid_tokens: int) -> None:
+def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, valid_tokens: int) -> Node | None:
     """Hand the full pages of a request that leaves its worker to the tree, and free its other pages.
 
-    KV of the first ``valid_tokens`` of ``tokens`` is in its pages. The request holds no lock afterwards.
+    KV of the first ``valid_tokens`` of ``tokens`` is in its pages. The request holds no lock afterwards. Returns the
+    node in which they end, None where the tree has none of them.
     """
     state = step.state
     end = valid_tokens // state.tree.page_size
     duplicates: list[bytes] = []
     position = request.shared
+    last = state.tree.nodes[request.node] if request.node else None
     if _may_share(request) and (position < end or request.node):
         node = _parent_of_private(state, request)
         while position < end:
@@ -84,7 +86,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
                 if size == page_count(state.tree, child):
                     node_recomputed(step, child)
                 touch(state, child, step.seq)
-            node = child
+            node = last = child
             position += size
         _note_all(state, request, tokens, node, position * state.tree.page_size)
     request.pages = request.pages[: request.shared * PAGE_NUMBER_BYTES] + request.pages[position * PAGE_NUMBER_BYTES :]
@@ -96,6 +98,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
         unlock_path(state, deepest, worker)
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
+    return last
 
 
 def _note_prompt(state: CellState, request: Request, node: Node) -> None:

@@ -17,6 +17,7 @@ from services.scheduler.core.restoring.prefetch import begin_due
 from services.scheduler.core.step import Output, SetTimer, Stamped, Step
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
+from services.scheduler.core.tiers.writes import copy_at_rest
 from services.scheduler.core.waiting.waits import wake_due
 from shared.messages.cell_events import TimerFired
 
@@ -77,7 +78,7 @@ def _serve_workers(step: Step, *, everywhere: bool) -> None:
 
 
 def _serve(step: Step, worker: Worker) -> bool:
-    """Leases first, then batches, then room ahead of need; returns whether that was much for one step."""
+    """Leases, batches, room ahead of need, and copies at rest; returns whether that was much for one step."""
     state, drain = step.state, worker.drain
     if drain is not None and drain.is_over:
         return False
@@ -97,4 +98,5 @@ def _serve(step: Step, worker: Worker) -> bool:
     # what is within quotas, so whoever is above one gives way before.
     if worker.moves.is_promotion_due and not is_batch_sent and not is_trimming:
         promote(step, worker)
-    return is_batch_sent or is_evicting or is_trimming
+    is_copying = bool(worker.moves.uncopied) and not is_batch_sent and copy_at_rest(step, worker)
+    return is_batch_sent or is_evicting or is_trimming or is_copying

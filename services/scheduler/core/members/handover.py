@@ -15,7 +15,7 @@ from services.scheduler.core.cache.heat import worth
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, ancestors, page_count
 from services.scheduler.core.cache.residency import copies_of, devices_of, host_pool, split_node
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
-from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
+from services.scheduler.core.tiers.backups import backup_target, send_copies
 from services.scheduler.core.tiers.host_admission import displace_cheaper
 from services.scheduler.core.tiers.save_runs import path_to
 from services.scheduler.core.tiers.saves import SAVING_CHUNKS, may_save, save_path
@@ -127,11 +127,8 @@ def _order_backup(step: Step, worker: Worker, storage: Storage, drain: Drain) ->
         elif taken and taken[-1][0] is not node:  # It was cut, and the rest goes with the next backup.
             drain.nodes.append(node.id)
     if chosen:
-        transfer = open_transfer(step, worker, storage, stays=True)
-        for node, pages in reversed(chosen):
-            join_transfer(state, transfer, node, pages)
         state.count("handed_over_pages", size)
-        send_transfer(step, transfer)
+        send_copies(step, worker, storage, chosen)
     return refused
 
 

@@ -20,7 +20,7 @@ from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, forge
 from services.scheduler.core.rates import observe
 from services.scheduler.core.sparse.warming import sparse_loaded, sparse_refused
 from services.scheduler.core.tiers.loads import note_loads, settle_loads, settle_loads_of
-from services.scheduler.core.tiers.writes import sequence_computed
+from services.scheduler.core.tiers.writes import note_end, sequence_computed
 from services.scheduler.core.waiting.fair_share import charge_output
 from services.scheduler.core.waiting.waits import progressed, withdraw
 from shared.errors import AttemptsExhausted
@@ -185,7 +185,9 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     known = min(known, len(request.pages) // 4 * state.tree.page_size)
     known = known if valid < 0 else min(valid, known)
     ended(state, worker, request.admission, len(output) // 4)
-    publish_final(step, request, worker, tokens, known)
+    end = publish_final(step, request, worker, tokens, known)
+    if end is not None and state.config.copies_at_rest and state.config.host_tier:
+        note_end(state, worker, end)
     if request.hidden.lease:
         leave_lease(step, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
     if state.storages:

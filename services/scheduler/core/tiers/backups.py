@@ -21,6 +21,8 @@ from services.scheduler.core.tiers.under_way import Transfer
 from shared.messages.storage_plans import BackupPages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
 
@@ -69,6 +71,14 @@ def send_transfer(step: Step, transfer: Transfer) -> None:
         identities=b"".join(page_identities(state.tree, node) for node in nodes),
     )
     step.to_storage(storage, order)
+
+
+def send_copies(step: Step, worker: Worker, storage: Storage, chosen: Sequence[tuple[Node, bytes]]) -> None:
+    """Order copies of nodes, each behind its parent, into these leased host pages; the nodes stay on the device."""
+    transfer = open_transfer(step, worker, storage, stays=True)
+    for node, host_pages in reversed(chosen):
+        join_transfer(step.state, transfer, node, host_pages)
+    send_transfer(step, transfer)
 
 
 def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:

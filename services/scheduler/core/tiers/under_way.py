@@ -193,6 +193,7 @@ class Moves(msgspec.Struct):
     leaving: int = 0  # Device pages that running backups will free, as far as is known.
     promotion: Promotion | None = None
     is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
+    uncopied: dict[int, None] = {}  # Ends of what it computed that may have no host copy, used last last.
     neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
 
 
