@@ -150,7 +150,7 @@ async def _ask(
     ours = {name: askers[name] for name in cells}
     pids = {name: [pid for child, pid in each.pids().items() if "worker" not in child] for name, each in cells.items()}
     if "fixed" in options.only:
-        rows = {name: await fixed(each, texts, options.probes) for name, each in cells.items()}
+        rows = await fixed(cells, texts, options.probes)
         found["fixed"] = {name: with_targets(row) if name == NOW else row for name, row in rows.items()}
     if "cached" in options.only:
         found["cached"] = await cached(askers, texts, options.sizes, options.rounds)

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from thermocline.supervisor.api import RunningCell
 PROMPT_TOKENS = 900
 STREAMS = 8
 STREAM_TOKENS = 2_000
+WARM_UP = 5
 PAUSE_S = (0.02, 0.06)
 """Between two probes, drawn anew each time, so that they do not fall into step with anything."""
 
@@ -97,23 +99,40 @@ async def _streams(cell: RunningCell, texts: Texts, count: int) -> AsyncIterator
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def fixed(cell: RunningCell, texts: Texts, probes: int) -> dict[str, dict[str, Any]]:
-    """Figures of one cell, ``idle`` and ``busy``."""
-    asker = Asker(cell.base_url, model_name(cell.base_url), explains=True)
-    document, rng = texts.text(PROMPT_TOKENS), random.Random(PROMPT_TOKENS)
-    found = {}
+async def fixed(cells: Mapping[str, RunningCell], texts: Texts, probes: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Figures by cell, ``idle`` and ``busy``; cells are asked in turn, and once more the other way round."""
+    document = texts.text(PROMPT_TOKENS)
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in cells}
     for load, streams in (("idle", 0), ("busy", STREAMS)):
-        async with _tapped(cell) as tap, _streams(cell, texts, streams):
-            samples = []
-            for number in range(probes + 5):
-                sample = await asker.ask(asking(document, texts.text(QUESTION_TOKENS)))
-                if number >= 5:  # The first ones warm up.
-                    samples.append(sample)
-                await asyncio.sleep(rng.uniform(*PAUSE_S))
-        found[load] = _figures(samples, tap.sampled_ns())
-        print(load, found[load], flush=True)
-    asker.close()
+        halves: dict[str, list[Probed]] = {name: [] for name in cells}
+        for order in (list(cells), list(cells)[::-1]):
+            for name in order:
+                halves[name].append(await _probe(cells[name], texts, document, streams, -(-probes // 2)))
+        for name, probed in halves.items():
+            samples = [sample for half in probed for sample in half.samples]
+            found[name][load] = _figures(samples, {key: ns for half in probed for key, ns in half.sampled_ns.items()})
+            print(load, name, found[name][load], flush=True)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answers, and when each one's first token was sampled."""
+
+    samples: list[Sample]
+    sampled_ns: dict[str, int]
+
+
+async def _probe(cell: RunningCell, texts: Texts, document: str, streams: int, probes: int) -> Probed:
+    """Ask one cell beside so many streams; the first answers warm up."""
+    asker = Asker(cell.base_url, model_name(cell.base_url), explains=True)
+    rng, samples = random.Random(PROMPT_TOKENS), []
+    async with _tapped(cell) as tap, _streams(cell, texts, streams):
+        for _ in range(WARM_UP + probes):
+            samples.append(await asker.ask(asking(document, texts.text(QUESTION_TOKENS))))
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+    asker.close()
+    return Probed(samples[WARM_UP:], tap.sampled_ns())
 
 
 def _figures(samples: list[Sample], sampled_ns: dict[str, int]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def test_every_part_gives_its_figures(tmp_path: Path) -> None:
     assert longest["cached_tokens"] > 1_000
     assert longest["parts_ms"]["accept"]["p50"] > 0
     assert found["first_seen"]["ours"]["cached_tokens"] < 100
-    assert all(found["fixed"]["ours"][load]["delivered_known"] == options.probes for load in ("idle", "busy"))
+    fixed = found["fixed"]["ours"]
+    assert all(fixed[load]["delivered_known"] == fixed[load]["requests"] == 4 for load in ("idle", "busy"))
     session = found["session"]["ours"]
     assert session["tokens"] > 700
     assert session["bytes_a_turn"]["inputs"]["mean"] > 0
