@@ -20,8 +20,8 @@ from shared.errors import ConfigError
 
 FAREWELL_S = 1.0
 
-WRITTEN_AT_ONCE_BYTES = 64 * 1024
-"""What may wait in a connection's buffer while commands are still written past the task that waits for room in it."""
+BUFFERED_BYTES = 64 * 1024
+"""What may wait in a connection's buffer while commands are still written without waiting for room in it."""
 
 
 class InTheClear(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types.
@@ -53,7 +53,7 @@ class Transport(TcpTransport):  # type: ignore[misc]
     def has_room(self) -> bool:
         """Whether little waits to be sent."""
         buffered: int = self._io_writer.transport.get_write_buffer_size()
-        return buffered < WRITTEN_AT_ONCE_BYTES
+        return buffered < BUFFERED_BYTES
 
     async def connect(self, *arguments: Any, **named: Any) -> None:
         self._is_broken = False
@@ -87,6 +87,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         self._transport = Transport()
         self._access = access
         self._pending: list[bytes] = []
+        self._writes_soon = False
         self._hearers: dict[int, Callable[[Any], None]] = {}
 
     @property
@@ -133,16 +134,21 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             await self._error_cb(error)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT002 - it is nats-py's.
-        # nats-py has a task write what it is woken for. What is written within a turn of the loop leaves together, in
-        # either way; only where the connection has no room is it that task that waits.
+        # nats-py wakes a task to write. What a turn of the loop has to say leaves at its end without one; only where
+        # the connection has no room is it that task that waits for it.
         if force_flush or not self.is_connected or not self._flush_queue.empty() or not self._transport.has_room:
             return await super()._flush_pending(force_flush)
-        self._transport.writelines(self._pending[:])
-        self._pending.clear()
-        self._pending_data_size = 0
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        written.set_result(None)
-        return written
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+        return None
+
+    def _write_pending(self) -> None:
+        self._writes_soon = False
+        if self.is_connected and self._pending:  # Else it is written once there is a connection again.
+            self._transport.writelines(self._pending[:])
+            self._pending.clear()
+            self._pending_data_size = 0
 
     def _connect_command(self) -> bytes:
         # The first thing that is sent, and it holds our secrets. nats-py encrypts when the server asks for it, and
