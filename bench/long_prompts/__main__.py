@@ -27,7 +27,7 @@ from bench.long_prompts.asking import Asker, AskFailed
 from bench.long_prompts.cached import cached, first_seen
 from bench.long_prompts.figures import ratio
 from bench.long_prompts.fixed import fixed, with_targets
-from bench.long_prompts.model import TITLE, Texts, make_model
+from bench.long_prompts.model import TITLE, VOCABULARY, Texts, make_model
 from bench.long_prompts.servers import BEFORE, NOW, VLLM, bounds_of, cell, model_name, tree_of, vllm
 from bench.long_prompts.session import OUTSIDE, session
 from bench.peers.processes import PeerFailed
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--turn-tokens", type=int, default=3_500)
     made.add_argument("--device-tokens", type=int, default=400_000)
     made.add_argument("--threads", type=int, default=2, help="of each model")
+    made.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokens of the model's tokenizer")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--smoke", action="store_true", help="small sizes, which show only that it runs")
     made.add_argument("--save", action="store_true", help="write bench/results/long_prompts.json")
@@ -69,7 +70,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def small(options: argparse.Namespace) -> None:
     """Make every size small."""
-    options.sizes, options.rounds = (600, 1_200), 2
+    options.sizes, options.rounds, options.vocabulary = (600, 1_200), 2, 1_024
     options.first_rounds, options.first_tokens = 1, 600
     options.probes, options.turns, options.turn_tokens, options.device_tokens = 3, 3, 300, 16_384
 
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures."""
-    model = make_model(folder / "model", seed=options.seed)
+    model = make_model(folder / "model", seed=options.seed, vocab_size=options.vocabulary)
     bounds, texts = bounds_of(model, options.device_tokens, options.threads), Texts(model, options.seed)
     trees, commit = {NOW: ROOT}, ""
     if options.before:
