@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,20 @@ PERSON = {
 SCHEMA = {"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1000, "$defs": {"person": PERSON}}
 
 
-def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of ``vocab_size`` tokens, trained on the repository's own text."""
+def train_tokenizer(vocab_size: int, special: Sequence[str] = ("<pad>", "<s>", "</s>")) -> Tokenizer:
+    """A byte-level BPE tokenizer of ``vocab_size`` tokens, trained on the repository's own text.
+
+    ``special`` tokens come first, numbered from 0.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(name, special=True) for name in ("<pad>", "<s>", "</s>")]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(name, special=True) for name in special],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     files = sorted(
         str(file) for kind in ("py", "md") for file in ROOT.rglob(f"[!.]*.{kind}") if ".venv" not in str(file)

@@ -36,7 +36,7 @@ class Appender:
         """Receive acknowledgements over this client from now on."""
         self._client = client
         self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
+        await client.hear(f"{self._inbox}.*", self._acknowledged)
 
     async def append(self, subject: str, data: bytes, message_id: str, timeout_s: float) -> int:
         """Returns the sequence. Raises Unavailable or PayloadTooLarge."""
@@ -107,7 +107,7 @@ class Appender:
         if future is not None and not future.done():
             future.set_exception(Unavailable(reason))
 
-    async def _acknowledged(self, reply: Any) -> None:
+    def _acknowledged(self, reply: Any) -> None:
         _, future = self._waiting.get(reply.subject.rpartition(".")[2], ("", None))
         if future is None or future.done():
             return

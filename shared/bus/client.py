@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import nats.aio.client
@@ -18,6 +19,9 @@ from shared.bus.access import Access
 from shared.errors import ConfigError
 
 FAREWELL_S = 1.0
+
+BUFFERED_BYTES = 64 * 1024
+"""What may wait in a connection's buffer while commands are still written without waiting for room in it."""
 
 
 class InTheClear(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types.
@@ -44,6 +48,12 @@ class Transport(TcpTransport):  # type: ignore[misc]
     def __bool__(self) -> bool:
         # nats-py makes a transport of its own in the place of one that is false.
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether little waits to be sent."""
+        buffered: int = self._io_writer.transport.get_write_buffer_size()
+        return buffered < BUFFERED_BYTES
 
     async def connect(self, *arguments: Any, **named: Any) -> None:
         self._is_broken = False
@@ -76,6 +86,9 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         super().__init__()
         self._transport = Transport()
         self._access = access
+        self._pending: list[bytes] = []
+        self._writes_soon = False
+        self._hearers: dict[int, Callable[[Any], None]] = {}
 
     @property
     def is_clustered(self) -> bool:
@@ -89,6 +102,53 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             return self._access.tls_context()
         except ConfigError as error:
             raise nats.errors.Error(error.message) from error
+
+    async def hear(self, subject: str, hearer: Callable[[Any], None]) -> Any:
+        """Subscribe; ``hearer`` is called with each message as it is read, and must not take long.
+
+        nats-py puts each message into a queue, from which a task of the subscription takes it in the loop's next turn.
+        """
+
+        async def heard_early(message: Any) -> None:
+            # It came before we knew the subscription's number.
+            hearer(message)
+
+        subscription = await self.subscribe(subject, cb=heard_early)
+        self._hearers[subscription._id] = hearer  # noqa: SLF001 - nats-py has no other name for it.
+        return subscription
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._hearers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        hearer = self._hearers.get(sid)
+        if hearer is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        message = self._build_message(sid, subject, reply, data, await self._process_headers(headers))
+        try:
+            hearer(message)
+        except Exception as error:
+            # Raised any further it would end the task that reads.
+            await self._error_cb(error)
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT002 - it is nats-py's.
+        # nats-py wakes a task to write. What a turn of the loop has to say leaves at its end without one; only where
+        # the connection has no room is it that task that waits for it.
+        if force_flush or not self.is_connected or not self._flush_queue.empty() or not self._transport.has_room:
+            return await super()._flush_pending(force_flush)
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+        return None
+
+    def _write_pending(self) -> None:
+        self._writes_soon = False
+        if self.is_connected and self._pending:  # Else it is written once there is a connection again.
+            self._transport.writelines(self._pending[:])
+            self._pending.clear()
+            self._pending_data_size = 0
 
     def _connect_command(self) -> bytes:
         # The first thing that is sent, and it holds our secrets. nats-py encrypts when the server asks for it, and

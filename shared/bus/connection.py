@@ -46,9 +46,6 @@ class Owner(Protocol):
 
     def restored(self) -> None: ...
 
-    def slow(self, subscription: Any) -> None:
-        """A message for this subscription of the client was thrown away."""
-
     def denied(self, verb: str, subject: str) -> None:
         """The server does not let us publish or subscribe to ``subject`` (in small letters)."""
 
@@ -143,9 +140,7 @@ class Connection:
 
     async def _errored(self, error: Exception) -> None:
         denied = denied_subject(error)
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._owner.slow(error.sub)
-        elif denied is not None:
+        if denied is not None:
             verb, subject = denied
             measures.DENIED.labels(verb).inc()
             _log.error("broker_denies", verb=verb, subject=subject)

@@ -175,11 +175,6 @@ class NatsBus:
         self._denied.clear()
         tell(self._on_reconnect)
 
-    def slow(self, subscription: Any) -> None:
-        for number, subscribed in self._subscribed.items():
-            if subscribed is subscription:
-                self._sources[number][1].drop()
-
     def denied(self, verb: str, subject: str) -> None:
         self._denied.add((verb, subject))
         if verb == "publish":
@@ -294,7 +289,7 @@ class NatsBus:
     async def _attach(self, client: Client, number: int) -> None:
         subject, inbox, translate = self._sources[number]
 
-        async def received(message: Any) -> None:
+        def received(message: Any) -> None:
             # Whoever may read a stream may have it delivered to any subject, also to one that they must not publish to.
             # The message keeps the subject under which it was stored, and that shows it.
             if message.subject != subject and not matches(subject, message.subject):
@@ -303,7 +298,7 @@ class NatsBus:
                 return
             inbox.put(translate(message), len(message.data))
 
-        self._subscribed[number] = await client.subscribe(subject, cb=received)
+        self._subscribed[number] = await client.hear(subject, received)
 
     async def _unsubscribe(self, number: int) -> None:
         subscription = self._subscribed.pop(number, None)

@@ -79,7 +79,7 @@ class Tail:
     async def start(self, timeout_s: float) -> int:
         """Create the consumer; returns how many stored messages it is going to deliver first. Raises Unavailable."""
         inbox = self._client.new_inbox()
-        self._subscription = await self._client.subscribe(inbox, cb=self._received)
+        self._subscription = await self._client.hear(inbox, self._received)
         config: dict[str, Any] = {
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._from_seq,
@@ -158,7 +158,7 @@ class Tail:
         else:
             self._watchdog = loop.call_later(SILENCE_S - silent_s, self._check_silence)
 
-    async def _received(self, message: Any) -> None:
+    def _received(self, message: Any) -> None:
         """A message, a heartbeat or a flow-control request came in."""
         if self._broken:
             return

@@ -14,6 +14,21 @@ LONGEST = {
     "target_longest_pause_p99_ms": ("longest_pause_ms", "p99", "longest pause of a stream whose worker is killed, p99"),
     "target_many_streams_ttft_p50_ms": ("many_streams_ttft_ms", "p50", "TTFT of 256 streams at once, p50"),
     "target_loop_pause_p100_ms": ("loop_pause_ms", "p100", "longest pause of a gateway whose clients are hostile"),
+    "target_cached_ttft_p50_ms": ("ttft_ms", "p50", "TTFT of the longest cached prompt, p50"),
+    "target_idle_first_step_p50_ms": ("first_step_ms", "p50", "HTTP request to the worker's first step, idle, p50"),
+    "target_idle_first_step_p99_ms": ("first_step_ms", "p99", "HTTP request to the worker's first step, idle, p99"),
+    "target_idle_delivered_p50_ms": ("delivered_ms", "p50", "sampled token to the client, idle, p50"),
+    "target_busy_first_step_p50_ms": (
+        "first_step_ms",
+        "p50",
+        "HTTP request to the worker's first step, beside eight streams, p50",
+    ),
+    "target_busy_first_step_p99_ms": (
+        "first_step_ms",
+        "p99",
+        "HTTP request to the worker's first step, beside eight streams, p99",
+    ),
+    "target_busy_delivered_p50_ms": ("delivered_ms", "p50", "sampled token to the client, beside eight streams, p50"),
 }
 """By the name of a target in milliseconds: the spread of which it bounds a figure, and what a reader calls it."""
 
@@ -67,4 +82,4 @@ def _ratio(result: str, says: str, ratio: float, wanted: float) -> Target:
 def _longest(result: str, figures: dict[str, Any], name: str) -> Target:
     spread, figure, says = LONGEST[name]
     measured, wanted = figures[spread][figure], figures[name]
-    return Target(result, says, f"{measured:,.1f} ms", f"≤ {wanted:,.0f} ms", measured <= wanted)
+    return Target(result, says, f"{measured:,.{1 if wanted >= 1 else 2}f} ms", f"≤ {wanted:,g} ms", measured <= wanted)

@@ -127,7 +127,8 @@ async def asked_reply(
     def work() -> AskedReply:
         return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
 
-    reply = await gateway.tokenizer.run(work, prompt_weight.weight(request))
+    # Without tools it looks at the prompt's last tokens alone, which is less than handing it to a thread takes.
+    reply = await gateway.tokenizer.run(work, prompt_weight.weight(request) if request.tools else 0)
     if reply.grammar is not None and reply.grammar is not grammar:
         await gateway.grammars.check(reply.grammar, param="tools")
     return reply

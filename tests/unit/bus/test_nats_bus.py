@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,47 @@ async def test_append_in_flight_fails_when_the_connection_is_lost(nats_server: N
     await bus.close()
 
     assert not bus.is_connected
+
+
+async def test_a_hearer_that_raises_keeps_no_message_from_the_next(nats_server: NatsServer) -> None:
+    """What is called where messages are read must not end the reading."""
+    bus = NatsBus(from_urls([nats_server.url]), "test")
+    await bus.open(10.0)
+    heard: list[bytes] = []
+    last = asyncio.Event()
+
+    def hear(message: Any) -> None:
+        heard.append(message.data)
+        if message.data == b"last":
+            last.set()
+        raise ValueError(message.data)
+
+    await bus._client.hear("tc.status", hear)
+    for data in (b"first", b"last"):
+        await bus.publish("tc.status", data)
+    await asyncio.wait_for(last.wait(), 20)
+    await bus.call("$SYS.REQ.USER.INFO", b"")  # The connection reads on.
+    await bus.close()
+
+    assert heard == [b"first", b"last"]
+
+
+async def test_what_a_connection_has_no_room_for_stays_in_order(nats_server: NatsServer) -> None:
+    """Large and small messages in one turn of the loop: some are written at once, others by nats-py's task."""
+    bus = await connect([nats_server.url], "test")
+    sizes = [number * 7_919 % 300_000 for number in range(200)]
+    arrived: list[int] = []
+    complete = asyncio.Event()
+
+    async def note(delivery: Delivery) -> None:
+        arrived.append(len(delivery.data))
+        if len(arrived) == len(sizes):
+            complete.set()
+
+    await bus.subscribe("tc.status", note)
+    for size in sizes:
+        await bus.publish("tc.status", b"x" * size)
+    await asyncio.wait_for(complete.wait(), 60)
+    await bus.close()
+
+    assert arrived == sizes

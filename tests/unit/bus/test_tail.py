@@ -63,7 +63,7 @@ async def test_what_was_missed_ends_the_consumer(last: Incoming) -> None:
     made = tail()
 
     for message in (stored(1, 1), stored(3, 2), last, stored(9, 5)):
-        await made._received(message)
+        made._received(message)
 
     assert await sequences(made) == [1, 3]
 
@@ -73,7 +73,7 @@ async def test_heartbeat_that_agrees_changes_nothing() -> None:
     made = tail()
 
     for message in (stored(1, 1), heartbeat(1), stored(2, 2)):
-        await made._received(message)
+        made._received(message)
     made.break_off("the test is over")
 
     assert await sequences(made) == [1, 2]
@@ -83,7 +83,7 @@ async def test_delivery_subject_with_domain_and_account_is_read() -> None:
     """Newer servers put a domain and an account hash in front and a random token behind."""
     made = tail()
 
-    await made._received(Incoming(reply="$JS.ACK.hub.acc.TC_INPUTS.c.1.7.1.1234567890123456789.3.rnd", data=b"x"))
+    made._received(Incoming(reply="$JS.ACK.hub.acc.TC_INPUTS.c.1.7.1.1234567890123456789.3.rnd", data=b"x"))
     item = await made.next()
 
     assert (item.message.seq, item.message.time_ns, item.pending) == (7, 1234567890123456789, 3)
@@ -93,7 +93,7 @@ async def test_idle_bounded_read_counts_again() -> None:
     """Messages that expired before their delivery do not let a bounded read wait for ever."""
     made = tail(live=False)
 
-    await made._received(heartbeat(0))
+    made._received(heartbeat(0))
 
     assert await sequences(made) == []
 
@@ -111,7 +111,7 @@ class Electing:
     def new_inbox(self) -> str:
         return "_INBOX.one"
 
-    async def subscribe(self, subject: str, **_: Any) -> Any:
+    async def hear(self, subject: str, hearer: Any) -> Any:
         return self
 
     async def unsubscribe(self) -> None:

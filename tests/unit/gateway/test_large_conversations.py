@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway import chat_prompt
 from services.gateway.responses import kept
-from services.gateway.routes import messages, responses
+from services.gateway.routes import chat, messages, responses
 from tests.unit.gateway.running_gateway import running_gateway, says
 
 SAID = [{"role": "user", "content": ""}]
@@ -72,6 +72,15 @@ async def test_conversions_run_in_the_tokenising_threads(
 
     assert names
     assert all(name.startswith("tokenise") for name in names)
+
+
+async def test_without_tools_a_reply_is_asked_for_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it grows with the conversation, and handing it over would take longer."""
+    names = watched(monkeypatch, (chat, "ask_reply"))
+    async with running_gateway(says("hi"), over_http=True) as harness:
+        await harness.client.post("/v1/chat/completions", json={"messages": SAID * 100})
+
+    assert names == [threading.current_thread().name]
 
 
 async def test_breakpoints_are_looked_for_in_the_tokenising_threads(monkeypatch: pytest.MonkeyPatch) -> None:
