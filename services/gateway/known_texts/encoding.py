@@ -8,7 +8,7 @@ from services.gateway.known_texts import measures
 from services.gateway.known_texts.boundaries import Boundaries
 from services.gateway.known_texts.index import KnownTexts
 from services.gateway.known_texts.segments import segments
-from shared.packed_tokens import PackedTokens
+from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 
 EncodeAll = Callable[[Sequence[str]], list[PackedTokens]]
 """The tokens of each text, without special tokens around them."""
@@ -19,22 +19,25 @@ def encode_known(
 ) -> PackedTokens:
     """The tokens of ``text``, as ``encode`` has them, which is asked once for all that is not known."""
     cut = segments(text, boundaries)
+    if not cut.closed:
+        (whole,) = encode([text])
+        return whole
     texts = [text[start:end] for start, end in cut.closed]
     digests = index.digests(namespace, texts)
     parts = index.recall(digests)
     unknown = [place for place, known in enumerate(parts) if known is None]
     start, end = cut.tail
-    # A text of nothing is asked for as well where there is no other: some tokenizers have tokens for it.
-    tail = [text[start:end]] if start < end or not parts else []
+    tail = [text[start:end]] if start < end else []
     made = encode([*(texts[place] for place in unknown), *tail]) if unknown or tail else []
     for place, tokens in zip(unknown, made, strict=False):
         parts[place] = tokens.packed
     if unknown:
         index.remember([(digests[place], made[number].packed) for number, place in enumerate(unknown)])
-    measures.MISSES.inc(len(unknown))
-    measures.HITS.inc(len(parts) - len(unknown))
+        measures.MISSES.inc(len(unknown))
     packed = b"".join(
         [*(part for part in parts if part is not None), *(tokens.packed for tokens in made[len(unknown) :])]
     )
-    measures.TOKENS.inc(len(packed) // 4 - sum(map(len, made)))
+    if len(unknown) < len(parts):
+        measures.HITS.inc(len(parts) - len(unknown))
+        measures.TOKENS.inc(len(packed) // TOKEN_BYTES - sum(map(len, made)))
     return PackedTokens(packed)
