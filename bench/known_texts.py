@@ -111,9 +111,10 @@ def _text(tokenizer: Tokenizer, words: list[str], tokens: int, rounds: int, rng:
     before, new = _paired(_listed(tokenizer), fresh, lambda: text, rounds)
     _, again = _paired(_listed(tokenizer), known, lambda: f"{text}{tail}{next(numbers)}", rounds)
     found: dict[str, Any] = {"tokens": tokens, "characters": len(text), "before_ms": before, "new_ms": new}
-    found["known_ms"] = again
-    found["as_before_over_new"] = {"ratio": round(before / new, 3), "target": TARGET_NEW_RATIO}
-    return found | ({"target_known_ms": TARGET_KNOWN_MS} if tokens == SIZES[-1] else {})
+    found["known_ms"] = {"p50": again}
+    name = f"text of {tokens:,} tokens seen first, processor time before over now"
+    found[name] = {"ratio": round(before / new, 3), "target": TARGET_NEW_RATIO}
+    return found | ({"target_known_text_ms": TARGET_KNOWN_MS} if tokens == SIZES[-1] else {})
 
 
 def _hostile(tokenizer: Tokenizer, unit: str, rounds: int) -> dict[str, Any]:
