@@ -108,6 +108,7 @@ def test_published_patterns_split_words_from_white_space(pattern: str) -> None:
         (O200K, "a", "'"),
         (O200K, LETTERS, "'"),
         (O200K, "/", "\n"),
+        (r"(?i:a )|\S|\s", "A", " "),
     ],
 )
 def test_places_that_a_later_text_can_move_are_not_proven(pattern: str, before: str, behind: str) -> None:
