@@ -129,7 +129,7 @@ class Prompt:
         text = tokenizer.render(messages)
         opened = turns.open(text, tokenizer.shape({}), NAMESPACE, len(answers))
         spliced = turns.tokens(opened, 0)
-        self.tokens = spliced.tokens
+        self.tokens = spliced.tokens.tolist()
         self._turn = turns.turn(opened, spliced, answers[-1] if answers else None)
         self.fate = self._turn.fates[-1].value if self._turn.fates else ""
         self._turns = turns
@@ -164,12 +164,12 @@ def tokenising(turns: int, rng: random.Random) -> dict[str, Any]:
 
     def remembered() -> list[int]:
         opened = memory.open(text, tokenizer.shape({}), NAMESPACE, turns)
-        return memory.tokens(opened, 0).tokens
+        return memory.tokens(opened, 0).tokens.tolist()
 
     times = {}
 
     def anew() -> list[int]:
-        return tokenizer.encode_rendered(text)
+        return tokenizer.encode_rendered(text).tolist()
 
     for name, work in (("without", anew), ("with", remembered)):
         begun = time.process_time()

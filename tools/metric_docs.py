@@ -11,7 +11,12 @@ from shared.metrics import FACTS, MetricFacts
 COMMON = ("shared.bus.measures",)
 
 PROCESSES: dict[str, tuple[str, ...]] = {
-    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics", "services.gateway.turns.measures"),
+    "gateway": (
+        "services.gateway.metrics",
+        "services.gateway.tenant_metrics",
+        "services.gateway.turns.measures",
+        "services.gateway.known_texts.measures",
+    ),
     "router": ("services.gateway.router.metrics",),
     "scheduler": ("services.scheduler.cell_metrics", "services.scheduler.cell_families"),
     "worker": ("services.worker.metrics",),

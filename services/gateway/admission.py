@@ -17,6 +17,7 @@ from services.gateway.openai_schema.sampling import IMPORTANCE_FIELDS, REFUSED_F
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
 from shared.importance import METRICS
 from shared.messages.requests import CacheHints, Grammar, Importance, SamplingParams
+from shared.packed_tokens import PackedTokens
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions.
 
@@ -144,7 +145,10 @@ def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 
 
 def check_vocabulary(tokens: Sequence[int], vocab_size: int, *, param: str) -> None:
     """Token ids must exist."""
-    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+    if not tokens:
+        return
+    least, most = tokens.bounds() if isinstance(tokens, PackedTokens) else (min(tokens), max(tokens))
+    if least < 0 or most >= vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {vocab_size}", param=param)
 

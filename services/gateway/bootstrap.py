@@ -191,7 +191,13 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
         fidelity = await life.in_thread(fidelity_rules, config, facts.fingerprint)
         with progress.phase("loading the tokenizer"):
             plain = config.special_tokens_in_content == "text"
-            tokenizer = await life.in_thread(Tokenizer, config.model_dir, threads=config.threads, plain_content=plain)
+            tokenizer = await life.in_thread(
+                Tokenizer,
+                config.model_dir,
+                threads=config.threads,
+                plain_content=plain,
+                known_bytes=config.known_text_bytes,
+            )
         bus = await connect_with(config, f"gateway {config.id}")
         try:
             gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer, tls)

@@ -38,14 +38,14 @@ class Render(Protocol):
 class Encode(Protocol):
     """A tokenizer, as far as it is needed here."""
 
-    def encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: str) -> Sequence[int]:
         """Tokens of what ``Render`` made, or of a part of it."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Their text, special tokens included."""
 
 
-S = TypeVar("S", str, list[int])
+S = TypeVar("S", str, Sequence[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def without_controls(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]
 
 def chat_leases(
     marks: Sequence[Breakpoint],
-    tokens: list[int],
+    tokens: Sequence[int],
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     render: Render,
@@ -110,6 +110,11 @@ def chat_leases(
     ends = [_end_in_text(mark, text, messages, tools, render) for mark in marks]
     counts = _token_counts(sorted(set(ends)), text, tokens, tokenizer)
     return tuple(Lease(tokens=counts[end], ttl_ms=mark.ttl_ms) for mark, end in zip(marks, ends, strict=True))
+
+
+def keeps_text(fields: SamplingFields) -> bool:
+    """Whether tokens of the prompt may be kept for later ones: its caller has not asked that nothing be."""
+    return fields.cache is None or fields.cache.write
 
 
 def session_lease(fields: SamplingFields, prompt_tokens: int, prompt: int = 0) -> tuple[Lease, ...]:
@@ -167,7 +172,7 @@ def _end_in_text(
     return 0 if other == text else common_length(text, other)
 
 
-def _token_counts(ends: Sequence[int], text: str, tokens: list[int], tokenizer: Encode) -> dict[int, int]:
+def _token_counts(ends: Sequence[int], text: str, tokens: Sequence[int], tokenizer: Encode) -> dict[int, int]:
     """How many of ``tokens`` lie before each of these places of their text, given in order.
 
     Pieces between them are tokenised one after another, which is right where a token ends at each place. Where one does
@@ -187,7 +192,7 @@ def _token_counts(ends: Sequence[int], text: str, tokens: list[int], tokenizer: 
     return counts
 
 
-def _decoded_count(end: int, text: str, tokens: list[int], tokenizer: Encode) -> int:
+def _decoded_count(end: int, text: str, tokens: Sequence[int], tokenizer: Encode) -> int:
     """The most first tokens that decode to no more than the first ``end`` characters of ``text``.
 
     Where tokens decode to something else, those that the beginning has when it is tokenised alone.

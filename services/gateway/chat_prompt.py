@@ -9,7 +9,7 @@ from typing import Any
 
 from services.gateway import admission, conversation, prompt_weight
 from services.gateway.accounts import Account
-from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, without_controls
+from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, keeps_text, without_controls
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.replies.tool_choice import asked_tools, check_rendered
@@ -17,6 +17,7 @@ from services.gateway.ticket import Ticket
 from services.gateway.turns.splicing import Spliced
 from services.gateway.turns.turns import OpenPrompt
 from shared.messages.requests import Lease
+from shared.packed_tokens import PackedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -
     return len(tokens)
 
 
-async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> list[int]:
+async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> PackedTokens:
     """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
     tokens, _ = await chat_prompt(gateway, request, namespace=namespace)
     return tokens
@@ -55,7 +56,7 @@ async def chat_prompt(
     *,
     namespace: str,
     ticket: Ticket | None = None,
-) -> tuple[list[int], tuple[Lease, ...]]:
+) -> tuple[PackedTokens, tuple[Lease, ...]]:
     """The same, earlier answers in the ids that they were said in, and what breakpoints in it ask to keep.
 
     Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand;
@@ -65,6 +66,7 @@ async def chat_prompt(
     tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
     admission.check_messages(len(request.messages), context)
     continues = bool(request.continue_final_message)
+    known_in = namespace if keeps_text(request) else None
 
     how: dict[str, Any] = {
         "add_generation_prompt": not continues and request.add_generation_prompt is not False,
@@ -87,7 +89,7 @@ async def chat_prompt(
         return _Rendered(messages, tools, marks, opened, latest if isinstance(latest, str) else "" if said else None)
 
     def encode(made: _Rendered) -> tuple[Spliced, tuple[Lease, ...]]:
-        spliced = turns.tokens(made.opened, context)
+        spliced = turns.tokens(made.opened, context, known_in=known_in)
         admission.check_prompt_tokens(spliced.tokens, gateway.facts.vocab_size)
         again = partial(tokenizer.render, **how)
         return spliced, chat_leases(made.marks, spliced.tokens, made.messages, made.tools, again, tokenizer)

@@ -89,6 +89,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         int,
         Meta(description="memory for answers' token ids, which later turns are built of; 0 tokenises them anew", ge=0),
     ] = 64 * 2**20
+    known_text_bytes: Annotated[
+        int, Meta(description="memory for tokens of known texts, which are not computed again; 0 keeps none", ge=0)
+    ] = 64 * 2**20
     answer_lookup_ms: Annotated[
         int,
         Meta(

@@ -9,10 +9,12 @@ in which nobody wrote any has the same tokens as ever.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from shared.packed_tokens import PackedTokens
 
 _BEGIN, _END = "\ue000", "\ue001"  # Of the private use area. Who writes them gets a special token's text, and no token.
 _MARK = re.compile(f"{_BEGIN}(\\d{{1,6}}){_END}")
@@ -44,20 +46,22 @@ class PlainSpecials:
             return [self.marked(each) for each in value]
         return value
 
-    def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    def encode(self, text: str, encode: Callable[[str], PackedTokens]) -> PackedTokens:
         """Tokens of a text that may have marks; what is between them goes through ``encode``."""
-        tokens: list[int] = []
+        parts: list[Sequence[int]] = []
         start = 0
         for mark in _MARK.finditer(text):
             place = int(mark[1])
             if place >= len(self._specials):
                 continue  # Somebody wrote it; it is text like any other.
             if start < mark.start():
-                tokens += encode(text[start : mark.start()])
+                parts.append(encode(text[start : mark.start()]))
             (encoding,) = self._plain.encode_batch_fast([self._specials[place]], add_special_tokens=False)
-            tokens += encoding.ids
+            parts.append(encoding.ids)
             start = mark.end()
-        return tokens + encode(text[start:]) if start < len(text) or not tokens else tokens
+        if start < len(text) or not parts:
+            parts.append(encode(text[start:]))
+        return PackedTokens.joined(parts)
 
     def _mark(self, found: re.Match[str]) -> str:
         return f"{_BEGIN}{self._place[found[0]]}{_END}"

@@ -31,7 +31,7 @@ AT_ONCE = 4
 class Warming:
     """A prompt to warm, for requests of this tenant."""
 
-    tokens: list[int]
+    tokens: Sequence[int]
     cache_salt: str | None = None
     tenant: Tenant = OPEN
 

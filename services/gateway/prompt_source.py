@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.gateway import admission
 from services.gateway.chat_prompt import tokenize_chat
 from services.gateway.gateway import Gateway
@@ -10,7 +12,7 @@ from services.gateway.openai_schema.chat import ChatRequest
 from shared.errors import CallerError, InvalidRequest
 
 
-async def tokenize_source(gateway: Gateway, source: PromptSource, namespace: str, *, path: str = "") -> list[int]:
+async def tokenize_source(gateway: Gateway, source: PromptSource, namespace: str, *, path: str = "") -> Sequence[int]:
     """Token ids, just as the API's own endpoints would make them of the same prompt in this namespace.
 
     Raises InvalidRequest or ContextTooLong; ``path`` goes before the name of the field at fault.
@@ -26,7 +28,7 @@ async def tokenize_source(gateway: Gateway, source: PromptSource, namespace: str
     return tokens
 
 
-async def _tokenize(gateway: Gateway, source: PromptSource, namespace: str) -> list[int]:
+async def _tokenize(gateway: Gateway, source: PromptSource, namespace: str) -> Sequence[int]:
     given = [name for name in ("prompt", "messages", "tokens") if getattr(source, name) is not None]
     if len(given) != 1:
         raise InvalidRequest("give exactly one of prompt, messages and tokens", param=given[1] if given else "prompt")
@@ -36,14 +38,16 @@ async def _tokenize(gateway: Gateway, source: PromptSource, namespace: str) -> l
         chat = ChatRequest(messages=source.messages, tools=source.tools)
         admission.check_chat(chat)
         return await tokenize_chat(gateway, chat, namespace=namespace)
+    tokens: Sequence[int]
     if source.prompt is not None:
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(source.prompt), longest, gateway.facts.max_context)
-        tokens = (
-            await gateway.tokenizer.encode([source.prompt], add_special_tokens=True, most=gateway.facts.max_context)
-        )[0]
+        most = gateway.facts.max_context
+        (tokens,) = await gateway.tokenizer.encode(
+            [source.prompt], add_special_tokens=True, most=most, known_in=namespace
+        )
     else:
-        tokens = list(source.tokens or ())
+        tokens = source.tokens or ()
     try:
         admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
     except CallerError as error:

@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,12 +25,18 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.gateway import verbatim
+from services.gateway.known_texts import measures
+from services.gateway.known_texts.boundaries import links, prove
+from services.gateway.known_texts.encoding import encode_known
+from services.gateway.known_texts.index import KnownTexts
+from services.gateway.known_texts.special_ids import special_ids
 from services.gateway.one_at_a_time import OneAtATime
 from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
 from services.gateway.turns.template_shape import TemplateShape, shape_of
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
+from shared.packed_tokens import PackedTokens
 
 SUSPECT_CHARACTERS = 8
 """More characters than this for each token of the context, twice what texts have, make a text suspect of more."""
@@ -40,8 +47,13 @@ LONG_DECODING = 1_000
 PIECE_CHARACTERS = 100_000
 """Of a suspect text so many are counted at once."""
 
+SHARED_CHARACTERS = 16_384
+"""More than this, in several texts, is shared out among threads; with less they cost more than they gain: 0.09 ms."""
+
 KNOWN_SHAPES = 64
 """Arguments of the template for which it is known what it writes around answers."""
+
+NOTHING_AROUND = (PackedTokens(), PackedTokens())
 
 T = TypeVar("T")
 
@@ -66,8 +78,9 @@ def load_tokenizer(model_dir: Path) -> Any:
 class Tokenizer:
     """Encoding, decoding and chat templates of one model."""
 
-    def __init__(self, model_dir: Path, *, threads: int = 2, plain_content: bool = False) -> None:
+    def __init__(self, model_dir: Path, *, threads: int = 2, plain_content: bool = False, known_bytes: int = 0) -> None:
         """``plain_content``: special tokens in messages are text (:mod:`services.gateway.plain_specials`).
+        ``known_bytes``: memory for tokens of known texts; 0 computes them each time.
 
         Raises OperatorError when the tokenizer cannot be loaded, or is of a kind that cannot do that.
         """
@@ -84,6 +97,11 @@ class Tokenizer:
             if self._backend is None:
                 raise OperatorError("--special-tokens-in-content text needs a tokenizer with a tokenizer.json")
             self._specials = PlainSpecials(self._backend)
+        told = json.loads(self._backend.to_str()) if self._backend is not None else {}
+        self._known: KnownTexts | None = None
+        if known_bytes and told:
+            self._known = KnownTexts(known_bytes, measures.BYTES.set)
+            self._boundaries, self._around = prove(told), special_ids(told["post_processor"])
         self._decodes_in_rust = (
             self._backend is not None
             and getattr(type(self._tokenizer), "_decode", None) is getattr(PreTrainedTokenizerFast, "_decode", 0)
@@ -106,7 +124,7 @@ class Tokenizer:
         }
         self._added_texts = tuple(token.content for token in added.values())
         self.can_splice = self._backend is not None
-        self.joins_exactly = self._backend is not None and joins_exactly(self._backend)
+        self.joins_exactly = bool(told) and joins_exactly(told)
         self._shapes: dict[bytes, TemplateShape] = {}
         self.texts = TokenTexts(
             decode=lambda token: self.decode([token]),
@@ -127,38 +145,60 @@ class Tokenizer:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def encode_now(self, text: str, *, add_special_tokens: bool, most: int = 0) -> list[int]:
-        """Token ids of ``text``. Does not mutate.
+        """Token ids of ``text``, as :meth:`packed` has them."""
+        return self.packed(text, add_special_tokens=add_special_tokens, most=most).tolist()
+
+    def packed(
+        self, text: str, *, add_special_tokens: bool, most: int = 0, known_in: str | None = None
+    ) -> PackedTokens:
+        """Token ids of ``text``. With ``known_in``, a namespace, those of texts that were encoded in it before are not
+        computed again, and those of this text are kept.
 
         Raises ContextTooLong for a text of so many characters that it may, and as its pieces show does, have more than
         ``most`` tokens, without tokenising all of it; 0 is no bound.
         """
         if most and len(text) > SUSPECT_CHARACTERS * most:
             self._count(text, most)
-        if self._backend is not None:
-            with self._turn.let_go():
-                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
-            return ids
-        with self._lock:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        if self._backend is None:
+            with self._lock:
+                return PackedTokens.of(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        if known_in is not None and self._known is not None and len(text) > self._boundaries.least_characters:
+            around = self._around if add_special_tokens else NOTHING_AROUND
+            if around is not None:
+                tokens = encode_known(text, known_in, self._boundaries, self._known, self._encode_all)
+                return PackedTokens.joined([around[0], tokens, around[1]]) if add_special_tokens else tokens
+        (whole,) = self._encode_all([text], add_special_tokens=add_special_tokens)
+        return whole
+
+    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[PackedTokens]:
+        encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
+        with self._turn.let_go():
+            if sum(map(len, texts)) > SHARED_CHARACTERS:
+                encodings = encode(texts)
+            else:
+                encodings = [encoding for text in texts for encoding in encode([text])]
+        return [PackedTokens.of(encoding.ids) for encoding in encodings]
 
     def _count(self, text: str, most: int) -> None:
         found = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
             # Where a token is cut in two there may be one for each of its characters.
-            found += len(self.encode_now(piece, add_special_tokens=False)) - self.longest_token_characters
+            found += len(self.packed(piece, add_special_tokens=False)) - self.longest_token_characters
             if found > most:
                 raise ContextTooLong(
                     f"This model's maximum context length is {most} tokens; the first {start + PIECE_CHARACTERS} of "
                     f"{len(text)} characters have more."
                 )
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool, most: int = 0) -> list[list[int]]:
-        """Token ids of each text, without holding up the event loop; ``most`` as in :meth:`encode_now`."""
+    async def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, most: int = 0, known_in: str | None = None
+    ) -> list[PackedTokens]:
+        """Token ids of each text, without holding up the event loop; the rest as in :meth:`packed`."""
+        encode = partial(self.packed, add_special_tokens=add_special_tokens, most=most, known_in=known_in)
 
-        def work() -> list[list[int]]:
-            return [self.encode_now(text, add_special_tokens=add_special_tokens, most=most) for text in texts]
+        def work() -> list[PackedTokens]:
+            return [encode(text) for text in texts]
 
         return await self.run(work, sum(map(len, texts)))
 
@@ -180,7 +220,7 @@ class Tokenizer:
         template_arguments: Mapping[str, Any] | None = None,
         most: int = 0,
     ) -> list[int]:
-        """Render the conversation and tokenise it; ``most`` as in :meth:`encode_now`. Raises InvalidRequest when the
+        """Render the conversation and tokenise it; ``most`` as in :meth:`packed`. Raises InvalidRequest when the
         template refuses it.
         """
         text = self.render(
@@ -190,13 +230,12 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_arguments=template_arguments,
         )
-        return self.encode_rendered(text, most=most)
+        return self.encode_rendered(text, most=most).tolist()
 
-    def encode_rendered(self, text: str, *, most: int = 0) -> list[int]:
-        """Token ids of what :meth:`render` made, or of a piece of it; ``most`` as in :meth:`encode_now`."""
-        if self._specials is None:
-            return self.encode_now(text, add_special_tokens=False, most=most)
-        return self._specials.encode(text, lambda piece: self.encode_now(piece, add_special_tokens=False, most=most))
+    def encode_rendered(self, text: str, *, most: int = 0, known_in: str | None = None) -> PackedTokens:
+        """Token ids of what :meth:`render` made, or of a piece of it; the rest as in :meth:`packed`."""
+        encode = partial(self.packed, add_special_tokens=False, most=most, known_in=known_in)
+        return encode(text) if self._specials is None else self._specials.encode(text, encode)
 
     def decode_exactly(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` as a worker streams it, special tokens included. For tokenizers with a Rust backend."""
@@ -280,22 +319,17 @@ def specials_by_text(backend: Any) -> dict[str, int]:
     return {token.content: number for number, token in added.items() if token.special}
 
 
-def joins_exactly(backend: Any) -> bool:
-    """Whether texts that are tokenised apart decode to the two joined: bytes in, bytes out, and no space put before."""
-    told = json.loads(backend.to_str())
-    links = _links(told.get("pre_tokenizer"), "pretokenizers")
-    puts_spaces = any(link["type"] == "Metaspace" or link.get("add_prefix_space") for link in links)
-    takes_bytes = any(link["type"] == "ByteLevel" for link in links)
-    changes = {link["type"] for link in _links(told.get("normalizer"), "normalizers")} - {"NFC"}
-    decoders = [link["type"] for link in _links(told.get("decoder"), "decoders")]
+def joins_exactly(told: Mapping[str, Any]) -> bool:
+    """Whether texts that are tokenised apart decode to the two joined: bytes in, bytes out, and no space put before.
+
+    ``told`` is the ``tokenizer.json``.
+    """
+    steps = links(told.get("pre_tokenizer"), "pretokenizers")
+    puts_spaces = any(step["type"] == "Metaspace" or step.get("add_prefix_space") for step in steps)
+    takes_bytes = any(step["type"] == "ByteLevel" for step in steps)
+    changes = {step["type"] for step in links(told.get("normalizer"), "normalizers")} - {"NFC"}
+    decoders = [step["type"] for step in links(told.get("decoder"), "decoders")]
     return takes_bytes and decoders == ["ByteLevel"] and not puts_spaces and not changes
-
-
-def _links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """A tokenizer's part as the list of what it does."""
-    if part is None:
-        return []
-    return [link for each in part[name] for link in _links(each, name)] if part["type"] == "Sequence" else [part]
 
 
 def chat_template_of(tokenizer: Any) -> str:

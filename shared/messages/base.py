@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from shared.packed_tokens import PackedTokens
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """Base class; the class name is the tag on the wire.
@@ -23,6 +25,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
 def pack_int32(values: Sequence[int] | Iterable[int] | np.ndarray) -> bytes:
     """Pack integers in [-2**31, 2**31) as little-endian int32."""
+    if isinstance(values, PackedTokens):
+        return values.packed
     if not isinstance(values, np.ndarray):
         values = list(values)
     return np.asarray(values, dtype="<i4").tobytes()

@@ -1,4 +1,5 @@
-"""Fuzz what takes bytes from outside: ``python -m tests.fuzz bytes --inputs 1000000`` and ``... api --cases 100000``.
+"""Fuzz what takes bytes from outside: ``python -m tests.fuzz bytes --inputs 1000000`` and ``... api --cases 100000``;
+and tokens of known texts: ``... texts --cases 1000000``.
 
 With ``--json`` a run that was interrupted goes on where it was when the same command is given again. Exits with 1 if
 anything was found; what broke a decoder is made smaller and kept in ``tests/fuzz/found``, where a test replays it.
@@ -24,8 +25,10 @@ from tests.fuzz.api_server import scripted_server
 from tests.fuzz.byte_inputs import all_targets
 from tests.fuzz.byte_run import ByteFigures, run_block
 from tests.fuzz.keeping import keep
+from tests.fuzz.text_run import TextFigures, run_texts
 
 BYTE_BLOCK = 20_000
+TEXT_BLOCK = 20_000
 MOST_FOUND = 50
 """Failures after which a run ends: more would say the same again."""
 
@@ -37,7 +40,7 @@ LONG = 40_000
 memory a case in the second half of 20,000, of which objects of Python were 15, and by 51 in the second half of 40,000.
 """
 
-T = TypeVar("T", ApiFigures, ByteFigures)
+T = TypeVar("T", ApiFigures, ByteFigures, TextFigures)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +78,18 @@ def _api(options: argparse.Namespace) -> int:
     described = msgspec.to_builtins(figures) | {"cases_per_second": round(figures.per_second())}
     _write(options, "real" if options.real else "api", described | {"growth_bytes_per_case": round(growth, 1)})
     return 1 if figures.found or is_leak else 0
+
+
+def _texts(options: argparse.Namespace) -> int:
+    figures = _begun(options, TextFigures())
+    while figures.cases < options.cases and len(figures.found) < MOST_FOUND:
+        run_texts(options.seed, options.first + figures.cases, min(TEXT_BLOCK, options.cases - figures.cases), figures)
+        print(f"{figures.cases} cases, {figures.per_second():.0f}/s, {len(figures.found)} found", flush=True)
+        _note(options, figures)
+    for found in figures.found:
+        print(f"FOUND {found.kind}, case {found.case}: {found.text!a}")
+    _write(options, "texts", msgspec.to_builtins(figures) | {"cases_per_second": round(figures.per_second())})
+    return 1 if figures.found else 0
 
 
 async def _serve_cases(options: argparse.Namespace, figures: ApiFigures) -> None:
@@ -118,7 +133,7 @@ def _begun(options: argparse.Namespace, fresh: T) -> T:
     return msgspec.json.decode(path.read_bytes(), type=type(fresh))
 
 
-def _note(options: argparse.Namespace, figures: ApiFigures | ByteFigures) -> None:
+def _note(options: argparse.Namespace, figures: ApiFigures | ByteFigures | TextFigures) -> None:
     path = _progress(options)
     if path is not None:
         scratch = path.with_suffix(".new")
@@ -148,7 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     of_api.add_argument("--cases", type=int, default=5_000)
     of_api.add_argument("--real", action="store_true", help="against a whole cell with a model, instead of a script")
     of_api.set_defaults(run=_api)
-    for each in (of_bytes, of_api):
+    of_texts = parts.add_parser("texts", help="tokens of known texts against a full encode of every change")
+    of_texts.add_argument("--cases", type=int, default=50_000)
+    of_texts.set_defaults(run=_texts)
+    for each in (of_bytes, of_api, of_texts):
         each.add_argument("--seed", type=int, default=1)
         each.add_argument("--first", type=int, default=0, help="number of the first case")
         each.add_argument("--json", type=Path, help="write figures into this file, and go on after an interruption")

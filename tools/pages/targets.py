@@ -13,6 +13,7 @@ LONGEST = {
     "target_take_over_p99_ms": ("take_over_ms", "p99", "a standby takes over, p99"),
     "target_longest_pause_p99_ms": ("longest_pause_ms", "p99", "longest pause of a stream whose worker is killed, p99"),
     "target_many_streams_ttft_p50_ms": ("many_streams_ttft_ms", "p50", "TTFT of 256 streams at once, p50"),
+    "target_known_text_ms": ("known_ms", "p50", "tokens of a text of 130,126, all but 100 of them known, p50"),
     "target_loop_pause_p100_ms": ("loop_pause_ms", "p100", "longest pause of a gateway whose clients are hostile"),
     "target_cached_ttft_p50_ms": ("ttft_ms", "p50", "TTFT of the longest cached prompt, p50"),
     "target_idle_first_step_p50_ms": ("first_step_ms", "p50", "HTTP request to the worker's first step, idle, p50"),

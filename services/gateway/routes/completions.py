@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
 from services.gateway.body import Body
+from services.gateway.cache_hints import keeps_text
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.grammars.requested import asked_grammar
@@ -59,7 +61,8 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
     ticket.extend(choices)
     grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
-    tokenised = await _tokenise(gateway, request, prompts)
+    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
+    tokenised = await _tokenise(gateway, request, prompts, namespace if keeps_text(request) else None)
     answer_id = new_id("cmpl")
     generation = make_generation(
         gateway,
@@ -83,16 +86,19 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
     return Asked(ticket, generation, view)
 
 
-async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[str | list[int]]) -> list[list[int]]:
+async def _tokenise(
+    gateway: Gateway, request: CompletionRequest, prompts: list[str | list[int]], known_in: str | None
+) -> Sequence[Sequence[int]]:
     """Token ids of every prompt; texts and token ids are never mixed. Raises InvalidRequest, ContextTooLong."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    tokenised = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    tokenised: Sequence[Sequence[int]] = [prompt for prompt in prompts if not isinstance(prompt, str)]
     for text in texts:
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
     if texts:
         special = request.add_special_tokens is not False
-        tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special, most=gateway.facts.max_context)
+        most = gateway.facts.max_context
+        tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special, most=most, known_in=known_in)
     for place, tokens in enumerate(tokenised):
         if not texts:
             admission.check_prompt_length(len(tokens), gateway.facts.max_context)

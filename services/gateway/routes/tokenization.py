@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -39,7 +41,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             account.spend_tokens(len(tokens))
             strings = await _strings(gateway, tokens) if request.return_token_strs else None
         return _json(
-            TokenizeResponse(count=len(tokens), max_model_len=gateway.max_context, tokens=tokens, token_strs=strings)
+            TokenizeResponse(
+                count=len(tokens), max_model_len=gateway.max_context, tokens=list(tokens), token_strs=strings
+            )
         )
 
     @router.post(
@@ -64,13 +68,13 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _strings(gateway: Gateway, tokens: list[int]) -> list[str]:
+async def _strings(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
     """The text of each token."""
     text = gateway.tokenizer.texts.text
     return await gateway.tokenizer.run(lambda: [text(token) for token in tokens], len(tokens))
 
 
-async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) -> list[int]:
+async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) -> Sequence[int]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if request.messages is None:
@@ -78,7 +82,9 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) 
         longest = gateway.tokenizer.longest_token_characters
         admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
         special = request.add_special_tokens is not False
-        return (await gateway.tokenizer.encode([text], add_special_tokens=special, most=gateway.facts.max_context))[0]
+        most = gateway.facts.max_context
+        (tokens,) = await gateway.tokenizer.encode([text], add_special_tokens=special, most=most, known_in=namespace)
+        return tokens
     chat = ChatRequest(
         messages=request.messages,
         tools=request.tools,

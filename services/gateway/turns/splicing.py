@@ -14,6 +14,7 @@ from enum import Enum
 from services.gateway.turns.memory import Alternatives, Said
 from services.gateway.turns.places import Place
 from shared.messages.base import unpack_int32
+from shared.packed_tokens import PackedTokens
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -46,7 +47,7 @@ class Kept:
 class Spliced:
     """A prompt's ids, and the fate of each answer before the end, in order."""
 
-    tokens: list[int]
+    tokens: PackedTokens
     fates: tuple[Fate, ...]
 
 
@@ -55,11 +56,11 @@ def splice(
     places: Sequence[Place],
     said: Mapping[str, Alternatives],
     closing: str,
-    encode: Callable[[str], list[int]],
+    encode: Callable[[str], PackedTokens],
     decode: Decode,
 ) -> Spliced:
     """Tokens of ``text``. ``decode`` gives the text of tokens as it stands in ``text``."""
-    tokens: list[int] = []
+    parts: list[Sequence[int]] = []
     fates: list[Fate] = []
     start = 0
     for place in places:
@@ -68,12 +69,11 @@ def splice(
         kept = Kept() if place.offset < start else best(said.get(place.name, ()), text, place.offset, closing, decode)
         fates.append(kept.fate)
         if kept.tokens:
-            tokens += encode(text[start : place.offset])
-            tokens += kept.tokens
+            parts += (encode(text[start : place.offset]), kept.tokens)
             start = place.offset + kept.characters
-    if start < len(text) or not tokens:
-        tokens += encode(text[start:])
-    return Spliced(tokens, tuple(fates))
+    if start < len(text) or not parts:
+        parts.append(encode(text[start:]))
+    return Spliced(PackedTokens.joined(parts), tuple(fates))
 
 
 def best(alternatives: Alternatives, text: str, offset: int, closing: str, decode: Decode) -> Kept:
@@ -81,7 +81,7 @@ def best(alternatives: Alternatives, text: str, offset: int, closing: str, decod
     whole = [said for said in alternatives if is_whole(said, text, offset, closing)]
     if whole:
         longest = max(whole, key=lambda said: len(said.text))
-        return Kept(unpack_int32(longest.packed), len(longest.text), Fate.KEPT)
+        return Kept(PackedTokens(longest.packed), len(longest.text), Fate.KEPT)
     if not alternatives:
         return Kept()
     common, said = max(((_common(said.text, text, offset), said) for said in alternatives), key=lambda pair: pair[0])

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from services.gateway.turns.template_shape import TemplateShape
 from shared import logs
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.requests import SamplingParams
+from shared.packed_tokens import PackedTokens
 
 MOST_WAITING = 1_024
 """Answers that wait to be compared with what the tokenizer makes of them; beyond it they are not shared."""
@@ -132,10 +134,11 @@ class Turns:
         if self._store is not None:
             opened.heard = await self._store.read(opened.unknown)
 
-    def tokens(self, opened: OpenPrompt, most: int) -> Spliced:
-        """The prompt's ids; ``most`` as in ``Tokenizer.encode_now``. In any thread. Raises ContextTooLong."""
+    def tokens(self, opened: OpenPrompt, most: int, *, known_in: str | None = None) -> Spliced:
+        """The prompt's ids; the rest as in ``Tokenizer.packed``. In any thread. Raises ContextTooLong."""
+        encode = partial(self._tokenizer.encode_rendered, most=most, known_in=known_in)
         if self._memory is None:
-            return Spliced(self._tokenizer.encode_rendered(opened.text, most=most), ())
+            return Spliced(encode(opened.text), ())
         for asked in opened.unknown:
             packed = opened.heard.get(asked.name)
             if packed is not None:
@@ -149,10 +152,10 @@ class Turns:
             opened.places,
             opened.said,
             opened.shape.closing,
-            lambda piece: self._tokenizer.encode_rendered(piece, most=most),
+            encode,
             self._tokenizer.rendered_text,
         )
-        return self._checked(opened.text, spliced, most)
+        return self._checked(opened.text, spliced, most, encode)
 
     def turn(self, opened: OpenPrompt, spliced: Spliced, latest: str | None) -> Turn:
         """Count what became of the latest answer, whose text the caller says is ``latest``; None for no answer."""
@@ -260,14 +263,14 @@ class Turns:
     def _said(self, packed: bytes) -> Said:
         return Said(packed, self._tokenizer.rendered_text(unpack_int32(packed)))
 
-    def _checked(self, text: str, spliced: Spliced, most: int) -> Spliced:
+    def _checked(self, text: str, spliced: Spliced, most: int, encode: Callable[[str], PackedTokens]) -> Spliced:
         """The ids if they are the text's and not too many, else those that the tokenizer makes of it."""
         is_long = 0 < most <= len(spliced.tokens)
         if not any(fate is not Fate.UNKNOWN for fate in spliced.fates) or (
             self._tokenizer.joins_exactly and not is_long
         ):
             return spliced
-        usual = self._tokenizer.encode_rendered(text, most=most)
+        usual = encode(text)
         decode = self._tokenizer.decode_exactly
         if decode(spliced.tokens) == decode(usual) and not (is_long and len(usual) < len(spliced.tokens)):
             return spliced

@@ -128,20 +128,20 @@ class Prompt:
         self.opened = turns.open(text, tokenizer.shape({}), namespace, len(answers))
         spliced = turns.tokens(self.opened, MOST)
         self.text = text
-        self.tokens = spliced.tokens
+        self.tokens = spliced.tokens.tolist()
         self.turn = turns.turn(self.opened, spliced, answers[-1] if answers else None)
         self.fates: tuple[Fate, ...] = self.turn.fates
         self._turns = turns
 
-    def answer(self, *answers: list[int]) -> None:
+    def answer(self, *answers: Sequence[int]) -> None:
         """End the turn with these choices."""
         self._turns.ended(self.turn, Generation([choice_of(self.tokens, tokens) for tokens in answers]))
 
 
-def choice_of(prompt: list[int], tokens: list[int]) -> Choice:
+def choice_of(prompt: Sequence[int], tokens: Sequence[int]) -> Choice:
     """A choice that has got these tokens."""
-    choice = Choice(submit("r", prompt), 0, 0, 0.0)
-    choice.assembly.tokens = tokens
+    choice = Choice(submit("r", list(prompt)), 0, 0, 0.0)
+    choice.assembly.tokens = list(tokens)
     return choice
 
 

@@ -1,0 +1,62 @@
+"""Where tokens that were added to a vocabulary cut a text, and where they forbid to cut it. Pure.
+
+A tokenizer looks for its added tokens before all else, the leftmost and longest first, and what lies between them goes
+its own way, as if it were a text of its own. So a text may be cut in front of such a token, if none that begins earlier
+reaches into it, and if it takes no white space from before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.known_texts.character_classes import kind_of
+
+
+class AddedTokens:
+    """Those of a ``tokenizer.json``, as it lists them."""
+
+    def __init__(self, told: Sequence[dict[str, Any]]) -> None:
+        self._told = [each for each in told if each["content"]]
+        self._joined = {pair for each in self._told for pair in _pairs(each["content"])}
+        self._takes_space_behind = {kind_of(each["content"][-1]) for each in self._told if each["rstrip"]}
+        self.begin = frozenset(kind_of(each["content"][0]) for each in self._told)
+        """Kinds of characters that tokens begin with; ``end`` of those that they end with."""
+        self.end = frozenset(kind_of(each["content"][-1]) for each in self._told)
+
+    @property
+    def look_around(self) -> bool:
+        """Whether some token is one only between characters that are not of words: then nothing is known here."""
+        return any(each["single_word"] for each in self._told)
+
+    @property
+    def has_normalized(self) -> bool:
+        """Whether some are looked for in normalized text."""
+        return any(each["normalized"] for each in self._told)
+
+    def forbid(self, before: str, behind: str) -> bool:
+        """Whether a token may reach over the place between characters of these kinds."""
+        return (before, behind) in self._joined or before in self._takes_space_behind
+
+    def cuts(self) -> re.Pattern[str] | None:
+        """A pattern of the tokens in front of which every text may be cut; None where there are none."""
+        inner = {character for each in self._told for character in each["content"][1:]}
+        takers = [each["content"] for each in self._told if each["lstrip"]]
+        found = sorted(
+            each["content"]
+            for each in self._told
+            if not each["normalized"]
+            and each["content"][0] not in inner
+            and not each["content"][0].isspace()
+            and not any(taker.startswith(each["content"]) for taker in takers)
+        )
+        return re.compile("|".join(map(re.escape, found))) if found else None
+
+
+def _pairs(content: str) -> set[tuple[str, str]]:
+    """Kinds of characters that stand beside one another in a token, or in its normal form."""
+    forms = (content, unicodedata.normalize("NFC", content))
+    return {(kind_of(one), two) for form in forms for one, two in itertools.pairwise(form)}

@@ -1,0 +1,43 @@
+"""Tokens of a text, of which those of known segments are not computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from services.gateway.known_texts import measures
+from services.gateway.known_texts.boundaries import Boundaries
+from services.gateway.known_texts.index import KnownTexts
+from services.gateway.known_texts.segments import segments
+from shared.packed_tokens import TOKEN_BYTES, PackedTokens
+
+EncodeAll = Callable[[Sequence[str]], list[PackedTokens]]
+"""The tokens of each text, without special tokens around them."""
+
+
+def encode_known(
+    text: str, namespace: str, boundaries: Boundaries, index: KnownTexts, encode: EncodeAll
+) -> PackedTokens:
+    """The tokens of ``text``, as ``encode`` has them, which is asked once for all that is not known."""
+    cut = segments(text, boundaries)
+    if not cut.closed:
+        (whole,) = encode([text])
+        return whole
+    texts = [text[start:end] for start, end in cut.closed]
+    digests = index.digests(namespace, texts)
+    parts = index.recall(digests)
+    unknown = [place for place, known in enumerate(parts) if known is None]
+    start, end = cut.tail
+    tail = [text[start:end]] if start < end else []
+    made = encode([*(texts[place] for place in unknown), *tail]) if unknown or tail else []
+    for place, tokens in zip(unknown, made, strict=False):
+        parts[place] = tokens.packed
+    if unknown:
+        index.remember([(digests[place], made[number].packed) for number, place in enumerate(unknown)])
+        measures.MISSES.inc(len(unknown))
+    packed = b"".join(
+        [*(part for part in parts if part is not None), *(tokens.packed for tokens in made[len(unknown) :])]
+    )
+    if len(unknown) < len(parts):
+        measures.HITS.inc(len(parts) - len(unknown))
+        measures.TOKENS.inc(len(packed) // TOKEN_BYTES - sum(map(len, made)))
+    return PackedTokens(packed)

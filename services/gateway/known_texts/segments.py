@@ -1,0 +1,58 @@
+"""Cut a text into segments at boundaries that the text alone decides, each found from the cut before it. Pure.
+
+So a text that goes on has the same segments as before, but for the last; and one in which something was changed has the
+same again from the first cut that both have in common: most often the next message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gateway.known_texts.boundaries import Boundaries
+
+WINDOW_CHARACTERS = 16_384
+"""So much of a text is searched for a boundary at once: other threads wait for two milliseconds at most."""
+
+MOST_SEARCHED = 262_144
+"""Where so many characters have no boundary, the rest of the text is not searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Parts of a text that are tokenised one by one, as ``(start, end)``; ``tail`` is the last, which may be empty.
+
+    Its tokens are those of all parts, one behind the other. The tail has no boundary at its end.
+    """
+
+    closed: list[tuple[int, int]]
+    tail: tuple[int, int]
+
+
+def segments(text: str, boundaries: Boundaries) -> Segments:
+    """Cut ``text``."""
+    closed: list[tuple[int, int]] = []
+    start, cut_at = 0, 0
+    while (found := _next_cut(text, boundaries, cut_at)) is not None:
+        closed.append((start, found[0]))
+        cut_at = found[0]
+        start = cut_at + found[1]
+    return Segments(closed, (start, len(text)))
+
+
+def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] | None:
+    """The next boundary behind ``start``, and how many characters behind it are left out."""
+    tokens, others = boundaries.tokens, boundaries.others
+    usual = start + boundaries.usual_characters
+    found = tokens.search(text, start + boundaries.least_characters, usual) if tokens is not None else None
+    if found is not None:
+        return found.start(), 0
+    for window in range(usual, min(len(text), usual + MOST_SEARCHED), WINDOW_CHARACTERS):
+        end = window + WINDOW_CHARACTERS
+        # What a window's end cuts through is found in none of both windows, which costs nothing but that boundary.
+        behind = others.search(text, window - 1, end) if others is not None else None
+        found = tokens.search(text, window, end) if tokens is not None else None
+        if behind is not None and (found is None or behind.end() <= found.start()):
+            return behind.end(), boundaries.left_out
+        if found is not None:
+            return found.start(), 0
+    return None
