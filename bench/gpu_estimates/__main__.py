@@ -53,7 +53,7 @@ def main() -> None:
         "assumed": assumed(),
         "vllm": vllm(),
         "transfers": pages.transfers(),
-        "targets": [asdict(each) for each in TARGETS],
+        "aims": [asdict(each) for each in TARGETS],
         "rows": [asdict(row) for row in rows],
     }
     results_file.write("gpu_estimates", results, seed=0)
