@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench import results_file
 from bench.step_kernels.counting import counting
-from bench.step_kernels.steps import count_captured, runner_of
+from bench.step_kernels.steps import count_around, count_captured, runner_of
 from services.worker.engine.fused.choice import ForwardPath
 
 PEAK_BYTES_PER_S = 4.8e12
@@ -72,6 +72,15 @@ def kernels_of(forward: ForwardPath, rows: int, config: LlamaConfig) -> int:
     return step.kernels
 
 
+def kernels_around(rows: int, config: LlamaConfig) -> int:
+    """Kernels of a captured step that are in no graph, counted up to the read of greedy tokens."""
+    with counting() as counter:
+        step = count_around(counter, rows, config.vocab_size)
+    if not step.read:
+        raise ValueError("the step ends without its tokens being read")
+    return step.kernels
+
+
 def step_bytes(config: LlamaConfig, rows: int, context: int) -> int:
     """What a decode step reads and writes in device memory at least: weights, KV, and logits in fp32 four times."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
@@ -112,11 +121,12 @@ def main() -> None:
     for rows in (1, 64):
         nbytes, flops = step_bytes(config, rows, CONTEXT), step_flops(config, rows, CONTEXT)
         bound_s = max(nbytes / PEAK_BYTES_PER_S, flops / PEAK_FLOPS)
+        around = kernels_around(rows, config)
         for forward in PATHS:
             kernels = kernels_of(forward, rows, config)
             times = {name: estimate(kernels, nbytes, rows, each) for name, each in ASSUMPTIONS.items()}
             cases.append({
-                "rows": rows, "forward": forward, "kernels": kernels, "bytes": nbytes, "flops": flops,
+                "rows": rows, "forward": forward, "kernels": kernels, "around": around, "bytes": nbytes, "flops": flops,
                 "bound_tokens_per_s": rows / bound_s, **times,
             })  # fmt: skip
             print(cases[-1])

@@ -19,9 +19,11 @@ from services.worker.engine.model_loading import expected_windows, max_context_t
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import LayoutProbe
+from services.worker.engine.sampler import SampleRow, sample
 from services.worker.engine.static_batch import StaticBatch, StaticStep
 from services.worker.kv.device_pool import DTYPE_NAMES, DevicePool
 from shared.messages.pools import KvGeometry
+from shared.messages.requests import SamplingParams
 
 PAGE_SIZE = 16
 PAGES = 64
@@ -105,6 +107,23 @@ def count_captured(counter: DeviceCounter, runner: ModelRunner, rows: int, lengt
 
     def run() -> None:
         batch.logits.copy_(runner.run(batch.ids, batch.positions, step, batch.last_rows))
+
+    return _count(counter, run)
+
+
+@torch.inference_mode()
+def count_around(counter: DeviceCounter, rows: int, vocab_size: int) -> StepCounts:
+    """What is launched around the graph of a decode step of ``rows`` requests, tables of the step being there: its
+    inputs' copies into the static batch, and the choice of greedy tokens up to the one read that ends the step.
+    """
+    batch = StaticBatch(rows, PAGES, vocab_size, torch.device("cuda"))
+    table = np.arange(PAGES, dtype=np.int32)
+    meta = ForwardMeta.build([Segment(1, CONTEXT, table)] * rows, PAGE_SIZE, "cuda")
+    greedy = [SampleRow(SamplingParams(max_tokens=1, temperature=0.0), 0)] * rows
+
+    def run() -> None:
+        batch.fill(torch.zeros(rows, dtype=torch.int64), torch.full((rows,), CONTEXT), meta, rows)
+        sample(batch.logits[:rows].clone(), greedy)
 
     return _count(counter, run)
 

@@ -17,7 +17,6 @@ from tools.pages import (
     chart_lines,
     code_facts,
     formats,
-    gpu_transfers,
     hcache,
     hotprefix,
     importance,
@@ -59,7 +58,7 @@ _FUNCTIONS = (
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
 _MODULES = (
-    *(chart_lines, code_facts, metric_docs, mechanisms, peers, gpu_transfers),
+    *(chart_lines, code_facts, metric_docs, mechanisms, peers),
     *(hcache, hotprefix, importance, impress, strata),
 )
 

@@ -14,6 +14,7 @@ import transformers
 from bench.results_file import RESULTS
 from bench.step_kernels.counting import HostRead, counting
 from bench.step_kernels.families import count_type, served_types
+from bench.step_kernels.steps import count_around
 
 NOT_CAPTURED = {"jetmoe", "phimoe"}
 """Their own code reads the device in every step (``tolist`` of experts' sizes), or sends it frequencies."""
@@ -80,6 +81,17 @@ def test_kernels_and_uploads_are_told_apart() -> None:
 
     assert dict(counter.counted.kernels) == {"aten::zeros": 1, "aten::add": 1, "aten::mm": 1}
     assert counter.counted.uploads.total() == 2
+
+
+def test_what_is_launched_around_a_graph_ends_with_one_read() -> None:
+    """Copies of a step's inputs, one upload of them, and the choice of greedy tokens; however many requests."""
+    with counting() as counter:
+        alone, many = (count_around(counter, rows, 300) for rows in (1, 64))
+
+    assert alone == many
+    assert many.read
+    assert many.uploads == 1
+    assert 5 < many.kernels < 20
 
 
 def test_a_triton_kernel_is_given_no_memory_of_the_host() -> None:

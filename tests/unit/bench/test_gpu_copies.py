@@ -6,28 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.worker.kernels import page_gather, row_checksums
-from services.worker.kv.movers import gpu_assisted
-from tools.pages.gpu_transfers import (
+from bench.gpu_estimates.copies import (
     MACHINE,
-    PAGE_SIZES,
-    PIECE_BYTES,
     checked_gb_s,
-    constant,
     copied_gb_s,
+    memory_share,
     occupied_share,
     piece_check_us,
     verified_share,
 )
-
-
-def test_constants_are_those_of_the_kernels() -> None:
-    """Read without importing them, because that takes Triton."""
-    assert constant("page_gather", "TILE_WORDS") == page_gather.TILE_WORDS
-    assert constant("row_checksums", "SUM_PROGRAMS") == row_checksums.SUM_PROGRAMS
-    assert gpu_assisted.PIECE_BYTES == PIECE_BYTES
-    with pytest.raises(KeyError, match="NONE"):
-        constant("row_checksums", "NONE")
+from bench.gpu_estimates.pages import PAGE_SIZES
+from services.worker.kernels.row_checksums import SUM_PROGRAMS
+from services.worker.kv.movers.gpu_assisted import PIECE_BYTES
 
 
 def test_a_copy_obeys_littles_law() -> None:
@@ -39,6 +29,14 @@ def test_a_copy_obeys_littles_law() -> None:
     assert copied_gb_s(16, 1.5) == MACHINE.link_gb_s
 
 
+def test_a_multiprocessor_with_less_shared_memory_has_fewer_tiles_on_their_way() -> None:
+    """And never more than the kernel asks for."""
+    slow_us = 100.0
+
+    assert copied_gb_s(1, slow_us, replace(MACHINE, tiles_ahead=1)) == pytest.approx(copied_gb_s(1, slow_us) / 3)
+    assert copied_gb_s(1, slow_us, replace(MACHINE, tiles_ahead=9)) == copied_gb_s(1, slow_us)
+
+
 def test_a_check_that_is_slower_than_the_link_slows_the_load() -> None:
     """One that is faster costs only its last piece."""
     slow = replace(MACHINE, issued=0.1)
@@ -47,9 +45,17 @@ def test_a_check_that_is_slower_than_the_link_slows_the_load() -> None:
     assert verified_share(16, 1.5, machine=slow) < 0.5 * verified_share(16, 1.5)
 
 
+def test_a_check_holds_no_more_multiprocessors_than_it_has_programs() -> None:
+    """However slow it is."""
+    slow = replace(MACHINE, issued=0.1)
+
+    assert occupied_share(2, slow) == (2 + SUM_PROGRAMS) / MACHINE.multiprocessors
+
+
 def test_shares_are_shares() -> None:
     """Small pages cost a little more, for their numbers."""
     assert all(0 < verified_share(size, 2.0) < 1 for size in PAGE_SIZES)
     assert verified_share(1, 2.0) < verified_share(32, 2.0)
     assert 2 / MACHINE.multiprocessors < occupied_share() < 6 / MACHINE.multiprocessors
+    assert memory_share() == 110 / 4800
     assert piece_check_us(16) > PIECE_BYTES / 1e3 / checked_gb_s()

@@ -1,0 +1,44 @@
+"""What the host does between two decode steps, against the step: measured on a processor, with no model and no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.gpu_estimates import batch, one_request
+from bench.gpu_estimates.rows import Device, Row
+
+READ_US = 1.5
+"""Assumed from the end of the kernel that chooses tokens to their arrival in host memory."""
+
+WAKE_US = (5.0, 2.0, 50.0)
+"""Assumed from there to the thread that goes on with them: likely, spinning, and put to sleep by the driver."""
+
+
+def points(results: Path) -> dict[int, dict[str, float]]:
+    """By number of requests: microseconds of a step's host part before the launch, and beside the device."""
+    found = json.loads((results / "step_host.json").read_text(encoding="utf-8"))["results"]["points"]
+    return {point["requests"]: point for point in found}
+
+
+def estimates(device: Device, kernels: int, results: Path) -> Iterator[Row]:
+    """``kernels`` are of a step of one request. What it costs that step n+1 is launched behind the tokens of step n,
+    and how much of the host's part is done before them.
+    """
+    ours = batch.ours_of(results)
+    alone_s = one_request.decode_s(device, kernels, host_us=0.0)
+    many_s = batch.step_s(device, batch.System(ours.kernels, 0.0), batch.LIKELY, 1024)
+    for requests, step_s in ((1, alone_s), (batch.REQUESTS, many_s)):
+        point = points(results)[requests]
+        name = f"{requests} request{'s' if requests > 1 else ''}"
+        launched = point["before_us"] + batch.LAUNCHES_US
+        waits = [READ_US + wake + launched * factor for wake, factor in zip(WAKE_US, (1.0, 0.5, 1.5), strict=True)]
+        yield Row(f"read_first_{requests}", device.name, f"step n+1 is launched behind the tokens of step n, {name}",
+                  waits[0], "µs a step", "", min(waits), max(waits))  # fmt: skip
+        share = [wait / (wait + step_s * 1e6) for wait in waits]
+        yield Row(f"device_waits_{requests}", device.name, f"the device waits for the host, {name}", share[0],
+                  "of the time", "the host prepares n+1 while n runs", min(share), max(share))  # fmt: skip
+        beside = point["beside_us"] / (point["beside_us"] + point["before_us"])
+        yield Row(f"beside_{requests}", device.name, f"the host's part that is done beside step n, {name}", beside,
+                  "of the host's part")  # fmt: skip
