@@ -69,15 +69,13 @@ def pages_are_released_twice(patch: Patch) -> None:
 def attempt_is_ignored(patch: Patch) -> None:
     """What a worker says of an earlier attempt is taken for news of this one."""
 
-    def running(step: Step, message: Any) -> tuple[Worker, Request] | None:
-        worker = step.state.workers.get(message.worker_id)
-        request = step.state.requests.get(message.request_id)
-        if worker is None or request is None or request.state not in ADMITTED or request.worker_id != worker.worker_id:
+    def runs_at(step: Step, worker: Worker, request_id: str, attempt: int) -> Request | None:
+        request = step.state.requests.get(request_id)
+        if request is None or request.state not in ADMITTED or request.worker_id != worker.worker_id:
             return None
-        step.touch(worker.worker_id)
-        return worker, request
+        return request
 
-    patch.setattr(machine, "_running", running)
+    patch.setattr(machine, "_runs_at", runs_at)
 
 
 def repeated_request_is_accepted(patch: Patch) -> None:

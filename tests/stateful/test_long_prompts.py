@@ -24,7 +24,7 @@ def cell_of(tokens: int) -> CellModel:
     """A cell whose device holds so many tokens."""
     cell = CellModel(CellConfig(lease_tokens=PAGE, max_batch_tokens=16_384), page_size=PAGE)
     cell.steps_a_check = 1_000_000
-    cell.add_worker("worker-0", pages=-(-tokens // PAGE) + 1)
+    cell.add_worker("worker-0", pages=-(-tokens // PAGE) + 1, max_context=tokens)
     return cell
 
 
