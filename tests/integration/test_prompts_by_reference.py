@@ -29,7 +29,7 @@ from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SCHEDULERS = ("scheduler-0", "scheduler-1")
+SCHEDULERS = ("scheduler", "scheduler-1")
 FIRST_TOKENS = 2_500
 LARGEST = 1_048_576
 ADMIN_KEY = "key-of-the-operator"
