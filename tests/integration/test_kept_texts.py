@@ -16,14 +16,13 @@ from shared.messages.worker_plans import AdmitRequest, WorkerPlan
 from tests.idle import status_at
 from tests.integration.test_prompts_by_reference import (
     FIRST_TOKENS,
-    SCHEDULERS,
     Session,
     kill_active,
     model,
+    two_schedulers,
     wait_ready,
 )
 from thermocline.supervisor.api import RunningCell, running
-from thermocline.supervisor.config import SupervisorConfig
 
 __all__ = ["model"]
 
@@ -58,18 +57,8 @@ def test_a_session_survives_its_worker_and_its_scheduler(model: Path) -> None:
     """A worker that is new is told everything, whether the one before died between two answers or amid one; a scheduler
     that is new knows what its worker keeps.
     """
-    config = SupervisorConfig(
-        model=str(model),
-        port=0,
-        schedulers=len(SCHEDULERS),
-        page_size=16,
-        dtype="float32",
-        threads=1,
-        device_kv_bytes=64 * 2**20,
-        host_kv_bytes=64 * 2**20,
-    )
     with (
-        running(config) as cell,
+        running(two_schedulers(model)) as cell,
         httpx.Client(base_url=cell.base_url, timeout=240, trust_env=False) as http,
         ThreadPoolExecutor(1) as clients,
     ):

@@ -21,7 +21,7 @@ from shared.errors import PayloadTooLarge
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.checkpoints import BOS, EOS, PAD, SPECIAL_TOKENS, VOCAB_SIZE, save_checkpoint
-from tests.idle import status_at
+from tests.integration import test_survival
 from tests.nats_server import NatsServer
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
@@ -29,7 +29,6 @@ from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SCHEDULERS = ("scheduler", "scheduler-1")
 FIRST_TOKENS = 2_500
 LARGEST = 1_048_576
 ADMIN_KEY = "key-of-the-operator"
@@ -102,21 +101,23 @@ async def submissions(nats_url: str) -> list[tuple[SubmitRequest, int]]:
 
 
 async def kill_active(cell: RunningCell) -> None:
-    """Kill the scheduler that leads, and wait until its standby does."""
-    async with asyncio.timeout(60):
-        while not any("standing_by" in cell.logs(name) for name in SCHEDULERS):
-            await asyncio.sleep(0.05)
-    before = await status_at(cell.nats_url)
-    cell.kill(before.scheduler_id)
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                after = await status_at(cell.nats_url)
-            except Exception:
-                continue
-            if after.epoch != before.epoch:
-                return
-            await asyncio.sleep(0.05)
+    """Kill the scheduler that leads once another stands by, and wait until that one leads."""
+    await test_survival.standing_by(cell)
+    await test_survival.kill_active(cell)
+
+
+def two_schedulers(model: Path) -> SupervisorConfig:
+    """A cell with a standby and 64 MiB of KV on its device."""
+    return SupervisorConfig(
+        model=str(model),
+        port=0,
+        schedulers=len(test_survival.SCHEDULERS),
+        page_size=16,
+        dtype="float32",
+        threads=1,
+        device_kv_bytes=64 * 2**20,
+        host_kv_bytes=64 * 2**20,
+    )
 
 
 def wait_ready(cell: RunningCell) -> None:
@@ -135,18 +136,8 @@ def test_a_session_survives_its_cell(model: Path) -> None:
     """Its prefix is flushed, its gateway restarted and its scheduler killed: answers are those of an empty cache, every
     request is answered, and all but the turns behind a flush or a new gateway are told by reference.
     """
-    config = SupervisorConfig(
-        model=str(model),
-        port=0,
-        schedulers=len(SCHEDULERS),
-        page_size=16,
-        dtype="float32",
-        threads=1,
-        device_kv_bytes=64 * 2**20,
-        host_kv_bytes=64 * 2**20,
-    )
     with (
-        running(config, environ={"THERMOCLINE_ADMIN_KEY": ADMIN_KEY}) as cell,
+        running(two_schedulers(model), environ={"THERMOCLINE_ADMIN_KEY": ADMIN_KEY}) as cell,
         httpx.Client(base_url=cell.base_url, timeout=240, trust_env=False) as http,
     ):
         session = Session(http, model.name)

@@ -13,7 +13,7 @@ from services.scheduler.core.cache.eviction import POLICIES, Evictable, Moment, 
 from services.scheduler.core.cache.residency import DEVICE
 from shared.messages.cell_events import CellConfig, CellConfigured
 from tests.stateful.cell_driver import GATEWAYS, NOISES, VARIANTS, CellDriver
-from tests.stateful.walking import added_up, move
+from tests.stateful.walking import LOSSES, added_up, move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 WALKS = 60
-LOSSES = ("worker_dies", "worker_starts", "worker_starts", "storage_dies", "storage_starts", "storage_starts")
 
 MUST_HAPPEN = (
     "backups_done",

@@ -12,13 +12,12 @@ from services.scheduler.core.fold import configure
 from services.scheduler.core.members import pools
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import GATEWAYS, NOISES, VARIANTS, CellDriver
-from tests.stateful.walking import added_up, move
+from tests.stateful.walking import LOSSES, added_up, move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WALKS = 60
-LOSSES = ("worker_dies", "worker_starts", "worker_starts", "storage_dies", "storage_starts", "storage_starts")
 
 MUST_HAPPEN = (
     "backups_done",

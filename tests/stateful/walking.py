@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from tests.stateful.cell_driver import CellDriver
 
+LOSSES = ("worker_dies", "worker_starts", "worker_starts", "storage_dies", "storage_starts", "storage_starts")
+"""Troubles by which pools go and come."""
+
 
 def move(driver: CellDriver, chance: random.Random, kind: str, *, most_rounds: int = 4) -> None:
     """Something moves: ``all``, a ``worker``, what is ``heard`` of it, or a storage, which may also ``fetch``."""
