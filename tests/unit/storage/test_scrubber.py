@@ -43,7 +43,7 @@ async def _scrubber(pace: PacedReads) -> AsyncIterator[Scrubber]:
     try:
         for chunk in CHAIN:
             await disk.write(Arrival(chunk.key, NBYTES, 0, None, 0.0), chunk.blob)
-        made = Scrubber(disk, threads, _Events(), NoCipher())  # type: ignore[arg-type]
+        made = Scrubber(disk, _Events(), NoCipher())  # type: ignore[arg-type]
         made.add(SMALL, buffers)
         yield made
     finally:
