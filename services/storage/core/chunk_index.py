@@ -7,8 +7,8 @@ lost all the same, because its file was damaged, what it leads to is **cut off**
 counts again once the chunk is there again, in whatever form.
 
 A directory may be **away** for a while: its chunks are not there, but stay in the order and count, so that what leads
-on from them is kept for their return. What has to go meanwhile is forgotten, and its file, like every file that cannot be
-deleted, is **left over**: its bytes count until it is gone.
+on from them is kept for their return. What has to go meanwhile is forgotten, and its file, like every file that cannot
+be deleted, is **left over**: its bytes count until it is gone.
 
 An owner of namespaces may have a quota of its own (:mod:`chunk_owners`). Room within it is made by its own chunks, by
 the same rule, before a chunk of it makes any other go; and what is above a quota goes before everything else.
@@ -27,9 +27,10 @@ from math import inf, log2
 from services.storage.backends import UNKNOWN, ChunkEntry, ChunkKey
 from services.storage.core.chunk_links import ChunkLinks
 from services.storage.core.chunk_owners import ChunkOwner, ChunkOwners, Entry
+from services.storage.core.chunk_reach import ChunkReach
 from services.storage.core.chunk_worth import first_heat, heat_after_use, heat_again, heat_left
+from services.storage.core.left_over import LeftOver
 from shared.errors import InvariantViolated
-from shared.ids import DIGEST_BYTES
 
 MAX_PINS = 2**20  # Names.
 
@@ -95,9 +96,8 @@ class ChunkIndex:
         self._chunks: dict[bytes, _Chunk] = {}
         self._arrivals: dict[bytes, Arrival] = {}
         self._links = ChunkLinks()  # Of chunks, there or on their way, to what they continue.
-        self._geometries: dict[bytes, int] = {}  # How many chunks there are of each.
-        self._left_over: dict[bytes, tuple[int, str]] = {}  # Bytes and directory ("" is any) of files without a chunk.
-        self.left_over_bytes = 0
+        self._reach = ChunkReach(self._chunks, self._arrivals, self._links)
+        self._left_over = LeftOver()
         self._search = 0  # The number of the last search,
         self._is_searching = False
         self._held_back: list[bytes] = []  # and what could not go because it is not over.
@@ -116,7 +116,7 @@ class ChunkIndex:
     @property
     def used(self) -> int:
         """Bytes of the quota that are taken."""
-        return self.nbytes + self.reserved + self.left_over_bytes
+        return self.nbytes + self.reserved + self._left_over.nbytes
 
     @property
     def pinned(self) -> int:
@@ -183,7 +183,7 @@ class ChunkIndex:
             self._links.add(above, name)
             heat = first_heat(0.0, now_s) if entry.heat is None else heat_again(entry.heat, now_s)
             chunk = _Chunk(entry.key, entry.nbytes, heat, 0, entry.place, above)
-            chunk.search, chunk.is_cut_off = self._search, not self._is_reached(above)
+            chunk.search, chunk.is_cut_off = self._search, not self._reach.is_reached(above)
             self._insert(name, chunk)
         return True
 
@@ -198,20 +198,15 @@ class ChunkIndex:
         """It is back, and what is in it was found: what was not is gone. O(n)."""
         for name in [name for name, chunk in self._chunks.items() if chunk.away == directory]:
             self._remove(name)
-        for name in [name for name, (_, where) in self._left_over.items() if where == directory]:
-            self._take_left_over(name)
+        self._left_over.clear(directory)
 
     def leave_over(self, key: ChunkKey, nbytes: int, directory: str = "") -> None:
         """The file of a chunk that is not there could not be deleted: its bytes count."""
-        name = _name(key)
-        self._take_left_over(name)
-        if nbytes:
-            self._left_over[name] = nbytes, directory
-            self.left_over_bytes += nbytes
+        self._left_over.add(_name(key), nbytes, directory)
 
     def cleared(self, key: ChunkKey) -> None:
         """There is no file without a chunk of this name any more."""
-        self._take_left_over(_name(key))
+        self._left_over.remove(_name(key))
 
     def reserve(self, arrival: Arrival, now_s: float) -> Room:
         """Make room for a chunk: evict what is worth less, as much as is needed. What has gone, has gone, even when
@@ -278,7 +273,7 @@ class ChunkIndex:
         name = _name(key)
         arrival = self._take_arrival(name)
         self._unlink(_name(arrival.parent) if arrival.parent else b"", name)
-        self._cut_off(name)
+        self._list_all(self._reach.went(name))
 
     def touch(
         self, run: Sequence[ChunkKey], first_place: int, parent: ChunkKey | None, now_s: float, value: float = 0.0
@@ -414,6 +409,10 @@ class ChunkIndex:
             heapq.heappush(chunk.owner.heap, entry)
             self._tidy(chunk.owner.heap, chunk.owner.chunks)
 
+    def _list_all(self, chunks: dict[bytes, _Chunk]) -> None:
+        for name, chunk in chunks.items():
+            self._list(name, chunk)
+
     def _tidy(self, heap: list[Entry], chunks: int) -> None:
         """Keep the valid entries of a heap of so many chunks alone, once most are out of date."""
         if len(heap) <= 2 * chunks + _SLACK:
@@ -432,15 +431,14 @@ class ChunkIndex:
     def _insert(self, name: bytes, chunk: _Chunk) -> None:
         self._chunks[name] = chunk
         self.nbytes += chunk.nbytes
-        geometry = chunk.key.geometry
-        self._geometries[geometry] = self._geometries.get(geometry, 0) + 1
+        self._reach.count(chunk.key.geometry, 1)
         self._owners.count(chunk.key.namespace, 1)
         owner = self._owners.of(chunk.key.namespace)
         if owner is not None:
             self._give(chunk, owner)
         self._list(name, chunk)
         if not chunk.is_cut_off:
-            self._reach(name)
+            self._list_all(self._reach.came(name))
 
     def _abandon(self, name: bytes) -> None:
         """A chunk of a directory that is away has to go: its file stays for now."""
@@ -448,22 +446,16 @@ class ChunkIndex:
         self._remove(name)
         self.leave_over(chunk.key, chunk.nbytes, chunk.away)
 
-    def _take_left_over(self, name: bytes) -> None:
-        nbytes, _ = self._left_over.pop(name, (0, ""))
-        self.left_over_bytes -= nbytes
-
     def _remove(self, name: bytes) -> None:
         chunk = self._chunks.pop(name)
         self.nbytes -= chunk.nbytes
-        self._geometries[chunk.key.geometry] -= 1
-        if not self._geometries[chunk.key.geometry]:
-            del self._geometries[chunk.key.geometry]
+        self._reach.count(chunk.key.geometry, -1)
         self._owners.count(chunk.key.namespace, -1)
         if chunk.owner is not None:
             chunk.owner.nbytes -= chunk.nbytes
             chunk.owner.chunks -= 1
         self._unlink(chunk.parent, name)
-        self._cut_off(name)
+        self._list_all(self._reach.went(name))
 
     def _take_arrival(self, name: bytes) -> Arrival:
         arrival = self._arrivals.pop(name, None)
@@ -481,41 +473,3 @@ class ChunkIndex:
             chunk = self._chunks.get(parent)
             if chunk is not None:
                 self._list(parent, chunk)
-
-    def _forms(self, name: bytes) -> list[bytes]:
-        """The names that a chunk has in the forms that there are."""
-        return [name[:DIGEST_BYTES] + geometry for geometry in self._geometries]
-
-    def _is_reached(self, parent: bytes) -> bool:
-        """Whether a chunk that continues ``parent`` can be used: what is above is there or on its way, in some form."""
-        if not parent or parent in self._arrivals:
-            return True
-        forms = [self._chunks.get(name) for name in self._forms(parent)]
-        return any(chunk is not None and not chunk.is_cut_off for chunk in forms)
-
-    def _reach(self, name: bytes) -> None:
-        """A chunk is there: what it leads to is not cut off. Each chunk is looked at once for each time it changes."""
-        waiting = [name]
-        while waiting:
-            for form in self._forms(waiting.pop()):
-                for child in self._links.of(form):
-                    chunk = self._chunks.get(child)
-                    if chunk is not None and chunk.is_cut_off:
-                        chunk.is_cut_off = False
-                        self._list(child, chunk)
-                        waiting.append(child)
-
-    def _cut_off(self, name: bytes) -> None:
-        """A chunk is gone: what it leads to is cut off where no other form of it is there."""
-        waiting = [name]
-        while waiting:
-            lost = waiting.pop()
-            if self._is_reached(lost):
-                continue
-            for form in {**dict.fromkeys(self._forms(lost)), lost: None}:
-                for child in self._links.of(form):
-                    chunk = self._chunks.get(child)
-                    if chunk is not None and not chunk.is_cut_off:
-                        chunk.is_cut_off = True
-                        self._list(child, chunk)
-                        waiting.append(child)
