@@ -16,20 +16,23 @@ class Abandoned:
     """Owned by the event loop."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, asyncio.Future[Any]] = {}  # By the address at which a buffer begins.
+        self._running: dict[asyncio.Future[Any], None] = {}
+        self._by_address: dict[int, asyncio.Future[Any]] = {}  # Those that use a buffer, by where it begins.
 
     def __len__(self) -> int:
-        """Buffers in use."""
-        return len(self._calls)
+        """Calls under way."""
+        return len(self._running)
 
     def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:
         """Nobody waits for this call, which uses buffers from their beginning on."""
         addresses = [_address(buffer) for buffer in uses]
-        self._calls |= dict.fromkeys(addresses, call)
+        self._running[call] = None
+        self._by_address |= dict.fromkeys(addresses, call)
 
         def ended(call: asyncio.Future[Any]) -> None:
+            del self._running[call]
             for address in addresses:
-                self._calls.pop(address, None)
+                del self._by_address[address]
             if not call.cancelled():
                 call.exception()  # Seen; nobody else asks.
 
@@ -37,7 +40,7 @@ class Abandoned:
 
     def when_free(self, buffer: memoryview, then: Callable[[], None]) -> None:
         """Call ``then`` once no call uses a buffer: now, or when that call ends."""
-        call = self._calls.get(_address(buffer)) if self._calls else None
+        call = self._by_address.get(_address(buffer)) if self._by_address else None
         if call is None:
             then()
         else:

@@ -8,7 +8,6 @@ any more the moment it has to go, whenever its file goes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import ReadChunk
 from services.storage.core.chunk_index import Arrival, ChunkIndex
 from services.storage.core.tier_health import TierHealth
-from services.storage.io_threads import IoThreads
+from services.storage.io_threads import Hung, IoThreads
 from services.storage.paced_reads import PacedReads
 from services.storage.removals import Removals
 from services.storage.sparse.part_reading import PartFailure
@@ -341,10 +340,14 @@ class DiskTier:
     async def _put_over(self, arrival: Arrival, blob: memoryview) -> bool:
         """A file that nobody knows of has the name of a chunk: what is in it nobody knows either."""
         key, backend = arrival.key, self.backend
-        with contextlib.suppress(TransportError):
+        try:
             if isinstance(backend, PartialReads) and await self._replace(backend, key, blob):
                 self.directories.removed(key, is_gone=True)
                 return True
+        except Hung:
+            raise  # It still reads the blob.
+        except TransportError as error:
+            _log.warning("chunk_not_replaced", chunk=key.path, reason=error.message)
         self.directories.disown(key)
         return await self._put_new(arrival, blob)
 

@@ -313,6 +313,11 @@ class Tiers:
         except TimeoutError:
             _log.warning("heats_not_noted", reason=f"the disk took longer than {LAST_NOTE_S:.0f} s")
 
+    @property
+    def is_hung(self) -> bool:
+        """Whether a thread still waits for a disk that does not answer: it would keep the process from ending."""
+        return self._disk is not None and len(self._disk.directories.abandoned) > 0
+
     def stop(self) -> None:
         """Begin nothing more; what is under way is finished or cut off, and answered."""
         self._stopping.set()
