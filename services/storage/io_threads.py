@@ -33,6 +33,7 @@ class IoThreads:
 
     def __init__(self, depth: int) -> None:
         self.shares: IoShares[asyncio.Future[None]] = IoShares(depth)
+        self._measured = dict.fromkeys(_LANES, 0)
         self._executors = {
             True: ThreadPoolExecutor(depth, thread_name_prefix="io"),
             False: ThreadPoolExecutor(
@@ -80,6 +81,7 @@ class IoThreads:
         for turn in self.shares.give_up():
             if not turn.done():
                 turn.set_exception(TransportError(reason))
+        self._measure()
         self.close()
 
     async def _turn(self, is_urgent: bool) -> None:
@@ -123,8 +125,14 @@ class IoThreads:
                     starting = True
                 else:
                     turn.set_result(None)
+        self._measure()
+
+    def _measure(self) -> None:
+        """What waits at all directories together."""
         for is_urgent, lane in _LANES.items():
-            measures.IO_WAITING.labels(lane).set(self.shares.waiting(is_urgent=is_urgent))
+            waiting = self.shares.waiting(is_urgent=is_urgent)
+            measures.IO_WAITING.labels(lane).inc(waiting - self._measured[is_urgent])
+            self._measured[is_urgent] = waiting
 
 
 async def _ended(call: asyncio.Future[R]) -> None:

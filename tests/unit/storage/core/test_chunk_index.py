@@ -169,6 +169,71 @@ def test_what_a_start_found_is_kept_within_the_quota() -> None:
     assert index.keys(geometry=GEOMETRY) == [_key(2), _key(3)]
 
 
+def _find(index: ChunkIndex, number: int, above: int | None = None, *, heat: float | None = None) -> bool:
+    parent = None if above is None else _key(above)
+    return index.found(ChunkEntry(_key(number), 10, 0 if above is None else 1, parent, heat), 0.0)
+
+
+def test_nothing_that_is_found_goes_before_everything_is() -> None:
+    """What continues it may be found last, and keeps it then."""
+    index = ChunkIndex(20)
+    index.search()
+    _find(index, 1)
+    _find(index, 2, heat=3.0)
+    has_gone_before = _save(index, 9, value=50.0)
+    _find(index, 3, 1, heat=4.0)
+    index.searched()
+
+    assert has_gone_before is None
+    assert index.shrink() == (_key(2),)
+
+
+def test_what_is_found_without_what_it_continues_goes_first() -> None:
+    """However hot it is, until what it continues is there, in whatever form."""
+    index = ChunkIndex(100)
+    _find(index, 1)
+    _find(index, 3, 2, heat=9.0)
+    index.found(ChunkEntry(_key(5, OTHER), 10, 1, _key(4, OTHER), 9.0), 0.0)
+    _find(index, 4)
+
+    assert index.shrink(30) == (_key(3),)
+    assert index.shrink(20) == (_key(1),)
+
+
+def test_chunks_of_a_directory_that_is_away_count_and_keep_their_places() -> None:
+    """They are not there; what has to go of them takes its room along until the directory is back without it."""
+    index = ChunkIndex(40)
+    for number in range(1, 5):
+        _save(index, number, place=number - 1, above=number - 1 or None)
+    assert index.leave([_key(2), _key(4), _key(9)], "/a") == [_key(2), _key(4)]
+    there, used = index.keys(), index.used
+    victims = _save(index, 5, value=9.0, now_s=1.0)  # Makes 4 go, whose file stays, and 3.
+    back = [_find(index, 2, 1), _find(index, 4, 3)]
+    used_then = index.used
+    index.returned("/a")
+    index.cleared(_key(4))
+
+    assert (there, used) == ([_key(1), _key(3)], 40)
+    assert (victims, back) == ([3], [True, False])
+    assert (used_then, index.used) == (40, 30)
+    assert index.keys() == [_key(1), _key(2), _key(5)]
+
+
+def test_what_a_directory_lost_while_it_was_away_is_gone_with_its_return() -> None:
+    """Whether it was still wanted or not; and a chunk that is away may be saved again."""
+    index = ChunkIndex(100)
+    for number in (1, 2, 3):
+        _save(index, number)
+    index.leave([_key(1), _key(2), _key(3)], "/a")
+    again = _save(index, 1)
+    used = index.used
+    index.returned("/a")
+
+    assert (again, used) == ([], 40)
+    assert (index.keys(), index.used) == ([_key(1)], 10)
+    assert not index.hold(_key(2))
+
+
 def test_a_chunk_is_reserved_once() -> None:
     """Reserving what is there or on its way, and adding what was not reserved, are errors of the storage's own."""
     index = ChunkIndex(100)
