@@ -33,6 +33,7 @@ class IoThreads:
 
     def __init__(self, depth: int) -> None:
         self.shares: IoShares[asyncio.Future[None]] = IoShares(depth)
+        self._why_given_up = ""
         self._measured = dict.fromkeys(_LANES, 0)
         self._executors = {
             True: ThreadPoolExecutor(depth, thread_name_prefix="io"),
@@ -74,10 +75,13 @@ class IoThreads:
                 abandoned.add(call, uses)
         if not call.done():
             raise Hung(f"no answer within {timeout_s} s")
+        if call.cancelled():  # No thread had taken it when the others were given up.
+            raise TransportError("it was not begun")
         return call.result()
 
     def give_up(self, reason: str) -> None:
         """Whoever waits for a turn gets TransportError; start no more calls."""
+        self._why_given_up = reason
         for turn in self.shares.give_up():
             if not turn.done():
                 turn.set_exception(TransportError(reason))
@@ -85,6 +89,8 @@ class IoThreads:
         self.close()
 
     async def _turn(self, is_urgent: bool) -> None:
+        if self._why_given_up:
+            raise TransportError(self._why_given_up)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.shares.ask(turn, is_urgent=is_urgent)
         self._start_due()
