@@ -24,7 +24,7 @@ from services.storage.io_threads import Hung, IoThreads
 from services.storage.paced_reads import PacedReads
 from services.storage.removals import Removals
 from services.storage.sparse.part_reading import PartFailure
-from services.storage.used_directories import UsedDirectories
+from services.storage.used_directories import OWN_SHARE, UsedDirectories
 from shared import logs
 from shared.errors import CapacityError, IntegrityError, NotFound, ThermoclineError, TransportError
 from shared.messages.storage_plans import DiskQuota
@@ -355,7 +355,7 @@ class DiskTier:
         key = arrival.key
         return await self.directories.run(
             self.directories.next(arrival.place),
-            lambda: self.backend.put(key, blob, stripe=arrival.place, timeout_s=WRITE_TIMEOUT_S),
+            lambda: self.backend.put(key, blob, stripe=arrival.place, timeout_s=OWN_SHARE * WRITE_TIMEOUT_S),
             is_urgent=False,
             timeout_s=WRITE_TIMEOUT_S,
             uses=(blob,),
@@ -364,7 +364,7 @@ class DiskTier:
     async def _replace(self, backend: PartialReads, key: ChunkKey, blob: memoryview) -> bool:
         return await self.directories.run(
             self.directories.of(key),
-            lambda: backend.replace(key, blob, timeout_s=WRITE_TIMEOUT_S),
+            lambda: backend.replace(key, blob, timeout_s=OWN_SHARE * WRITE_TIMEOUT_S),
             is_urgent=False,
             timeout_s=WRITE_TIMEOUT_S,
             uses=(blob,),

@@ -8,6 +8,7 @@ not be deleted count until they are gone. A tier that has no directories uses th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
@@ -21,6 +22,12 @@ from shared.errors import ThermoclineError, TransportError
 
 JUDGE_S = 10.0
 DELETE_S = 30.0
+"""For some files at once."""
+
+OWN_SHARE = 0.9
+"""Part of its time after which a call begins nothing more by itself: one that is only slow ends before it counts as one
+that hangs.
+"""
 
 UNDELETED_AT_ONCE = 1024
 """Files that could not be deleted, of which it is tried once more at a time."""
@@ -93,7 +100,7 @@ class UsedDirectories:
             try:
                 judged = await self.run(
                     where,
-                    lambda: directories.unreadable(key, reason, timeout_s=JUDGE_S),
+                    lambda: directories.unreadable(key, reason, timeout_s=OWN_SHARE * JUDGE_S),
                     is_urgent=True,
                     timeout_s=JUDGE_S,
                 )
@@ -178,10 +185,15 @@ class UsedDirectories:
 
 def _delete_all(backend: ChunkBackend, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
     set_aside = backend.quarantine if isinstance(backend, Quarantining) else backend.delete
+    deadline_s = time.monotonic() + OWN_SHARE * DELETE_S
     failed: dict[ChunkKey, str] = {}
     for key, is_bad in batch.items():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            failed[key] = "the disk took too long"
+            continue
         try:
-            (set_aside if is_bad else backend.delete)(key, timeout_s=DELETE_S)
+            (set_aside if is_bad else backend.delete)(key, timeout_s=left_s)
         except (ThermoclineError, OSError) as error:
             failed[key] = str(error)
     return failed

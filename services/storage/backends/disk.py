@@ -23,7 +23,7 @@ from services.storage.backends.blob_names import entry_in
 from services.storage.backends.disk_directory import DiskDirectory
 from services.storage.backends.file_calls import FileCalls
 from services.storage.backends.heat_file import NotedHeats, pack_heats
-from services.storage.backends.key_locks import KeyLocks
+from services.storage.backends.key_locks import Holding, KeyLocks
 from shared import logs
 from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, TransportError
 
@@ -109,10 +109,10 @@ class DiskBackend:
         if not blob.nbytes or blob.nbytes % BLOCK_BYTES:
             raise InvalidRequest(f"a blob of {blob.nbytes} bytes is not whole blocks")
         deadline_s = time.monotonic() + timeout_s
-        with self._keys.hold(key, deadline_s):
+        with self._keys.hold(key, deadline_s) as holding:
             if self._find(key) is not None:
                 return False
-            directory = self._write(key, blob, stripe, deadline_s)
+            directory = self._write(key, blob, stripe, deadline_s, holding)
             with self._lock:
                 if directory not in self.directories:
                     raise TransportError(f"directory {directory.path} was left out meanwhile")
@@ -145,10 +145,11 @@ class DiskBackend:
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.PartialReads`."""
         deadline_s = time.monotonic() + timeout_s
-        with self._keys.hold(key, deadline_s):
+        with self._keys.hold(key, deadline_s) as holding:
             place = self._find(key)
             if place is None or place.nbytes != blob.nbytes:
                 return False
+            holding.where = place.directory
             # In its own directory, whichever that is: a name must not be in two.
             place.directory.replace(key.path, blob, deadline_s)
             return True
@@ -190,7 +191,7 @@ class DiskBackend:
         path = place.directory.path
         if not self._can_be_read(place.directory, key, deadline_s):
             return Unreadable(directory=path, keys=self.leave(path, reason))
-        with self._keys.hold(key, deadline_s):
+        with self._keys.hold(key, deadline_s, place.directory):
             if self._find(key) is not place:
                 return Unreadable()
             left_bytes = 0
@@ -199,8 +200,7 @@ class DiskBackend:
             except (CapacityError, TransportError) as error:
                 left_bytes = place.nbytes
                 self._note_failing(place.directory, error.message)
-            with self._lock:
-                self._places.pop(key, None)
+            self._drop(key, place)
             return Unreadable(left_bytes=left_bytes)
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
@@ -215,6 +215,7 @@ class DiskBackend:
                 del self._places[key]
             self.failing.pop(directory.path, None)
             self._noted.pop(directory, None)
+        self._keys.let_go(directory)
         self._leave_out(path, reason)
         closing = threading.Thread(target=directory.close, name="leave directory", daemon=True)
         closing.start()
@@ -368,13 +369,16 @@ class DiskBackend:
             _log.error("disk_directory_left_out", path=path, reason=reason)
         self.left_out[path] = reason
 
-    def _write(self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float) -> DiskDirectory:
+    def _write(
+        self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float, holding: Holding
+    ) -> DiskDirectory:
         """Write to the directory whose turn it is, or to the next that can take it; last to those that fail.
 
         Raises CapacityError where one of them is only full.
         """
         failure: CapacityError | TransportError | None = None
         for directory in self._in_turn(stripe):
+            holding.where = directory
             try:
                 directory.put(key.path, blob, deadline_s)
             except (CapacityError, TransportError) as error:
@@ -427,22 +431,27 @@ class DiskBackend:
             return self._places.get(key)
 
     def _remove(self, key: ChunkKey, timeout_s: float, how: Callable[[DiskDirectory, str], bool]) -> bool:
-        with self._keys.hold(key, time.monotonic() + timeout_s):
+        with self._keys.hold(key, time.monotonic() + timeout_s) as holding:
             place = self._find(key)
             if place is None:
                 return False
+            holding.where = place.directory
             is_gone = how(place.directory, key.path)
-            with self._lock:
-                self._places.pop(key, None)
+            self._drop(key, place)
             return is_gone
+
+    def _drop(self, key: ChunkKey, place: _Place) -> None:
+        """The file of a chunk is gone; it may be elsewhere already, if that took so long that it was left out."""
+        with self._lock:
+            if self._places.get(key) is place:
+                del self._places[key]
 
     def _forget(self, key: ChunkKey, place: _Place, deadline_s: float) -> None:
         """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
-        with self._keys.hold(key, deadline_s):
+        with self._keys.hold(key, deadline_s, place.directory):
             if self._find(key) is place and not place.directory.head(key.path, 1)[1]:
                 _log.warning("chunk_vanished", chunk=key.path, directory=place.directory.path)
-                with self._lock:
-                    self._places.pop(key, None)
+                self._drop(key, place)
 
     def _entry(self, key: ChunkKey) -> ChunkEntry | None:
         """The chunk's line of the inventory; None if it is gone or not sound. Where it belongs is said once, when its

@@ -84,6 +84,13 @@ async def _filled(backend: DiskBackend) -> DiskTier:
     return tier
 
 
+def aligned_copy(blob: memoryview) -> memoryview:
+    """The same bytes in another buffer: the first is in use."""
+    copy = aligned(blob.nbytes)
+    copy[:] = blob
+    return copy
+
+
 async def _held(calls: Hanging, count: int) -> None:
     for _ in range(count):
         assert await asyncio.to_thread(calls.held.acquire, True, 20.0)
@@ -132,6 +139,27 @@ async def test_who_is_cut_off_does_not_wait_for_a_hung_directory(paths: list[str
 
     assert taken == 1
     assert buffers.taken == 0
+    backend.close()
+
+
+async def test_a_write_that_hangs_fails_and_the_next_goes_elsewhere(
+    paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits no longer than a write may take; what it was to write is not there, and can be written anew."""
+    backend = DiskBackend(paths, calls=calls)
+    tier = await _filled(backend)
+    (chunk,) = make_chain(1, seed=2)
+    calls.hung = paths[0]
+    monkeypatch.setattr(disk_tier, "WRITE_TIMEOUT_S", 0.01)
+    hung = await tier.write(Arrival(chunk.key, NBYTES, 0, None), chunk.blob)
+    monkeypatch.setattr(disk_tier, "WRITE_TIMEOUT_S", 30.0)
+    tier.works()
+    again = await tier.write(Arrival(chunk.key, NBYTES, 0, None), aligned_copy(chunk.blob))
+
+    assert (hung.outcome, chunk.key in tier, again.outcome) == ("failed", True, "stored")
+    assert list(backend.left_out) == [paths[0]]
+    assert backend.place_of(chunk.key)[0] == paths[1]
+    calls.gate.set()
     backend.close()
 
 
