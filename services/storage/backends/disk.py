@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, Unreadable, check_ranges
@@ -24,6 +25,7 @@ from services.storage.backends.disk_directory import DiskDirectory
 from services.storage.backends.file_calls import FileCalls
 from services.storage.backends.heat_file import NotedHeats, pack_heats
 from services.storage.backends.key_locks import Holding, KeyLocks
+from services.storage.backends.opening import open_in_time
 from shared import logs
 from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, TransportError
 
@@ -84,7 +86,6 @@ class DiskBackend:
         self._keys = KeyLocks()
         self._places: dict[ChunkKey, _Place] = {}
         self._is_direct_wanted = is_direct_wanted
-        self._open_s = open_s
         self._is_closed = False
         self.left_out: dict[str, str] = {}
         """Directories that are not used, and why."""
@@ -94,7 +95,8 @@ class DiskBackend:
         self._noted: dict[DiskDirectory, NotedHeats] = {}  # Until they are noted again.
         try:
             for path in paths:
-                self._take_in_time(path, on_found)
+                if not open_in_time(partial(self._take, path), on_found, open_s):
+                    self._leave_out(path, f"directory {path} does not answer")
         except BaseException:
             self._release()
             raise
@@ -294,35 +296,6 @@ class DiskBackend:
             self._is_closed = True
             self._places.clear()
         self._release()
-
-    def _take_in_time(self, path: str, on_found: Callable[[int], None]) -> None:
-        """Begin to use a directory, or leave it out: also if it does not answer."""
-        heard_s = time.monotonic()
-        is_late = False
-        failures: list[BaseException] = []
-
-        def heard(chunks: int) -> None:
-            nonlocal heard_s
-            if is_late:
-                raise TransportError("it answered too late")
-            heard_s = time.monotonic()
-            on_found(chunks)
-
-        def take() -> None:
-            try:
-                self._take(path, heard)
-            except BaseException as error:
-                failures.append(error)
-
-        taking = threading.Thread(target=take, name="open directory", daemon=True)
-        taking.start()
-        while taking.is_alive() and (left_s := heard_s + self._open_s - time.monotonic()) > 0:
-            taking.join(left_s)
-        is_late = taking.is_alive()
-        if is_late:
-            self._leave_out(path, f"directory {path} does not answer")
-        for failure in failures:
-            raise failure
 
     def _take(self, path: str, on_found: Callable[[int], None] = lambda chunks: None) -> DiskDirectory | None:
         """Begin to use a directory; None, and it is left out, if that cannot be."""
