@@ -35,13 +35,14 @@ class HeatNotes:
             await self.note()
 
     async def note(self) -> None:
-        """Note now, unless not everything has been found yet: then what was noted last is better."""
-        backend, start = self._disk.backend, self._warm_start
-        if not isinstance(backend, Directories) or not start.is_over.is_set() or start.is_searching:
+        """Note now, but for directories in which not everything was found yet: there what was noted last is better."""
+        backend = self._disk.backend
+        if not isinstance(backend, Directories):
             return
+        paths = [path for path in backend.paths() if self._warm_start.is_known(path)]
         heats, now_s = self._disk.index.heats(), self._disk.now_s()
         of_all = await asyncio.to_thread(heats, now_s)
-        await asyncio.gather(*(self._note(backend, path, of_all) for path in backend.paths()))
+        await asyncio.gather(*(self._note(backend, path, of_all) for path in paths))
 
     async def _note(self, backend: Directories, path: str, heats: dict[ChunkKey, float]) -> None:
         try:

@@ -57,7 +57,9 @@ class UsedDirectories:
         count = len(self._directories.paths()) + len(self._directories.left_out) if self._directories else 0
         self._threads = DiskThreads(common, count)
         self.abandoned = self._threads.abandoned
-        self._judging: dict[str, asyncio.Lock] = {}  # What a failed read means, one after the other of a directory.
+        # What a failed read means, one after the other: between a directory's leaving and the index's knowing of it
+        # nobody must take what is away for what is gone.
+        self._settling = asyncio.Lock()
         self._undeleted: dict[ChunkKey, None] = {}
         self._left: list[ChunkKey] = []
 
@@ -85,27 +87,29 @@ class UsedDirectories:
         try:
             return await self._threads.run(where, function, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses)
         except Hung as error:
-            if self._directories is not None and where:
-                reason = f"directory {where}: {error.message}"
-                self._note_left(await asyncio.to_thread(self._directories.leave, where, reason), where, reason)
+            async with self._settling:
+                await self._leave(where, error.message)
             raise
 
     async def unreadable(self, key: ChunkKey, reason: str) -> None:
         """A chunk could not be read: find out whether it alone is bad, and do without what is."""
         directories = self._directories
-        async with self._judge(key):
+        async with self._settling:
             if key not in self._index or directories is None:
                 return
             where = self.of(key)
             try:
-                judged = await self.run(
+                judged = await self._threads.run(
                     where,
                     lambda: directories.unreadable(key, reason, timeout_s=OWN_SHARE * JUDGE_S),
                     is_urgent=True,
                     timeout_s=JUDGE_S,
                 )
+            except Hung as error:
+                await self._leave(where, error.message)
+                return
             except TransportError:
-                return  # It hangs, and is left out; or the tier is closed.
+                return  # The tier is closed.
             if judged.directory:
                 self._note_left(judged.keys, judged.directory, reason)
             elif self._index.forget(key):
@@ -114,7 +118,7 @@ class UsedDirectories:
 
     async def vanished(self, key: ChunkKey) -> bool:
         """A chunk was not found: forget it. False if it was not there, or is away with its directory."""
-        async with self._judge(key):
+        async with self._settling:
             return self._index.forget(key)
 
     def take_left(self) -> list[ChunkKey]:
@@ -174,8 +178,10 @@ class UsedDirectories:
         except TransportError as error:
             return dict.fromkeys(batch, error.message)
 
-    def _judge(self, key: ChunkKey) -> asyncio.Lock:
-        return self._judging.setdefault(self.of(key), asyncio.Lock())
+    async def _leave(self, where: str, reason: str) -> None:
+        if self._directories is not None and where in self._directories.paths():
+            keys = await asyncio.to_thread(self._directories.leave, where, f"directory {where}: {reason}")
+            self._note_left(keys, where, reason)
 
     def _note_left(self, keys: Sequence[ChunkKey], where: str, reason: str) -> None:
         self._left += self._index.leave(keys, where)

@@ -28,11 +28,11 @@ class WarmStart:
         self._disk = disk
         self._events = events
         self._searching = 0
+        self._looked_through: dict[str, None] = {}
 
-    @property
-    def is_searching(self) -> bool:
-        """Whether more may be found now."""
-        return self._searching > 0
+    def is_known(self, path: str) -> bool:
+        """Whether everything in a directory was found since it was taken last."""
+        return path in self._looked_through
 
     async def scan(self) -> None:
         """Find everything that the disk holds, and keep within the quota. A directory that fails on the way is used as
@@ -56,6 +56,7 @@ class WarmStart:
         Returns whether it is in use. It may take as long as the directory hangs.
         """
         await self.is_over.wait()
+        self._looked_through.pop(path, None)
         # Without a bound: whoever looks after it has it tried once at a time.
         if not await self._disk.directories.run(path, lambda: backend.retake(path), is_urgent=False, timeout_s=None):
             return False
@@ -85,6 +86,7 @@ class WarmStart:
             ):
                 self._disk.found(batch)
                 found += [entry.key for entry in batch]
+            self._looked_through[where] = None
         except (ThermoclineError, OSError) as error:
             _log.warning("disk_not_listed", directory=where, found=len(found), reason=str(error))
         return found

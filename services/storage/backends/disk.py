@@ -69,12 +69,11 @@ class DiskBackend:
         is_direct_wanted: bool = True,
         calls: FileCalls | None = None,
         on_found: Callable[[int], None] = lambda chunks: None,
-        open_s: float = OPEN_S,
     ) -> None:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
-        ``on_found`` is told of chunks as they are found here, by their number. A directory that says nothing for
-        ``open_s`` seconds is left out.
+        ``on_found`` is told of chunks as they are found here, by their number.
+        A directory of which nothing is heard for ``OPEN_S`` seconds is left out.
 
         Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
         ConfigError for one that is named twice.
@@ -95,7 +94,7 @@ class DiskBackend:
         self._noted: dict[DiskDirectory, NotedHeats] = {}  # Until they are noted again.
         try:
             for path in paths:
-                if not open_in_time(partial(self._take, path), on_found, open_s):
+                if not open_in_time(partial(self._take, path), on_found, OPEN_S):
                     self._leave_out(path, f"directory {path} does not answer")
         except BaseException:
             self._release()

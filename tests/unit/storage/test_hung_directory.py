@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from services.storage import disk_tier
+from services.storage.backends import disk
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.file_calls import FileCalls
+from services.storage.backends.opening import Heard, open_in_time
 from services.storage.buffers import Buffers
 from services.storage.chunk_keys import NoCipher
 from services.storage.chunk_reading import VerifiedRead
@@ -184,7 +186,7 @@ async def test_a_directory_that_does_not_answer_is_left_out_until_it_does(
     faults, used = list(watch.faults()), tier.index.used
     others = [await tier.read(chunk.key, READ, aligned(NBYTES)) for chunk in CHAIN[1::2]]
     calls.gate.set()
-    while backend.left_out or start.is_searching or CHAIN[0].key not in tier:
+    while not start.is_known(paths[0]):
         await watch.look()
     again = [await tier.read(chunk.key, READ, aligned(NBYTES)) for chunk in CHAIN]
 
@@ -197,15 +199,19 @@ async def test_a_directory_that_does_not_answer_is_left_out_until_it_does(
     backend.close()
 
 
-def test_a_directory_that_hangs_at_the_start_is_left_out(paths: list[str], calls: Hanging) -> None:
+def test_a_directory_that_hangs_at_the_start_is_left_out(
+    paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others serve; opened too late, it is let go, so that it can be taken like any that comes back."""
     first = DiskBackend(paths)
     for place, chunk in enumerate(CHAIN):
         first.put(chunk.key, chunk.blob, stripe=place, timeout_s=10.0)
     first.close()
+    silences_s = iter((0.01, 60.0))  # Only the first one is to be too slow, on whatever machine.
+    monkeypatch.setattr(disk, "open_in_time", lambda opening, told, _: open_in_time(opening, told, next(silences_s)))
     calls.hung = paths[0]
 
-    backend = DiskBackend(paths, calls=calls, open_s=0.01)
+    backend = DiskBackend(paths, calls=calls)
     left_out = dict(backend.left_out)
     calls.gate.set()
     while not backend.retake(paths[0]):
@@ -215,3 +221,30 @@ def test_a_directory_that_hangs_at_the_start_is_left_out(paths: list[str], calls
     assert "does not answer" in left_out[paths[0]]
     assert sorted(entry.place for entry in backend.entries()) == list(range(16))
     backend.close()
+
+
+def test_what_tells_of_progress_has_its_time() -> None:
+    """Each word counts, errors are raised, and who comes too late hears of it."""
+    told: list[int] = []
+    gate, heard = threading.Event(), threading.Event()
+    late: list[str] = []
+
+    def hangs(say: Heard) -> None:
+        assert gate.wait(60.0)
+        try:
+            say(1)
+        except TransportError as error:
+            late.append(error.message)
+        heard.set()
+
+    def fails(say: Heard) -> None:
+        say(7)
+        raise TransportError("broken")
+
+    with pytest.raises(TransportError, match="broken"):
+        open_in_time(fails, told.append, 60.0)
+    is_over = open_in_time(hangs, told.append, 0.01)
+    gate.set()
+    assert heard.wait(60.0)
+
+    assert (told, is_over, late) == ([7], False, ["it answered too late"])
