@@ -20,12 +20,16 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 async def test_a_full_disk_that_restarts_keeps_beginnings(paths: list[str]) -> None:
-    """What has to go for newcomers is the ends of sequences: all that is left of the old can be used."""
+    """What has to go for newcomers is the ends of sequences, and what leads to a hot end stays: all that is left of the
+    old can be used.
+    """
     old = [make_chain(16, seed=seed) for seed in range(8)]
     quota = 8 * 16 * NBYTES
     async with running(paths, quota) as node:
         for chain in old:
             await node.save(chain)
+        for chain in old[:3] * 9:
+            node.tier.index.touch([chunk.key for chunk in chain[12:]], 12, chain[11].key, node.tier.now_s())
     async with running(paths, quota) as node:
         for seed in range(100, 105):
             assert set(await node.save(make_chain(16, seed=seed), value=2.0)) == {"stored"}
