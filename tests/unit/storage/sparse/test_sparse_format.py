@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from services.storage.backends import BLOCK_BYTES, ChunkEntry
 from services.storage.backends.blob_names import entry_in
 from services.storage.chunk_keys import NoCipher
+from services.storage.sparse.format import SparseHeader
 from services.storage.sparse.layout import SparseLayout
-from services.storage.sparse.making import areas
+from services.storage.sparse.making import areas, complete
 from services.storage.sparse.verification import verify_copy
 from shared.errors import IntegrityError, InvalidRequest, KeyMissing
 from shared.ids import key_digest
@@ -138,3 +139,16 @@ def test_a_sealed_copy_opens_with_its_key_alone() -> None:
         assert caught.value.code == "wrong_key"
     with pytest.raises(KeyMissing):
         verify_copy(blob, key, LAYOUT, cipher=NoCipher(), key_id=ALICE)
+
+
+def test_a_copy_says_where_its_chunk_belongs() -> None:
+    """As its chunk does; one of a release that did not say so is still read, and has no place."""
+    first, second = make_chain(2, seed=3, geometry=LAYOUT.geometry)
+    blob = copy_of(second)
+    named = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
+    header = SparseHeader(namespace=second.header.namespace, identity=second.header.identity, layout=LAYOUT)
+    complete(blob, header, np.arange(LAYOUT.tokens, dtype=np.uint32), CIPHER)
+    unnamed = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
+
+    assert named == ChunkEntry(copy_key(second), blob.nbytes, 1, copy_key(first))
+    assert unnamed == ChunkEntry(copy_key(second), blob.nbytes)
