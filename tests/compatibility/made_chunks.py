@@ -111,7 +111,12 @@ def _facts(chunk: MadeChunk, key_id: str, *, payload: str) -> ChunkFacts:
 def _sparse_copy(chunk: MadeChunk, key_id: str) -> tuple[bytes, ChunkFacts]:
     layout = SparseLayout.of(chunk.header.geometry, block_tokens=_BLOCK_TOKENS)
     header = SparseHeader(
-        namespace=chunk.header.namespace, identity=chunk.header.identity, layout=layout, key_id=key_id
+        namespace=chunk.header.namespace,
+        identity=chunk.header.identity,
+        layout=layout,
+        key_id=key_id,
+        depth=chunk.header.depth,
+        parent=chunk.header.parent,
     )
     blob = aligned(header.blob_bytes)
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)

@@ -112,7 +112,14 @@ class SparseCopies:
             return None
         place = header.depth // self._layout.tokens
         above = key_above(header.namespace, header.parent, header.depth, self._layout.shape)
-        sparse = SparseHeader(namespace=header.namespace, identity=header.identity, layout=self._layout, key_id=key_id)
+        sparse = SparseHeader(
+            namespace=header.namespace,
+            identity=header.identity,
+            layout=self._layout,
+            key_id=key_id,
+            depth=header.depth,
+            parent=header.parent,
+        )
         copy = SparseCopy(Arrival(key, sparse.blob_bytes, place, above, value), sparse, buffer)
         self._under_way[key] = copy
         payload = payload_view(blob, self._layout.geometry)
@@ -197,4 +204,4 @@ class SparseCopies:
 
     def _end(self, copy: SparseCopy) -> None:
         del self._under_way[copy.arrival.key]
-        self._staging.give_back(copy.buffer)
+        self._disk.directories.abandoned.when_free(copy.buffer, lambda: self._staging.give_back(copy.buffer))

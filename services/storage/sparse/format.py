@@ -26,6 +26,7 @@ import xxhash
 from services.storage.backends import ChunkKey
 from services.storage.sparse.layout import CHECKSUM_BYTES, FIXED_BYTES, MAPPING_BYTES, SEAL_BYTES, VERSION, SparseLayout
 from shared.errors import IntegrityError
+from shared.ids import DIGEST_BYTES
 from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCSPARSE"
@@ -33,22 +34,26 @@ CHECKSUM = "xxh3_64"
 IS_SEALED = 1  # The only flag of version 1.
 
 # magic, version, header bytes, blob bytes, flags, tokens, probe heads, block tokens, geometry (layers, heads, head_dim,
-# page_size), dtype, namespace, identity, key id, checksum's name, zeros. Then come the checksum of the tables, and that
-# of all of this.
-_FIELDS = struct.Struct("<8sIIQIIIIIIII16s16s16s32s16s88s")
-_SPARE_BYTES = 88
+# page_size), dtype, namespace, identity, key id, checksum's name, depth and parent (zeros where they are not said),
+# zeros. Then come the checksum of the tables, and that of all of this.
+_FIELDS = struct.Struct("<8sIIQIIIIIIII16s16s16s32s16sQ16s64s")
+_SPARE_BYTES = 64
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = FIXED_BYTES - _CHECKSUM.size
 _VERSION = struct.Struct("<I")
 
 
 class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The fixed header. ``key_id`` is "" where the copy is not sealed."""
+    """The fixed header. ``key_id`` is "" where the copy is not sealed, ``parent`` zeros where its place is unknown."""
 
     namespace: str
     identity: bytes
     layout: SparseLayout
     key_id: str = ""
+    depth: int = 0
+    """Tokens from the root to the first of the chunk."""
+    parent: bytes = bytes(DIGEST_BYTES)
+    """As in the header of the chunk: the page before it, the namespace's root at depth 0."""
 
     @property
     def is_sealed(self) -> bool:
@@ -100,6 +105,8 @@ def fixed_fields(header: SparseHeader) -> bytes:
         header.identity,
         header.key_id.encode(),
         CHECKSUM.encode(),
+        header.depth,
+        header.parent,
         bytes(_SPARE_BYTES),
     )
 
@@ -187,13 +194,20 @@ def _parsed(head: memoryview) -> SparseHeader:
     fields = _FIELDS.unpack_from(head)
     header_bytes, blob_bytes, flags, tokens, probe_heads, block_tokens = fields[2:8]
     layers, kv_heads, head_dim, page_size = fields[8:12]
-    dtype, namespace, identity, key_id, checksum, zeros = fields[12:]
+    dtype, namespace, identity, key_id, checksum, depth, parent, zeros = fields[12:]
     try:
         geometry = KvGeometry(
             layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=_text(dtype)
         )
         layout = SparseLayout(geometry, probe_heads, block_tokens)
-        header = SparseHeader(namespace=namespace.hex(), identity=identity, layout=layout, key_id=_text(key_id))
+        header = SparseHeader(
+            namespace=namespace.hex(),
+            identity=identity,
+            layout=layout,
+            key_id=_text(key_id),
+            depth=depth,
+            parent=parent,
+        )
         is_sound = (
             not geometry.fault()
             and not layout.fault()
@@ -201,6 +215,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             and (header_bytes, blob_bytes) == (header.header_bytes, header.blob_bytes)
             and flags == (IS_SEALED if header.is_sealed else 0)
             and _text(checksum) == CHECKSUM
+            and depth % layout.tokens == 0
             and not any(zeros)
         )
     except UnicodeDecodeError as error:

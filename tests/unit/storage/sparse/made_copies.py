@@ -57,7 +57,12 @@ def copy_of(
 ) -> memoryview:
     """The copy of a chunk, sealed where there is a key, with its rows in another order if one is given."""
     header = SparseHeader(
-        namespace=chunk.header.namespace, identity=chunk.header.identity, layout=layout, key_id=key_id
+        namespace=chunk.header.namespace,
+        identity=chunk.header.identity,
+        layout=layout,
+        key_id=key_id,
+        depth=chunk.header.depth,
+        parent=chunk.header.parent,
     )
     blob, plain = aligned(header.blob_bytes), np.arange(layout.tokens, dtype=np.uint32)
     blob[:] = b"\xa5" * blob.nbytes  # Buffers are used again.

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.storage.backends import BLOCK_BYTES
-from services.storage.backends.blob_names import name_in
+from services.storage.backends import BLOCK_BYTES, ChunkEntry
+from services.storage.backends.blob_names import entry_in
 from services.storage.chunk_keys import NoCipher
+from services.storage.sparse.format import SparseHeader
 from services.storage.sparse.layout import SparseLayout
-from services.storage.sparse.making import areas
+from services.storage.sparse.making import areas, complete
 from services.storage.sparse.verification import verify_copy
 from shared.errors import IntegrityError, InvalidRequest, KeyMissing
 from shared.ids import key_digest
@@ -44,13 +45,13 @@ def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int,
     (chunk,) = make_chain(1, seed=1, geometry=geometry)
     order = None if seed is None else np.random.default_rng(seed).permutation(layout.tokens).tolist()
     blob, key = copy_of(chunk, layout, key_id=key_id, order=order), copy_key(chunk, layout)
-    name = name_in(blob[:BLOCK_BYTES], blob.nbytes)
+    name = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
 
     header, tables = verify_copy(blob, key, layout, cipher=CIPHER, key_id=key_id)
 
     kv = kv_of(chunk)
     probes, rows = areas(blob, layout, is_sealed=bool(key_id))
-    assert (name, header.key, header.layout) == (key, key, layout)
+    assert (name, header.key, header.layout) == (ChunkEntry(key, blob.nbytes, 0), key, layout)
     assert blob.nbytes == layout.blob_bytes(is_sealed=bool(key_id))
     assert blob.nbytes % BLOCK_BYTES == 0
     assert tables.mapping.tolist() == (order or list(range(layout.tokens)))
@@ -138,3 +139,16 @@ def test_a_sealed_copy_opens_with_its_key_alone() -> None:
         assert caught.value.code == "wrong_key"
     with pytest.raises(KeyMissing):
         verify_copy(blob, key, LAYOUT, cipher=NoCipher(), key_id=ALICE)
+
+
+def test_a_copy_says_where_its_chunk_belongs() -> None:
+    """As its chunk does; one of a release that did not say so is still read, and has no place."""
+    first, second = make_chain(2, seed=3, geometry=LAYOUT.geometry)
+    blob = copy_of(second)
+    named = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
+    header = SparseHeader(namespace=second.header.namespace, identity=second.header.identity, layout=LAYOUT)
+    complete(blob, header, np.arange(LAYOUT.tokens, dtype=np.uint32), CIPHER)
+    unnamed = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
+
+    assert named == ChunkEntry(copy_key(second), blob.nbytes, 1, copy_key(first))
+    assert unnamed == ChunkEntry(copy_key(second), blob.nbytes)
