@@ -197,7 +197,7 @@ def step_away(state: CellState, request: Request) -> None:
     request.prefetch.kv = request.sparse.choice = None
     worker.line.cost -= request.place.cost
     request.worker_id, request.place.cost, request.place.uncached = "", 0, 0
-    request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
+    request.prefetch.forget_brought()
     request.prefetch.lacks = StoreLacks()
 
 

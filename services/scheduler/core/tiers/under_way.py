@@ -102,6 +102,9 @@ class Fetch(UnderWay):
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
     is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
+    lender_id: str = ""  # Whose host pool it reads; "" is its own disk or object store.
+    lent_node: int = 0  # The deepest node whose copies are locked there; 0 is none, or none any more,
+    lent_from: int = 0  # and where the highest of them begins, in tokens.
 
 
 NOWHERE = -1
@@ -225,3 +228,4 @@ class Fetching(msgspec.Struct):
     blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
     held: dict[str, int] = {}  # Deepest host copies that waiting requests count on, by request (see :mod:`victims`).
+    lender_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read from other nodes' host memory, as observed.
