@@ -97,8 +97,8 @@ class FetchChunks(Message, frozen=True):
     """Bring a run of whole chunks of one sequence to host memory, in order; answered by ``ChunksFetched``.
 
     ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
-    Each tier is asked in turn, disk first, or the ``lender`` alone. The run ends at the first chunk that none of them has
-    or that fails verification. With form ``hidden`` the pages are of the hidden pool.
+    Each tier is asked in turn, disk first, or the ``lender`` alone. The run ends at the first chunk that none of them
+    has or that fails verification. With form ``hidden`` the pages are of the hidden pool.
     """
 
     fetch_id: int

@@ -5,6 +5,7 @@ Eviction, placement and batch formation all ask here, so that they weigh the sam
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from shared.chunks import chunk_bytes, chunk_tokens
@@ -31,8 +32,8 @@ _RUNNING_TOKENS = 8
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
 """A disk that has brought nothing yet and whose storage names no limit: 1 GB/s."""
 
-UNMEASURED_LENDER_BYTES_PER_US = 1000.0
-"""Another node's memory before anything came from there: what a network of 10 Gbit/s brings."""
+UNMEASURED_LENDER_BYTES_PER_US = inf
+"""Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
 
 
 def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
@@ -127,7 +128,7 @@ def disk_bytes_per_us(storage: Storage) -> float:
 
 
 def lender_bytes_per_us(storage: Storage) -> float:
-    """How fast a storage reads other nodes' host memory, as observed; before that a guess. Does not mutate."""
+    """How fast a storage reads other nodes' host memory, as observed; before that without limit. Does not mutate."""
     return storage.fetching.lender_rate.per_us(UNMEASURED_LENDER_BYTES_PER_US)
 
 

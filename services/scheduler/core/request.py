@@ -10,8 +10,7 @@ from services.scheduler.core.cache.prompt_blocks import PromptBlocks
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
-from services.scheduler.core.store_answers import StoreLacks
-from services.scheduler.core.tiers.under_way import FetchedKv
+from services.scheduler.core.tiers.under_way import FetchedKv, StoreLacks
 from shared.messages.requests import SubmitRequest
 
 

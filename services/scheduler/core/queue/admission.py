@@ -34,9 +34,8 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     span_for,
     sparse_order,
 )
-from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.making_room import make_room
-from services.scheduler.core.tiers.under_way import Load
+from services.scheduler.core.tiers.under_way import Load, StoreLacks
 from services.scheduler.core.waiting.fair_share import serve
 from services.scheduler.core.waiting.waits import (
     announce,

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.cache.residency import lock_host, unlock_host
-from services.scheduler.core.rates import disk_bytes_per_us, has_compute_speed, lender_bytes_per_us, recompute_us
+from services.scheduler.core.rates import (
+    disk_bytes_per_us,
+    has_compute_speed,
+    lender_bytes_per_us,
+    load_us,
+    recompute_us,
+)
 from services.scheduler.core.tiers.under_way import NOWHERE
+from shared.chunks import chunk_pages
 from shared.messages.base import pack_int32
 from shared.messages.storage_plans import Lender
 
@@ -62,7 +69,7 @@ def find_loan(
 
     Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
     """
-    if not storage.shares or request.submit.key_id or request.prefetch.is_loan_over:
+    if not _may_borrow(request, storage):
         return None
     best: Loan | None = None
     least = covered_pages // names.pages_each
@@ -72,6 +79,22 @@ def find_loan(
             if end > (least if best is None else best.end):
                 best = Loan(lender, path, end)
     return best
+
+
+def borrowing(state: CellState, request: Request, worker: Worker, path: Path, covered: int) -> tuple[int, float]:
+    """(Tokens behind ``covered`` others that other nodes could lend a worker, microseconds until they are on its
+    device). Does not mutate.
+    """
+    storage, geometry = state.storage_of(worker), state.geometry
+    if storage is None or geometry is None or not _may_borrow(request, storage):
+        return 0, 0.0
+    page_size, first = state.tree.page_size, covered // state.tree.page_size
+    each = chunk_pages(page_size)
+    ends = [_lent_to(lender, path, first) // each for lender in state.storages.values() if _is_lender(lender, storage)]
+    tokens = max(ends, default=0) * each * page_size - covered
+    if tokens < max(1, state.config.min_prefetch_tokens):
+        return 0, 0.0
+    return tokens, tokens * geometry.token_bytes / lender_bytes_per_us(storage) + load_us(state, worker, tokens)
 
 
 def is_worth_borrowing(
@@ -134,6 +157,10 @@ def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
 def _unlock(state: CellState, lender_id: str, node_id: int, depth: int) -> None:
     for node in list(lent_nodes(state, node_id, depth)):
         unlock_host(state, node, state.storages[lender_id])
+
+
+def _may_borrow(request: Request, storage: Storage) -> bool:
+    return bool(storage.shares) and not request.submit.key_id and not request.prefetch.is_loan_over
 
 
 def _is_lender(other: Storage, storage: Storage) -> bool:
