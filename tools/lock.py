@@ -100,6 +100,9 @@ def make(project: dict[str, Any], home: Path, *, upgrade: bool, root: Path = ROO
         kept.write_text((root / DEV).read_text(encoding="utf-8"), encoding="utf-8")
     keeping = (*universal, "--no-annotate", "--output-file", str(kept))
     compile_requirements(home, "\n".join(requirements_of(project, dev=True)), *keeping)
+    # What others need of them is left out with them.
+    nowhere = home / "nowhere.txt"
+    nowhere.write_text("".join(f"{name}; python_version < '3'\n" for name in UNLOCKED), encoding="utf-8")
     found = {}
     for name in (RUNTIME, DEV):
         asked = [
@@ -107,7 +110,15 @@ def make(project: dict[str, Any], home: Path, *, upgrade: bool, root: Path = ROO
             for text in requirements_of(project, dev=name == DEV)
             if canonicalize_name(Requirement(text).name) not in UNLOCKED
         ]
-        fixed = (*universal, "--generate-hashes", "--no-annotate", "--constraints", str(kept))
+        fixed = (
+            *universal,
+            "--generate-hashes",
+            "--no-annotate",
+            "--constraints",
+            str(kept),
+            "--overrides",
+            str(nowhere),
+        )
         text = compile_requirements(home, "\n".join(asked), *fixed)
         found[name] = _HEADER.format(what=_WHAT[name], digest=digest_line(project)) + _needed(text, project)
     return found

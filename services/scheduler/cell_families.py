@@ -215,6 +215,7 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("promoted_pages", "promoted_pages", "Pages that promotions brought to devices ahead of demand", 1),
     ("fetched_tokens", "fetched_tokens", "Tokens whose KV was brought to host memory from below", 1),
     ("fetched_tokens_remote", "fetched_tokens_remote", "Those of them that came from an object store", 1),
+    ("fetched_tokens_lent", "fetched_tokens_lent", "Those of them that came from another node's host memory", 1),
     ("quarantined_pages", "quarantined_pages", "Host pages taken out of use: identity or checksum was wrong", 1),
     ("sparse_tokens_read", "sparse_tokens_read", "Tokens of prefixes that were read in part", 1),
     ("sparse_prefixes_refused", "sparse_refused", "Prefixes that could not be read in part after all", 1),

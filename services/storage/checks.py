@@ -10,6 +10,7 @@ from pathlib import Path
 
 from services.storage.backends.remote_location import check_transport, parse_remote
 from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
+from services.storage.sharing.parts import is_installed
 from shared.errors import ConfigError
 
 
@@ -26,6 +27,8 @@ def _faults(config: StorageConfig, environ: Mapping[str, str]) -> Iterator[str]:
             check_transport(parse_remote(config.remote).scheme, environ)
         except ConfigError as error:
             yield from error.each()
+    if config.share == "nixl" and not is_installed():
+        yield "--share nixl: NIXL is not installed: pip install 'thermocline[nixl]'"
     if config.keys or DEFAULT_KEY_VARIABLE in environ:
         from services.storage.cipher import open_cipher
 

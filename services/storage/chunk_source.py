@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
-from services.storage.chunk_format import ChunkHeader
+from services.storage.chunk_format import Checksums, ChunkHeader
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.fetch_check import FetchChunk
@@ -43,7 +43,17 @@ class Brought:
     @property
     def blob(self) -> memoryview:
         """As many bytes of the buffer as the chunk has."""
-        return self.buffer[: self.header.nbytes]
+        return self.buffer[: self.nbytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blob."""
+        return self.header.nbytes
+
+    @property
+    def checksums(self) -> Checksums:
+        """uint64 [pages, units]."""
+        return self.header.checksums
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -53,6 +53,10 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
         str, Meta(description="object store: s3://bucket/path, gs://, az:// or file:///directory; empty is none")
     ] = ""
     remote_timeout_ms: Annotated[int, Meta(description="longest wait for one object, retries included", ge=1)] = 5_000
+    share: Annotated[
+        Literal["off", "nixl"],
+        Meta(description="let storages of other nodes read this host memory, and read theirs: off, or by NIXL"),
+    ] = "off"
     io_threads: Annotated[int, Meta(description="chunks that are read or written at once", ge=1, le=256)] = 8
     max_saves: Annotated[int, Meta(description="saves of either form that may wait or run; more are refused", ge=1)] = (
         1024

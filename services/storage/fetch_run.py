@@ -5,19 +5,47 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
+from services.storage.backends import ChunkKey
+from services.storage.chunk_format import Checksums
 from services.storage.chunk_gathering import scatter_chunk
-from services.storage.chunk_source import Brought, ChunkSource, Lost
+from services.storage.chunk_source import Lost
 from services.storage.core.fetch_check import FetchChunk
-from services.storage.core.fetch_progress import FetchProgress
+from services.storage.core.fetch_progress import FetchProgress, Source
 from services.storage.io_threads import IoThreads
 from shared.memory import HostPoolView
 
 READ_AHEAD = 32
 """Chunks of one fetch that are read at once, at the most; no more than there are threads."""
 
-Reading = asyncio.Task[Brought | Lost]
+
+class Arrived(Protocol):
+    """A verified chunk, not sealed, whose pages lie in ``blob``."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def blob(self) -> memoryview: ...
+    @property
+    def checksums(self) -> Checksums: ...
+
+
+class Reads(Protocol):
+    """Where chunks come from (:class:`chunk_source.ChunkSource`, :class:`sharing.lenders.LenderSource`)."""
+
+    async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
+        """An :class:`Arrived`, to be given back by :meth:`finish`, or a :class:`Lost`."""
+        ...
+
+    def finish(self, brought: Any, *, is_promoted: bool) -> None:
+        """Done with it."""
+        ...
+
+
+Reading = asyncio.Task[Arrived | Lost]
 
 
 class FetchRun:
@@ -27,7 +55,7 @@ class FetchRun:
         self,
         chunks: list[FetchChunk],
         progress: FetchProgress,
-        source: ChunkSource,
+        source: Reads,
         threads: IoThreads,
         host: HostPoolView,
         *,
@@ -63,20 +91,19 @@ class FetchRun:
                     self._note(chunk, result)
                     return result.error
                 await self._put(chunk, result)
-                if self._progress.arrived(result.source, result.header.nbytes):
+                if self._progress.arrived(result.source, result.nbytes):
                     await report()
         finally:
             await self._end(ahead)
         return ""
 
-    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Lost]:
+    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Arrived | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
-    async def _put(self, chunk: FetchChunk, brought: Brought) -> None:
+    async def _put(self, chunk: FetchChunk, brought: Arrived) -> None:
         is_put = False
         try:
-            checksums = brought.header.checksums
-            await self._threads.run(True, scatter_chunk, chunk, brought.blob, checksums, self._host)
+            await self._threads.run(True, scatter_chunk, chunk, brought.blob, brought.checksums, self._host)
             is_put = True
         finally:
             self._source.finish(brought, is_promoted=is_put and brought.source == "remote")

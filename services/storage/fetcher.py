@@ -16,13 +16,14 @@ from services.storage import measures
 from services.storage.chunk_source import ChunkSource
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.fetch_progress import FetchProgress
-from services.storage.fetch_run import FetchRun
+from services.storage.fetch_run import FetchRun, Reads
 from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.sharing.lenders import Lenders
 from services.storage.tier_events import TierEvents
 from shared import logs
-from shared.errors import ThermoclineError
+from shared.errors import InvalidRequest, ThermoclineError
 from shared.messages.pools import ChunkForm, form_name
 from shared.messages.storage_plans import FetchChunks
 from shared.tracing import Tracer
@@ -44,6 +45,7 @@ class _Fetch:
     after: tuple[int, ...]  # Reads of its host pages that were ordered before it.
     started_s: float
     deadline_s: float
+    source: Reads
     bringing: asyncio.Task[str] | None = None
     ending: str = ""  # Why it was cut off.
 
@@ -56,6 +58,7 @@ class FetchTotals:
     failed: int = 0
     disk_chunks: int = 0
     remote_chunks: int = 0
+    lent_chunks: int = 0
     nbytes: int = 0
 
 
@@ -74,6 +77,7 @@ class Fetcher:
         max_fetches: int = MAX_FETCHES,
         clock_s: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
+        lenders: Lenders | None = None,
     ) -> None:
         self.totals = FetchTotals()
         self._form = form
@@ -85,6 +89,7 @@ class Fetcher:
         self._max_fetches = max_fetches
         self._clock_s = clock_s
         self._tracer = tracer
+        self._lenders = lenders
         self._fetches: dict[int, _Fetch] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(min(AT_ONCE, threads.shares.depth))
@@ -100,6 +105,7 @@ class Fetcher:
             return
         try:
             chunks = self._pools.check_fetch(order)
+            source = self._source_of(order, chunks)
         except ThermoclineError as error:
             await self._refuse(order, error.message)
             return
@@ -115,10 +121,12 @@ class Fetcher:
             self._gate.write_ordered(pages),
             now_s,
             now_s + order.deadline_ms / 1000,
+            source,
         )
         self._fetches[order.fetch_id] = fetch
         measures.FETCHES.inc()
-        self._source.touch(chunks)
+        if order.lender is None:
+            self._source.touch(chunks)
         self._tasks[order.fetch_id] = asyncio.create_task(self._run(fetch), name=f"fetch-{order.fetch_id}")
 
     def cancel(self, fetch_id: int, reason: str = "cancelled") -> None:
@@ -136,6 +144,14 @@ class Fetcher:
         for fetch_id in list(self._fetches):
             self.cancel(fetch_id, reason)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _source_of(self, order: FetchChunks, chunks: list[FetchChunk]) -> Reads:
+        """Where a fetch reads from. Raises InvalidRequest for a lender of no use."""
+        if order.lender is None:
+            return self._source
+        if self._lenders is None:
+            raise InvalidRequest("this storage does not read other nodes' memory: --share is off")
+        return self._lenders.source(order.lender, chunks)
 
     async def _run(self, fetch: _Fetch) -> None:
         error = ""
@@ -161,7 +177,7 @@ class Fetcher:
             run = FetchRun(
                 fetch.chunks,
                 fetch.progress,
-                self._source,
+                fetch.source,
                 self._threads,
                 self._pools.pool(self._form),
                 key_id=fetch.order.key_id,
@@ -184,6 +200,7 @@ class Fetcher:
         self.totals.failed += bool(error)
         self.totals.disk_chunks += progress.disk_chunks
         self.totals.remote_chunks += progress.remote_chunks
+        self.totals.lent_chunks += progress.lent_chunks
         self.totals.nbytes += progress.nbytes
         # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
         progress.missing += self._source.take_lost()
@@ -209,6 +226,7 @@ def _record(tracer: Tracer, fetch: _Fetch, form: ChunkForm, seconds: float, erro
         "chunks": fetch.progress.chunks,
         "disk_chunks": fetch.progress.disk_chunks,
         "remote_chunks": fetch.progress.remote_chunks,
+        "lent_chunks": fetch.progress.lent_chunks,
         "bytes": fetch.progress.nbytes,
         "error": error,
     }

@@ -22,6 +22,7 @@ from services.storage.pools import Pools
 from services.storage.promotions import Promotions
 from services.storage.remote_tier import RemoteTier
 from services.storage.saver import Saver
+from services.storage.sharing.lenders import Lenders
 from services.storage.sparse.parts import SparseParts, make_sparse
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
@@ -44,6 +45,7 @@ class Below:
     keys: ChunkKeys
     events: TierEvents
     tracer: Tracer | None = None
+    lenders: Lenders | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,13 @@ def make_pipelines(
         max_saves=config.max_saves,
     )
     fetcher = Fetcher(
-        form=form, pools=pools, gate=gate, source=source, threads=threads, events=events, tracer=below.tracer
+        form=form,
+        pools=pools,
+        gate=gate,
+        source=source,
+        threads=threads,
+        events=events,
+        tracer=below.tracer,
+        lenders=below.lenders,
     )
     return Pipelines(buffers, source, saver, fetcher, promotions, sparse)

@@ -78,6 +78,7 @@ class StorageShell:
             self._outbox,
             incarnation=incarnation,
             confirm=standing.confirm,
+            bus=bus,
             tracer=tracer,
         )
         self._sparse_calls = SparseCalls(lambda: self._tiers.sparse, config.shm_prefix)
@@ -130,6 +131,9 @@ class StorageShell:
                     subjects.rpc("storage", "sparse", self._config.id), self._sparse_calls.answer, at_once=CALLS_MOST
                 ),
             ]
+            if self._tiers.sharing.pool is not None:
+                subject = subjects.rpc("storage", "pool", self._config.id)
+                calls.append(await self._bus.serve(subject, self._tiers.sharing.pool.answer))
             await self._tiers.first_look()
             await self._join()
             progress.ready()
@@ -181,6 +185,7 @@ class StorageShell:
                 hidden_bytes=self._tiers.hidden_bytes,
                 disk_bytes_per_s=float(config.disk_read_bytes_per_s),
                 keeps_sparse=self._tiers.keeps_sparse,
+                shares=self._tiers.sharing.engine_name,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

@@ -13,6 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
+
 from services.storage.backends import BLOCK_BYTES
 from shared.errors import CapacityError, ConfigError, InvariantViolated
 
@@ -31,7 +34,7 @@ class Staging:
         self.blob_bytes = blob_bytes
         self.buffers = budget_bytes // blob_bytes
         self._changed = threading.Condition()
-        arena = mmap.mmap(-1, self.buffers * blob_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._arena = arena = mmap.mmap(-1, self.buffers * blob_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             arena.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
@@ -47,6 +50,10 @@ class Staging:
         """Buffers in use."""
         with self._changed:
             return len(self._taken)
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """All of it, uint8 and flat: for registering."""
+        return np.frombuffer(self._arena, np.uint8)
 
     def take(self, *, timeout_s: float) -> memoryview:
         """A writable buffer of ``blob_bytes`` bytes, to be given back.

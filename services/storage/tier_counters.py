@@ -59,6 +59,7 @@ def _counters_of(form: ChunkForm, made: Pipelines) -> dict[str, int]:
         "fetches_outstanding": len(made.fetcher),
         "chunks_fetched_disk": fetches.disk_chunks,
         "chunks_fetched_remote": fetches.remote_chunks,
+        "chunks_fetched_lent": fetches.lent_chunks,
         "hidden_chunks_fetched": fetches.disk_chunks + fetches.remote_chunks if is_hidden else 0,
         "bytes_fetched": fetches.nbytes,
     }

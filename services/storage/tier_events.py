@@ -87,6 +87,7 @@ class TierEvents:
                 is_over=is_over,
                 disk_chunks=progress.disk_chunks,
                 remote_chunks=progress.remote_chunks,
+                lent_chunks=progress.lent_chunks,
                 missing=self._pack(progress.missing, form, False),
                 error=error[:MAX_ERROR_LENGTH],
                 nbytes=progress.nbytes,

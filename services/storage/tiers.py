@@ -25,6 +25,7 @@ from services.storage.pipelines import Below, Pipelines, form_of, make_pipelines
 from services.storage.pools import Pools
 from services.storage.remote_tier import RemoteTier
 from services.storage.scrubber import Scrubber
+from services.storage.sharing.parts import Sharing
 from services.storage.sparse.parts import SparseParts
 from services.storage.sparse.reader import SparseReader
 from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
@@ -32,8 +33,9 @@ from services.storage.tier_events import TierEvents
 from services.storage.tier_watch import Fault, TierWatch
 from services.storage.warm_start import WarmStart
 from shared import logs
+from shared.bus.protocol import Bus
 from shared.chunks import geometry_id
-from shared.errors import ConfigError, InvalidRequest, QueueFull
+from shared.errors import ConfigError, InvalidRequest, QueueFull, TransportError
 from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, form_name
@@ -62,6 +64,7 @@ class Tiers:
         *,
         incarnation: str,
         confirm: Callable[[], Awaitable[None]],
+        bus: Bus,
         tracer: Tracer | None = None,
     ) -> None:
         self._config = config
@@ -73,6 +76,7 @@ class Tiers:
         self._cipher = media.cipher
         self._keys = ChunkKeys(media.cipher)
         self._threads = IoThreads(config.io_threads)
+        self.sharing = Sharing(config, bus, pools, self._threads, incarnation)
         pace = PacedReads(config.disk_read_bytes_per_s)
         self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads, pace=pace) if media.disk else None
         self._remote = (
@@ -136,12 +140,15 @@ class Tiers:
     def open(self, geometry: KvGeometry) -> None:
         """There is a pool of this geometry: chunks can come and go, and the scheduler is told what is there."""
         form = form_of(geometry)
-        if form in self._pipelines or self._group is None or not (self._disk or self._remote):
+        lenders = self.sharing.lenders if form == "kv" else None
+        if form in self._pipelines or self._group is None or not (self._disk or self._remote or lenders):
             return
-        below = Below(self._disk, self._remote, self._threads, self._keys, self._events, self._tracer)
+        below = Below(self._disk, self._remote, self._threads, self._keys, self._events, self._tracer, lenders)
         try:
+            if lenders is not None:
+                lenders.open(geometry)
             made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
-        except ConfigError as error:
+        except (ConfigError, TransportError) as error:
             measures.TIER_FAILURES.labels("staging").inc()
             _log.error("tiers_left_out", form=form_name(form), reason=error.message)
             self._why_closed[form] = self._unserved[form] = error.message
@@ -246,6 +253,7 @@ class Tiers:
     def faults(self) -> Iterator[Fault]:
         """What the tiers were asked for and lack now."""
         yield from self._watch.faults()
+        yield from self.sharing.faults()
         for form, reason in self._unserved.items():
             yield f"{form_name(form)} below host memory", reason, "--staging-bytes"
         made = self._pipelines.get("kv")
@@ -302,6 +310,8 @@ class Tiers:
             made.buffers.close()
             if made.sparse is not None:
                 made.sparse.close()
+        if self.sharing.lenders is not None:
+            self.sharing.lenders.close()
         self._threads.close()
         if self._disk is not None:
             self._disk.directories.close()
@@ -323,6 +333,5 @@ class Tiers:
         self._stopping.set()
 
     def _reason(self, form: ChunkForm) -> str:
-        return (
-            self._why_closed[form] if self._disk or self._remote else "this storage has neither disk nor object store"
-        )
+        has_any = self._disk or self._remote or self.sharing.lenders
+        return self._why_closed[form] if has_any else "this storage has neither disk nor object store"

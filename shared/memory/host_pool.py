@@ -119,6 +119,10 @@ class HostPoolView:
         """The bytes of all pages, flat, without the tables. Raises TransportError once the view is closed."""
         return self._segment.array[: self.handle.pages * self.geometry.page_bytes]
 
+    def segment_bytes(self) -> npt.NDArray[np.uint8]:
+        """The whole segment, flat: pages, then identities and checksums. Raises TransportError once closed."""
+        return self._segment.array
+
     def clear(self, page: int | slice | npt.NDArray[np.int32]) -> None:
         """Forget what the page (or pages) held: nothing verifies until it is sealed. The KV bytes stay as they are."""
         self.identities[page] = 0

@@ -26,6 +26,7 @@ class StorageJoined(Message, frozen=True):
     hidden_bytes: int = field(name="state_bytes", default=0)  # Budget of a hidden pool; 0 is none.
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
     keeps_sparse: bool = False  # What its disk holds of KV can be read in part (``shared.messages.sparse_reads``).
+    shares: str = ""  # By which engine storages of other nodes can read its host pool; "" is not at all.
 
 
 class StorageLeft(Message, frozen=True):
@@ -103,6 +104,7 @@ class ChunksFetched(Message, frozen=True):
     error: str = ""
     nbytes: int = 0
     seconds: float = 0.0
+    lent_chunks: int = 0  # Of ``chunks``: read from another node's host memory.
 
 
 class ChunksDropped(Message, frozen=True):

@@ -83,12 +83,22 @@ class SaveChunks(Message, frozen=True):
     quota: DiskQuota | None = None  # Of who owns the namespace; None says nothing of it.
 
 
+class Lender(Message, frozen=True):
+    """A storage of another node whose host pool holds what is fetched: page i in ``pages[i]`` (packed int32), one entry
+    a page of the fetch. Its copies stay where they are until the fetch is over.
+    """
+
+    storage_id: str
+    incarnation: str
+    pages: bytes
+
+
 class FetchChunks(Message, frozen=True):
     """Bring a run of whole chunks of one sequence to host memory, in order; answered by ``ChunksFetched``.
 
     ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
-    Each tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails
-    verification. With form ``hidden`` the pages are of the hidden pool.
+    Each tier is asked in turn, disk first, or the ``lender`` alone. The run ends at the first chunk that none of them
+    has or that fails verification. With form ``hidden`` the pages are of the hidden pool.
     """
 
     fetch_id: int
@@ -101,6 +111,7 @@ class FetchChunks(Message, frozen=True):
     form: ChunkForm = "kv"
     trace: str = ""  # Of the request that it was begun for; "" is not traced.
     quota: DiskQuota | None = None  # As in ``SaveChunks``.
+    lender: Lender | None = None
 
 
 class CancelFetch(Message, frozen=True):

@@ -8,188 +8,23 @@ import asyncio
 import functools
 import os
 import random
-import secrets
 import signal
-import sys
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from shared import subjects
-from shared.bus.nats_bus import connect
-from shared.bus.protocol import Bus
-from shared.codec import decode, encode
-from shared.errors import Unavailable
-from shared.memory import unlink_all
-from shared.memory.segment import SHM_DIRECTORY
-from shared.messages.status import CellStatus, GetInventory, Inventory
 from tests.checkpoints import VOCAB_SIZE
 from tests.conformance.object_stores import S3Place
-from tests.idle import ask_status, settled
 from tests.integration.conftest import Checkpoints
 from tests.integration.decided_load import asked_until, decided_body, differing
+from tests.integration.machines import DOCUMENT_TOKENS, Machines, host_pools, running_machines
 from tests.nats_server import NatsCluster
-from tests.run_name import RUN
-from thermocline.client import Answer, stream_answer
-from thermocline.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-READY_S = 240.0
-DOCUMENT_TOKENS = 256
-PAGE_SIZE = 16
 REQUESTS = 8
 ANSWER_TOKENS = 100
-
-
-class Node:
-    """The processes that one machine has: a storage with its disk, and a worker."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.disk = folder / name
-        self.disk.mkdir()
-        self.shm_prefix = f"{RUN}-{name}-{secrets.token_hex(4)}"
-        self.processes: dict[str, Process] = {}
-
-    def __getitem__(self, kind: str) -> Process:
-        return self.processes[kind]
-
-    @property
-    def leftovers(self) -> list[str]:
-        return [path.name for path in Path(SHM_DIRECTORY).iterdir() if path.name.startswith(self.shm_prefix)]
-
-
-class Machines:
-    """A cell whose processes are started one by one. The scheduler and the gateway are on neither of the nodes."""
-
-    def __init__(self, cluster: NatsCluster, model: Path, bus: Bus, folder: Path, remote: str) -> None:
-        self.cluster, self.model, self.bus = cluster, model, bus
-        self.port = free_port()
-        self._folder = folder
-        self._remote = remote
-        self._all: list[Process] = []
-        self.nodes = {name: Node(name, folder) for name in ("a", "b")}
-
-    async def start(self, module: str, name: str, **settings: Any) -> Process:
-        flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
-        common = ["--nats", ",".join(self.cluster.urls), "--log-level", "info"]
-        with (self._folder / f"{name}-{len(self._all)}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", f"services.{module}", *common, *flags, stdout=log, stderr=log
-            )
-        self._all.append(process)
-        return process
-
-    async def start_centre(self) -> None:
-        """Scheduler and gateway."""
-        await self.start("scheduler", "scheduler", stream_replicas=3, host_writes="through", prefetch_wait="full")
-        await self.start("gateway", "gateway", model=self.model, port=self.port)
-
-    async def start_storage(self, node: Node) -> None:
-        node.processes["storage"] = await self.start(
-            "storage",
-            f"storage-{node.name}",
-            id=f"storage-{node.name}",
-            node=node.name,
-            shm_prefix=node.shm_prefix,
-            host_kv_bytes="16MiB",
-            hidden_bytes=0,
-            disk_dir=node.disk,
-            disk_kv_bytes="64MiB",
-            remote=self._remote,
-        )
-
-    async def start_worker(self, node: Node) -> None:
-        node.processes["worker"] = await self.start(
-            "worker",
-            f"worker-{node.name}",
-            id=f"worker-{node.name}",
-            node=node.name,
-            shm_prefix=node.shm_prefix,
-            model=self.model,
-            dtype="float32",
-            threads=1,
-            page_size=PAGE_SIZE,
-            device_kv_bytes=4_000_000,
-        )
-
-    async def status(self) -> CellStatus | None:
-        try:
-            return await ask_status(self.bus)
-        except Unavailable:
-            return None  # It starts, or the broker elects a leader.
-
-    async def until(self, claim: Callable[[CellStatus], bool]) -> CellStatus:
-        """Wait until the scheduler's status is so."""
-        async with asyncio.timeout(READY_S):
-            while (status := await self.status()) is None or not claim(status):
-                await asyncio.sleep(0.05)
-        return status
-
-    async def ready(self, workers: int) -> None:
-        """Wait until so many workers with pools and storages are there, and the gateway answers."""
-        await self.until(lambda cell: len(cell.workers) == workers and len(_nodes(cell, "host")) == workers)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", trust_env=False) as http:
-            async with asyncio.timeout(READY_S):
-                while not await _is_ready(http):
-                    await asyncio.sleep(0.05)
-
-    async def settle(self, workers: int) -> CellStatus:
-        return await settled(self.status, workers=workers)
-
-    async def uploaded(self, node: Node) -> None:
-        """Wait until all that the storage has saved is in the object store."""
-        subject = subjects.rpc("storage", "inventory", f"storage-{node.name}")
-        async with asyncio.timeout(READY_S):
-            while True:
-                counters = decode(await self.bus.call(subject, encode(GetInventory())), Inventory).counters
-                moving = sum(count for name, count in counters.items() if name.endswith("_outstanding"))
-                if not moving and counters["chunks_uploaded"] >= DOCUMENT_TOKENS // 64:
-                    return
-                await asyncio.sleep(0.05)
-
-    def client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=64)
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=120, limits=limits, trust_env=False)
-
-    async def ask(self, *bodies: dict[str, Any]) -> list[Answer]:
-        """All at once."""
-        async with self.client() as client:
-            return await asyncio.gather(*(stream_answer(client, "/v1/completions", body) for body in bodies))
-
-    def body(self, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
-        common = {"model": self.model.name, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-        return common | {"return_token_ids": True, "temperature": 0} | extra
-
-    async def end(self) -> None:
-        for process in self._all:
-            if process.returncode is None:
-                process.kill()
-        for process in self._all:
-            await process.wait()
-        for node in self.nodes.values():
-            unlink_all(node.shm_prefix)
-
-    def logs(self) -> str:
-        """The last lines of every process, for a failure."""
-        return "\n".join(f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(self._folder.glob("*.log")))
-
-
-def _nodes(cell: CellStatus, tier: str) -> list[str]:
-    return [pool.owner for pool in cell.pools if pool.tier == tier]
-
-
-async def _is_ready(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/health/ready")).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture
@@ -208,25 +43,13 @@ async def machines(cluster: NatsCluster, checkpoints: Checkpoints, tmp_path: Pat
     """A cell without nodes yet."""
     model, _ = checkpoints["llama"]
     place = S3Place()
-    async with _running(cluster, model, tmp_path, place) as made:
-        yield made
-    place.close()
-
-
-@asynccontextmanager
-async def _running(cluster: NatsCluster, model: Path, folder: Path, place: S3Place) -> AsyncIterator[Machines]:
-    bus = await connect(cluster.urls, "test")
     with place.environment():
-        made = Machines(cluster, model, bus, folder, place.config().remote)
-        try:
-            await made.start_centre()
+        storage = {"remote": place.config().remote}
+        async with running_machines(
+            cluster.urls, model, tmp_path, has_disks=True, storage=storage, stream_replicas=3
+        ) as made:
             yield made
-        except (Exception, asyncio.CancelledError):
-            print(made.logs())
-            raise
-        finally:
-            await made.end()
-            await bus.close()
+    place.close()
 
 
 def document(seed: int) -> tuple[list[int], random.Random]:
@@ -235,7 +58,7 @@ def document(seed: int) -> tuple[list[int], random.Random]:
 
 
 async def test_a_node_that_dies_leaves_its_requests_and_its_prefixes_to_the_other(
-    machines: Machines, checkpoints: Checkpoints
+    machines: Machines, cluster: NatsCluster, checkpoints: Checkpoints
 ) -> None:
     """Worker, storage and NATS server of node a are killed at once, under load; no answer differs by a token. What was
     computed there before node b was started, node b restores from the object store.
@@ -274,13 +97,13 @@ async def test_a_node_that_dies_leaves_its_requests_and_its_prefixes_to_the_othe
         await machines.until(
             lambda cell: {each.worker_id for each in cell.workers if each.running} == {"worker-a", "worker-b"}
         )
-        machines.cluster.servers[0].kill()
+        cluster.servers[0].kill()
         for kind in ("worker", "storage"):
             os.kill(a[kind].pid, signal.SIGKILL)
         is_over.set()
         fired = await load
     # The storage is given up after its worker: that one is seen to die, this one falls silent.
-    await machines.until(lambda cell: _nodes(cell, "host") == ["storage-b"])
+    await machines.until(lambda cell: host_pools(cell) == ["storage-b"])
     after = await machines.settle(1)
     (restored,) = await machines.ask(machines.body(second, 8))
     await machines.settle(1)

@@ -176,6 +176,7 @@ class CellModel:
         has_remote: bool = False,
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
+        shares: str = "",
     ) -> ModelStorage:
         """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
         self.incarnations += 1
@@ -195,6 +196,7 @@ class CellModel:
                 has_remote=has_remote,
                 hidden_bytes=hidden_pages,
                 keeps_sparse=keeps_sparse,
+                shares=shares,
             )
         )
         return storage

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shared.chunks import chunk_names
 from shared.messages import storage_plans
 from shared.messages.base import unpack_int32
-from tests.stateful.model_pages import HostPool, Page
+from tests.stateful.model_pages import HostPool, Page, WrongKv
 
 
 @dataclass
@@ -40,6 +40,7 @@ class ModelFetch:
     done: int = 0
     disk_chunks: int = 0
     remote_chunks: int = 0
+    lent_chunks: int = 0
     missing: list[bytes] = field(default_factory=list)
     is_cancelled: bool = False
 
@@ -60,10 +61,36 @@ class ModelFetch:
             self.remote_chunks += 1
         else:
             self.disk_chunks += 1
+        return self._put(pages, len(names))
+
+    def borrow(self, lender: HostPool | None) -> bool:
+        """Bring the next chunk from another node's host memory, None where that is gone; returns whether there is more.
+
+        What was promised to stay there must be there; what has rotted does not verify.
+        """
+        order = self.order
+        names = chunk_names(order.identities, self.pages_each)
+        if self.is_cancelled or self.done == len(names) or lender is None or order.lender is None:
+            return False
+        start, pages = self.done * self.pages_each, []
+        lent = unpack_int32(order.lender.pages)[start : start + self.pages_each]
+        for index, (number, place) in enumerate(zip(lent, self._places(), strict=True), start):
+            page = lender.memory.get(number)
+            if place >= 0 and (page is None or page.is_corrupt):
+                return False
+            if place >= 0 and page is not None and page.identity() != order.identities[index * 16 : index * 16 + 16]:
+                raise WrongKv(f"page {number} of {order.lender.storage_id} was reused while it was lent")
+            pages.append(page or Page(b"", []))
+        self.lent_chunks += 1
+        return self._put(pages, len(names))
+
+    def _places(self) -> list[int]:
         start = self.done * self.pages_each
-        places = unpack_int32(self.order.host_pages)[start : start + self.pages_each]
-        for place, page in zip(places, pages, strict=True):
+        return unpack_int32(self.order.host_pages)[start : start + self.pages_each]
+
+    def _put(self, pages: Sequence[Page], chunks: int) -> bool:
+        for place, page in zip(self._places(), pages, strict=True):
             if place >= 0:
                 self.pool.memory[place] = Page(page.before, list(page.tokens))
         self.done += 1
-        return self.done < len(names)
+        return self.done < chunks

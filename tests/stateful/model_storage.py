@@ -113,6 +113,7 @@ class ModelStorage:
             is_over=not goes_on,
             disk_chunks=fetch.disk_chunks,
             remote_chunks=fetch.remote_chunks,
+            lent_chunks=fetch.lent_chunks,
             missing=b"".join(fetch.missing),
             error=error,
             nbytes=fetch.done * 512,
@@ -123,6 +124,11 @@ class ModelStorage:
     def _bring(self, fetch: ModelFetch) -> bool:
         if fetch.order.form == HIDDEN:
             return fetch.step(self.hidden_disk, self.cell.hidden_remote if self.has_remote else ModelDisk(room=0))
+        lender = fetch.order.lender
+        if lender is not None:
+            other = self.cell.storages.get(lender.storage_id)
+            is_there = other is not None and other.incarnation == lender.incarnation
+            return fetch.borrow(other.pool if other is not None and is_there else None)
         return fetch.step(self.disk, self.cell.remote)
 
     def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:

@@ -119,6 +119,7 @@ def storage(user: str, storage_id: str) -> Permissions:
             subjects.heartbeat("storage", storage_id),
             subjects.rpc("scheduler", "standing"),
             subjects.rpc("worker", "store", ANY),
+            subjects.rpc("storage", "pool", ANY),
             *_member(subjects.storage_output(storage_id), subjects.storage_input(storage_id)),
         ),
         subscribe=(

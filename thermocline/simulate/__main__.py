@@ -58,6 +58,13 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker; what fits if not given")
     known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node; what fits if not given")
     known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node; none")
+    known.add_argument(
+        "--network-gb-s",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="GB/s at which nodes read each other's host KV; off",
+    )
     known.add_argument("--io", choices=("assisted", "per-page"), default="assisted", help="how pages are copied")
     known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="of a link's time, for backups")
     known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
@@ -106,6 +113,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
         device_tokens=options.device_tokens,
         host_tokens=options.host_tokens,
         disk_tokens=options.disk_tokens,
+        network_gb_s=options.network_gb_s,
         io=options.io,
         backup_share=options.backup_share,
         rate=options.rate,
@@ -138,6 +146,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
         # A comparison that a NaN fails too.
         if (value := getattr(options, name)) is not None and not 0 < value < float("inf")
     ]
+    if not 0 <= options.network_gb_s < float("inf"):
+        faults.append("--network-gb-s must be at least 0")
     if not 0 < options.backup_share <= 1:
         faults.append("--backup-share must be above 0, and 1 at the most")
     if faults:

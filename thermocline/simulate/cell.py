@@ -22,7 +22,7 @@ from thermocline.simulate.cost import Costs
 from thermocline.simulate.disk import VirtualDisk
 from thermocline.simulate.events import NS_PER_S, EventQueue, to_ns
 from thermocline.simulate.figures import RequestFigures
-from thermocline.simulate.link import Link
+from thermocline.simulate.link import Channel, Link
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile
 from thermocline.simulate.storage import VirtualStorage
 from thermocline.simulate.timers import Timers
@@ -44,6 +44,7 @@ class CellShape:
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
+    network_gb_s: float = 0.0  # At which nodes read one another's host memory; 0 is not at all.
     max_context: int = 1 << 24
 
 
@@ -130,7 +131,9 @@ class SimulatedCell:
         self, node: int, shape: CellShape, costs: Costs, links: dict[str, Link], disk: VirtualDisk
     ) -> None:
         name, pages = f"storage-{node}", shape.host_tokens // shape.page_size
-        self.storages[name] = VirtualStorage(name, f"{name}-1", pages, costs, links, disk, self.tell)
+        rate = shape.network_gb_s * 1e9
+        network = Channel(self.queue) if rate else None
+        self.storages[name] = VirtualStorage(name, f"{name}-1", pages, costs, links, disk, self.tell, network, rate)
         self.fold(
             storage_events.StorageJoined(
                 storage_id=name,
@@ -138,6 +141,7 @@ class SimulatedCell:
                 node=f"node-{node}",
                 host_bytes=pages,
                 disk_bytes=disk.nbytes,
+                shares="network" if rate else "",
             )
         )
 

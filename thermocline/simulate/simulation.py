@@ -35,6 +35,7 @@ class Setup:
     device_tokens: int | None = None
     host_tokens: int | None = None
     disk_tokens: int = 0
+    network_gb_s: float = 0.0
     io: Io = "assisted"
     backup_share: float = 1.0
     rate: float | None = None
@@ -159,6 +160,7 @@ class Simulation:
             "backed_up_tokens": sum(storage.backed_up_tokens for storage in self.cell.storages.values()),
             "promotions": sum(worker.promotions for worker in workers),
             "promoted_tokens": sum(worker.promoted_tokens for worker in workers),
+            "borrowed_tokens": sum(storage.borrowed_tokens for storage in self.cell.storages.values()),
             "saved_chunks": counters.get("saved_chunks", 0),
             "fetched_tokens": counters.get("fetched_tokens", 0),
             "disk_seconds": sum(storage.disk.busy_ns for storage in self.cell.storages.values()) / NS_PER_S,
@@ -190,4 +192,5 @@ def shape_of(setup: Setup) -> CellShape:
         device_tokens=device_tokens,
         host_tokens=host_tokens,
         disk_tokens=setup.disk_tokens,
+        network_gb_s=setup.network_gb_s,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shared.chunks import chunk_tokens
 from shared.errors import InternalError
 from shared.messages import storage_events as events
 from shared.messages import storage_plans as plans
@@ -13,7 +14,10 @@ from shared.messages.pools import PoolHandle
 from thermocline.simulate.cost import Costs, backup_s
 from thermocline.simulate.disk import Fetched, VirtualDisk
 from thermocline.simulate.events import NS_PER_S, to_ns
-from thermocline.simulate.link import Link
+from thermocline.simulate.link import Channel, Link
+
+LENT_LATENCY_S = 1e-4
+"""Until the first byte of another node's memory comes."""
 
 
 class VirtualStorage:
@@ -28,7 +32,10 @@ class VirtualStorage:
         links: dict[str, Link],
         disk: VirtualDisk,
         tell: Callable[[list[Any]], None],
+        network: Channel | None = None,
+        network_bytes_per_s: float = 0.0,
     ) -> None:
+        """``network`` is its node's way in, where nodes read one another's host memory."""
         self.storage_id = storage_id
         self.incarnation = incarnation
         self.backups = 0
@@ -38,6 +45,9 @@ class VirtualStorage:
         self._links = links
         self.disk = disk
         self._tell = tell
+        self._network, self._network_bytes_per_s = network, network_bytes_per_s
+        self._page_bytes = 0
+        self.borrowed_tokens = 0
 
     def deliver(self, orders: list[tuple[int, plans.StorageOrder]]) -> None:
         """Orders arrive now: (plan number, order), in sequence."""
@@ -50,7 +60,7 @@ class VirtualStorage:
                 case plans.SaveChunks():
                     self._save(order)
                 case plans.FetchChunks():
-                    self._fetch(order)
+                    self._fetch(order) if order.lender is None else self._borrow(order)
                 case plans.CancelFetch():
                     self.disk.cancel(order.fetch_id)
                 case plans.PinChunks():
@@ -63,6 +73,7 @@ class VirtualStorage:
                     raise InternalError(f"{self.storage_id} cannot carry out {type(order).__name__}")
 
     def _create(self, order: plans.CreateHostPool) -> None:
+        self._page_bytes = order.geometry.page_bytes
         handle = PoolHandle(
             kind="shm",
             layout="page_first",
@@ -120,6 +131,28 @@ class VirtualStorage:
             )
 
         self.disk.fetch(order, fetched)
+
+    def _borrow(self, order: plans.FetchChunks) -> None:
+        """All of it comes in one piece: what is locked at the lender is there."""
+        assert self._network is not None
+        pages = len(order.host_pages) // 4
+        wanted = pages - unpack_int32(order.host_pages).count(-1)
+        nbytes = wanted * self._page_bytes
+        chunks = pages * self._costs.page_size // chunk_tokens(self._costs.page_size)
+        self.borrowed_tokens += wanted * self._costs.page_size
+
+        def done(elapsed_ns: int) -> None:
+            self._say(
+                events.ChunksFetched,
+                fetch_id=order.fetch_id,
+                chunks=chunks,
+                is_over=True,
+                lent_chunks=chunks,
+                nbytes=nbytes,
+                seconds=elapsed_ns / NS_PER_S,
+            )
+
+        self._network.copy(to_ns(LENT_LATENCY_S + nbytes / self._network_bytes_per_s), done)
 
     def _drop(self, order: plans.DropChunks) -> None:
         if "disk" in order.tiers:

@@ -5,6 +5,7 @@ Eviction, placement and batch formation all ask here, so that they weigh the sam
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from shared.chunks import chunk_bytes, chunk_tokens
@@ -30,6 +31,9 @@ _RUNNING_TOKENS = 8
 
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
 """A disk that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+
+UNMEASURED_LENDER_BYTES_PER_US = inf
+"""Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
 
 
 def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
@@ -123,6 +127,11 @@ def disk_bytes_per_us(storage: Storage) -> float:
     return storage.fetching.disk_rate.per_us(expected_disk_bytes_per_us(storage))
 
 
+def lender_bytes_per_us(storage: Storage) -> float:
+    """How fast a storage reads other nodes' host memory, as observed; before that without limit. Does not mutate."""
+    return storage.fetching.lender_rate.per_us(UNMEASURED_LENDER_BYTES_PER_US)
+
+
 def expected_disk_bytes_per_us(storage: Storage) -> float:
     """The same without any observation. Pure."""
     limit = storage.fetching.disk_bytes_per_s / 1e6
@@ -150,6 +159,9 @@ def note_fetch(state: CellState, storage: Storage, fetch: Fetch, message: Chunks
     geometry = state.geometry
     if geometry is None or message.remote_chunks or message.nbytes < 1 or not message.seconds > 0:
         return
+    if fetch.lender_id:
+        storage.fetching.lender_rate.note(message.nbytes, message.seconds * 1e6)
+        return
     tokens = message.nbytes * geometry.page_size / geometry.page_bytes
     storage.fetching.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
     storage.fetching.tokens = storage.fetching.tokens * _KEPT + tokens
@@ -176,7 +188,7 @@ def queued_bytes(state: CellState, storage: Storage) -> float:
     """What fetches under way still have to bring from this storage's disk, in either form. Does not mutate."""
     name, total = storage.storage_id, 0
     for fetch in state.fetches.values():
-        if fetch.storage_id == name and not fetch.is_called_off and state.geometry is not None:
+        if fetch.storage_id == name and not fetch.lender_id and not fetch.is_called_off and state.geometry is not None:
             total += (len(fetch.names) // DIGEST_BYTES - fetch.chunks) * chunk_bytes(state.geometry)
     for hidden_fetch in state.hidden_fetches.values():
         request = state.requests.get(hidden_fetch.request_id)

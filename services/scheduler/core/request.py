@@ -10,8 +10,7 @@ from services.scheduler.core.cache.prompt_blocks import PromptBlocks
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
-from services.scheduler.core.store_answers import StoreLacks
-from services.scheduler.core.tiers.under_way import FetchedKv
+from services.scheduler.core.tiers.under_way import FetchedKv, StoreLacks
 from shared.messages.requests import SubmitRequest
 
 
@@ -80,6 +79,12 @@ class Prefetch(msgspec.Struct):
     lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
     counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
+    brought_lent: int = 0  # Of what was fetched for it: tokens that came from another node's host memory.
+    is_loan_over: bool = False  # A lender did not bring what it was to: no other one is asked.
+
+    def forget_brought(self) -> None:
+        """What was fetched for it is of no account any more."""
+        self.brought_to = self.brought_from = self.brought_remote = self.brought_lent = 0
 
 
 class PromptMatch(msgspec.Struct):

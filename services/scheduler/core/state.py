@@ -80,6 +80,7 @@ class Storage(msgspec.Struct):
     fetching: Fetching = msgspec.field(default_factory=Fetching)
     hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)
     sparse: SparseTier = msgspec.field(default_factory=SparseTier)
+    shares: str = ""  # As it said when it joined.
 
 
 MOST_QUARANTINED = 64

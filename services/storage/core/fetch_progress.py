@@ -7,7 +7,7 @@ from typing import Literal
 
 from services.storage.backends import ChunkKey
 
-Source = Literal["disk", "remote"]
+Source = Literal["disk", "remote", "lender"]
 
 REPORTS = 8
 """Events on the way that one fetch sends at the most, besides the last."""
@@ -21,6 +21,7 @@ class FetchProgress:
     chunks: int = 0
     disk_chunks: int = 0
     remote_chunks: int = 0
+    lent_chunks: int = 0
     nbytes: int = 0
     missing: list[ChunkKey] = field(default_factory=list)
     _reported: int = 0
@@ -31,8 +32,10 @@ class FetchProgress:
         self.nbytes += nbytes
         if source == "disk":
             self.disk_chunks += 1
-        else:
+        elif source == "remote":
             self.remote_chunks += 1
+        else:
+            self.lent_chunks += 1
         step = -(-self.total // (REPORTS + 1))
         is_due = self.chunks - self._reported >= step and self.chunks < self.total
         if is_due:

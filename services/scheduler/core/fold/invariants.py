@@ -27,6 +27,7 @@ from services.scheduler.core.quotas.quota_invariants import check_quotas
 from services.scheduler.core.require import require
 from services.scheduler.core.restoring.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.sparse.sparse_invariants import check_sparse
+from services.scheduler.core.tiers.lending import lent_nodes
 from services.scheduler.core.tiers.loads import copies_up
 from services.scheduler.core.tiers.save_invariants import check_neighbours, check_saves, locks_beside_requests
 from services.scheduler.core.waiting.fair_share import waiting_at
@@ -260,6 +261,9 @@ def _check_transfers(state: CellState) -> None:
         for storage_id, nodes in copies_up(state, worker):
             for node in nodes if storage_id else ():
                 host_locks[node.id, storage_id] = host_locks.get((node.id, storage_id), 0) + 1
+    for fetch in state.fetches.values():
+        for node in lent_nodes(state, fetch.lent_node, fetch.lent_from) if fetch.lent_node else ():
+            host_locks[node.id, fetch.lender_id] = host_locks.get((node.id, fetch.lender_id), 0) + 1
     for pin in state.pins.values():
         for node in ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else ():
             host_locks[node.id, pin.storage_id] = host_locks.get((node.id, pin.storage_id), 0) + 1

@@ -24,6 +24,7 @@ from services.scheduler.core.restoring.fetches import abandon_fetches
 from services.scheduler.core.sparse.sparse_records import SparseTier
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.backups import abandon_backups_of_storage
+from services.scheduler.core.tiers.lending import forget_lender
 from services.scheduler.core.tiers.saves import abandon_saves_of_storage, save_what_devices_hold
 from services.scheduler.core.tiers.under_way import DiskTier, Fetching
 from shared.messages.pools import HIDDEN
@@ -54,6 +55,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         fetching=Fetching(disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0),
         hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes)),
         sparse=SparseTier(is_kept=message.keeps_sparse),
+        shares=message.shares,
     )
     state.storages[storage.storage_id] = storage
     state.count("storages_joined")
@@ -90,6 +92,7 @@ def remove_storage(step: Step, storage: Storage) -> None:
     abandon_backups_of_storage(step, storage)
     abandon_saves_of_storage(step, storage)
     abandon_fetches(step, storage, is_lost=True)
+    forget_lender(state, storage)
     has_pools = storage.handle is not None or storage.hidden.handle is not None
     drop_hidden_pool(step, storage)
     forget_host_copies(step, storage)

@@ -34,9 +34,8 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     span_for,
     sparse_order,
 )
-from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.making_room import make_room
-from services.scheduler.core.tiers.under_way import Load
+from services.scheduler.core.tiers.under_way import Load, StoreLacks
 from services.scheduler.core.waiting.fair_share import serve
 from services.scheduler.core.waiting.waits import (
     announce,
@@ -276,7 +275,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
     neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
-    request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
+    request.prefetch.forget_brought()
     request.prefetch.lacks = StoreLacks()
     tokens, pages = request.tokens, request.pages
     said = _reference(worker, request, len(tokens) // TOKEN_BYTES)
@@ -360,10 +359,11 @@ def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
 def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int]:
     """How many of the loaded tokens [start, end) were fetched for this request, from disk and from the object store.
 
-    ``elsewhere`` of them are copied from neighbours.
+    ``elsewhere`` of them are copied from neighbours. What came from another node's host memory counts as host memory.
     """
     fetched = max(0, min(end, request.prefetch.brought_to) - max(start, request.prefetch.brought_from))
     fetched = min(fetched, end - start - elsewhere)
+    fetched -= min(fetched, request.prefetch.brought_lent)
     remote = min(fetched, request.prefetch.brought_remote)
     return fetched - remote, remote
 

@@ -15,8 +15,8 @@ from services.scheduler.core.quotas.quota_owners import remember_quota
 from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.request import PromptMatch, Request
 from services.scheduler.core.restoring.prefetch import prefetch, prefetch_when_near
-from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.saves import remember_key
+from services.scheduler.core.tiers.under_way import StoreLacks
 from services.scheduler.core.waiting.fair_share import first_in_line, stand_in_line, step_out, waiting_at
 from services.scheduler.core.waiting.transient import tokens_coming
 from services.scheduler.core.waiting.waits import (
@@ -197,7 +197,7 @@ def step_away(state: CellState, request: Request) -> None:
     request.prefetch.kv = request.sparse.choice = None
     worker.line.cost -= request.place.cost
     request.worker_id, request.place.cost, request.place.uncached = "", 0, 0
-    request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
+    request.prefetch.forget_brought()
     request.prefetch.lacks = StoreLacks()
 
 

@@ -24,6 +24,7 @@ from services.scheduler.core.restoring.prefetch import prefetch
 from services.scheduler.core.restoring.restoration_ways import may_restore
 from services.scheduler.core.tiers.catalogue import arrived_chunks, chunks_gone
 from services.scheduler.core.tiers.fetch_insertion import give_back, insert_fetched
+from services.scheduler.core.tiers.lending import end_loan
 from services.scheduler.core.tiers.loads import note_fetched_kv
 from services.scheduler.core.tiers.saves import remember_taken
 from services.scheduler.core.waiting.waits import end_fetch_wait, wake
@@ -60,7 +61,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
             for name in fetch.waiters:
                 hold(state, storage, name, deepest.id)
         _credit(state, storage, fetch, arrived - before, message.remote_chunks)
-        if not storage.disk.budget_bytes:
+        if not storage.disk.budget_bytes and not fetch.lender_id:
             remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
     if message.is_over:
         if storage.fetching.due:
@@ -122,6 +123,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
         if not is_lost and not fetch.is_called_off:
             step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
         step.cancel_timer(fetch.timer_id)
+        end_loan(state, fetch)
         del state.fetches[fetch.fetch_id]
         state.count("fetches_failed")
         _release_waiters(step, fetch)
@@ -138,6 +140,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     step.cancel_timer(fetch.timer_id)
     give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_NUMBER_BYTES)
     _forget_names(storage, fetch)
+    end_loan(state, fetch)
     del state.fetches[fetch.fetch_id]
     storage.fetching.late -= fetch.is_late
     is_whole = fetch.chunks == _chunks_of(fetch)
@@ -145,12 +148,15 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
         storage.fetching.blanks.note_something("kv")
     state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_called_off else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
-    for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
+    is_of_disk = not fetch.remote_chunks and not fetch.lender_id
+    for first in list(fetch.waiters)[:1] if is_whole and is_of_disk else ():
         tokens = fetch.chunks * chunk_tokens(state.tree.page_size)
         note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
     for name in list(fetch.waiters):
         request = state.requests[name]
         is_done = request.prefetch.end <= reached
+        if fetch.lender_id and not is_done:
+            request.prefetch.is_loan_over = is_done = True  # It may come from elsewhere.
         _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
 
 
@@ -208,6 +214,8 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
     fetch.remote_chunks += remote
     state.count("fetched_tokens", chunks * size)
     state.count("fetched_tokens_remote", remote * size)
+    if fetch.lender_id:
+        state.count("fetched_tokens_lent", chunks * size)
     reached = fetch.depth + fetch.chunks * size
     for first in list(fetch.waiters)[:1]:
         storage.fetching.ahead[first] = storage.fetching.ahead.get(first, 0) + chunks * chunk_pages(
@@ -217,6 +225,7 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
         request = state.requests[name]
         request.prefetch.brought_to = max(request.prefetch.brought_to, min(reached, request.prefetch.end))
         request.prefetch.brought_remote += remote * size
+        request.prefetch.brought_lent += chunks * size if fetch.lender_id else 0
 
 
 def _forget_names(storage: Storage, fetch: Fetch) -> None:

@@ -38,6 +38,7 @@ from services.scheduler.core.restoring.restoration_ways import (
 from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
 from services.scheduler.core.tiers.catalogue import has_lower_tiers
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
+from services.scheduler.core.tiers.lending import find_loan, is_worth_borrowing, may_borrow
 from services.scheduler.core.waiting.transient import tokens_coming
 from shared.chunks import chunk_tokens
 from shared.messages.pools import HIDDEN
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.restoring.restoration_choice import Choice
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.lending import Loan
     from shared.messages.pools import ChunkForm
 
 FETCH_CHUNKS = 256
@@ -74,14 +76,16 @@ def prefetch_when_near(step: Step, request: Request) -> None:
         prefetch(step, request)
     else:
         storage = state.storage_of(worker)
-        request.prefetch.is_due = storage is not None and (storage.disk.budget_bytes > 0 or storage.disk.has_remote)
+        request.prefetch.is_due = storage is not None and (
+            storage.disk.budget_bytes > 0 or storage.disk.has_remote or may_borrow(state, storage)
+        )
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
     """These requests are the first in a worker's line: begin what was put off for them."""
     state = step.state
     storage = state.storage_of(worker)
-    if storage is None or not has_lower_tiers(storage):
+    if storage is None or not (has_lower_tiers(storage) or may_borrow(state, storage)):
         return
     for name in names:
         if state.requests[name].prefetch.is_due and name not in storage.fetching.due:
@@ -98,7 +102,8 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     worker = state.workers[request.worker_id]
     storage = state.storage_of(worker)
     is_possible = request.may_reuse and state.config.restoring != "recompute"
-    if storage is None or not has_lower_tiers(storage) or storage.fetching.late or not is_possible:
+    is_below = storage is not None and (has_lower_tiers(storage) or may_borrow(state, storage))
+    if storage is None or not is_below or storage.fetching.late or not is_possible:
         for other in state.storages.values():
             other.fetching.due.pop(request.request_id, None)
         return  # One that let a deadline pass is asked for nothing until it answers.
@@ -135,7 +140,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     hold_end(state, storage, request.request_id, path)
     has_gone = covered * page_size < request.prefetch.counted
     if has_gone and is_next and not request.prefetch.is_again:  # What came and went is fetched once more.
-        request.prefetch.brought_to = request.prefetch.brought_from = request.prefetch.brought_remote = 0
+        request.prefetch.forget_brought()
         request.prefetch.is_again = True
     request.prefetch.counted = max(request.prefetch.counted, covered * page_size)
     if first >= names.count or covered * page_size < request.prefetch.brought_to:
@@ -153,6 +158,10 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
             request.prefetch.brought_from if request.prefetch.brought_to else covered * page_size
         )
         return True
+    loan = _loan(state, request, worker, storage, path, names, covered)
+    if loan is not None:
+        run = KvRun(names, first, loan.end, covered)
+        return begin_fetch(step, request, storage, path, run, is_next=is_next, loan=loan)
     end, asked = _end_of_run(state, request, worker, storage, names, first)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
@@ -182,6 +191,32 @@ def _is_being_computed(state: CellState, request: Request, worker: Worker, cover
     """Whether the request will be deferred for another that brings what comes first (see :mod:`deferral`)."""
     coming = tokens_coming(state, request).get(worker.worker_id, 0)
     return 0 < state.config.defer_tokens < coming - covered_tokens
+
+
+def _loan(
+    state: CellState,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    path: Path,
+    names: ChunkNames,
+    covered_pages: int,
+) -> Loan | None:
+    """What is to be read from another node's host memory next, if that is the fastest. Does not mutate."""
+    if state.config.restoring == HIDDEN:
+        return None
+    loan = find_loan(state, request, storage, path, names, covered_pages)
+    if loan is None:
+        return None
+    size, covered = names.pages_each * state.tree.page_size, covered_pages * state.tree.page_size
+    first = on_disk = covered_pages // names.pages_each
+    while on_disk < loan.end and names[on_disk] in storage.disk.chunks:
+        on_disk += 1
+    tokens = loan.end * size - covered
+    if tokens < state.config.min_prefetch_tokens:
+        return None
+    on_disk_tokens = on_disk * size - covered if on_disk > first else 0
+    return loan if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens) else None
 
 
 def _end_of_run(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
 from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.tiers.host_admission import displace_colder, take_host_pages
+from services.scheduler.core.tiers.lending import hold_loan, let_go
 from services.scheduler.core.tiers.under_way import NOWHERE, Fetch, leased_pages
 from shared.ids import TOKEN_BYTES
 from shared.messages.base import pack_int32, unpack_int32
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Storage
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.lending import HeldLoan, Loan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,18 @@ class KvRun:
 
 
 def begin_fetch(
-    step: Step, request: Request, storage: Storage, path: Path, run: KvRun, *, is_next: bool = False
+    step: Step,
+    request: Request,
+    storage: Storage,
+    path: Path,
+    run: KvRun,
+    *,
+    is_next: bool = False,
+    loan: Loan | None = None,
 ) -> bool:
     """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it.
 
+    With a ``loan`` it is read from the lender, else from the storage's own disk or object store.
     What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
     room behind whoever does. What those that waited before it count on stays, unless it ``is_next``.
     """
@@ -57,13 +67,16 @@ def begin_fetch(
     if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
         state.count("fetches_without_room")
         return allowed < room
+    held = None if loan is None else hold_loan(state, loan, run.covered_pages, first_page, end * each)
     leased = _take_pages(step, storage, path, sum(wanted), owner, "" if is_next else request.request_id)
     if leased is None:
+        if held is not None:
+            let_go(state, held)
         state.count("fetches_without_room")
         return state.quotas.excess(owner, pool, sum(wanted)) > 0
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
-    _order(step, request, storage, pages, run, end)
+    _order(step, request, storage, pages, run, end, held=held)
     return True
 
 
@@ -135,6 +148,7 @@ def _order(
     end: int,
     *,
     is_warming: bool = False,
+    held: HeldLoan | None = None,
 ) -> None:
     """Write a fetch down and send it. ``request`` waits for it, unless it ``is_warming``."""
     state = step.state
@@ -156,6 +170,9 @@ def _order(
         queued_bytes=queued_bytes(state, storage),
         predicted_us=run.predicted_us if end == run.end else 0.0,
         is_warming=is_warming,
+        lender_id=held.order.storage_id if held is not None else "",
+        lent_node=held.node if held is not None else 0,
+        lent_from=held.depth if held is not None else 0,
     )
     state.fetches[fetch_id] = fetch
     storage.fetching.chunks.update(dict.fromkeys(names, fetch_id))
@@ -167,6 +184,8 @@ def _order(
         )
         state.count("restorations_planned_kv")
     state.count("fetches_started")
+    if held is not None:
+        state.count("loans_started")
     order = FetchChunks(
         fetch_id=fetch_id,
         namespace=fetch.namespace,
@@ -177,5 +196,6 @@ def _order(
         key_id=request.submit.key_id,
         trace=request.submit.trace,
         quota=state.quotas.disk_quota(state.tree.owner_of(fetch.namespace)),
+        lender=held.order if held is not None else None,
     )
     step.to_storage(storage, order)

@@ -1,4 +1,7 @@
-"""What was ordered and is not answered: backups, saves, fetches, batches with loads, promotions. Plain data."""
+"""What was ordered and is not answered, and what an object store answered: backups, saves, fetches, loads, promotions.
+
+Plain data.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import numpy as np
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.lifecycle import TransferEvent, TransferState, next_transfer_state
 from services.scheduler.core.speed_fit import Rate
-from services.scheduler.core.store_answers import StoreBlanks
 from shared.messages.base import unpack_int32
+from shared.messages.pools import HIDDEN, ChunkForm
 
 
 class UnderWay(msgspec.Struct, kw_only=True):
@@ -102,6 +105,9 @@ class Fetch(UnderWay):
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
     is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
+    lender_id: str = ""  # Whose host pool it reads; "" is its own disk or object store.
+    lent_node: int = 0  # The deepest node whose copies are locked there; 0 is none, or none any more,
+    lent_from: int = 0  # and where the highest of them begins, in tokens.
 
 
 NOWHERE = -1
@@ -210,6 +216,50 @@ class DiskTier(msgspec.Struct):
     taken_from: int = 0  # by saves from this one on: those before it were flushed.
 
 
+class StoreLacks(msgspec.Struct):
+    """Tokens of one request from which on the object store has nothing, by form; -1 is not known."""
+
+    kv_from: int = -1
+    hidden_from: int = -1
+
+    def is_known(self, form: ChunkForm, start: int) -> bool:
+        """Whether the store has nothing from token ``start`` on. Does not mutate."""
+        lacking_from = self.hidden_from if form == HIDDEN else self.kv_from
+        return 0 <= lacking_from <= start
+
+    def note(self, form: ChunkForm, start: int) -> None:
+        """The store was asked for the request's prefix, or for what it shares with another, and had it up to here."""
+        if form == HIDDEN:
+            self.hidden_from = start
+        else:
+            self.kv_from = start
+
+
+class StoreBlanks(msgspec.Struct):
+    """Requests in a row for which an object store was asked for nothing, or was not asked any more, by form."""
+
+    kv: int = 0
+    hidden: int = 0
+
+    def of(self, form: ChunkForm) -> int:
+        """How many in a row. Does not mutate."""
+        return self.hidden if form == HIDDEN else self.kv
+
+    def note_nothing(self, form: ChunkForm) -> None:
+        """A question was in vain."""
+        if form == HIDDEN:
+            self.hidden += 1
+        else:
+            self.kv += 1
+
+    def note_something(self, form: ChunkForm) -> None:
+        """The store has chunks in this form: it is worth asking."""
+        if form == HIDDEN:
+            self.hidden = 0
+        else:
+            self.kv = 0
+
+
 class Fetching(msgspec.Struct):
     """What a storage brings up from its disk and object store, for whom, and how fast."""
 
@@ -225,3 +275,4 @@ class Fetching(msgspec.Struct):
     blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
     held: dict[str, int] = {}  # Deepest host copies that waiting requests count on, by request (see :mod:`victims`).
+    lender_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read from other nodes' host memory, as observed.

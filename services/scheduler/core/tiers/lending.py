@@ -1,0 +1,194 @@
+"""Host memory of other nodes: a waiting request's prefix may be read from there.
+
+Storages that share by the same engine read one another's host pools (``StorageJoined.shares``). What is fetched so is
+ordered like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of
+callers with a key of their own stays out of it, because host memory, and the way from it, is not encrypted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.cache.residency import lock_host, unlock_host
+from services.scheduler.core.rates import (
+    disk_bytes_per_us,
+    has_compute_speed,
+    lender_bytes_per_us,
+    load_us,
+    recompute_us,
+)
+from services.scheduler.core.tiers.under_way import NOWHERE
+from shared.chunks import chunk_pages
+from shared.messages.base import pack_int32
+from shared.messages.storage_plans import Lender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.cache.identities import ChunkNames
+    from services.scheduler.core.cache.prefix_tree import Node, Path
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.tiers.under_way import Fetch
+
+
+LOAN_CHUNKS = 256
+"""Chunks of one loan at the most, as of any fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Pages of ``path`` that are in the host pool of ``lender``, from the first that is needed to the chunk ``end``."""
+
+    lender: Storage
+    path: Path
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLoan:
+    """A loan whose copies are locked, from the node that begins ``depth`` tokens below the root down to ``node``."""
+
+    node: int
+    depth: int
+    order: Lender
+
+
+def may_borrow(state: CellState, storage: Storage) -> bool:
+    """Whether there is another storage whose host pool this one can read. Does not mutate."""
+    return bool(storage.shares) and any(_is_lender(other, storage) for other in state.storages.values())
+
+
+def find_loan(
+    state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int
+) -> Loan | None:
+    """The longest run behind the covered pages, to the end of a chunk, that one other storage has in host memory. Does
+    not mutate.
+
+    Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
+    """
+    if not _may_borrow(request, storage):
+        return None
+    best: Loan | None = None
+    least = covered_pages // names.pages_each
+    for lender in state.storages.values():
+        if _is_lender(lender, storage):
+            end = min(names.count, least + LOAN_CHUNKS, _lent_to(lender, path, covered_pages) // names.pages_each)
+            if end > (least if best is None else best.end):
+                best = Loan(lender, path, end)
+    return best
+
+
+def borrowing(state: CellState, request: Request, worker: Worker, path: Path, covered: int) -> tuple[int, float]:
+    """(Tokens behind ``covered`` others that other nodes could lend a worker, microseconds until they are on its
+    device). Does not mutate.
+    """
+    storage, geometry = state.storage_of(worker), state.geometry
+    if storage is None or geometry is None or not _may_borrow(request, storage):
+        return 0, 0.0
+    page_size, first = state.tree.page_size, covered // state.tree.page_size
+    each = chunk_pages(page_size)
+    ends = [_lent_to(lender, path, first) // each for lender in state.storages.values() if _is_lender(lender, storage)]
+    tokens = max(ends, default=0) * each * page_size - covered
+    if tokens < max(1, state.config.min_prefetch_tokens):
+        return 0, 0.0
+    return tokens, tokens * geometry.token_bytes / lender_bytes_per_us(storage) + load_us(state, worker, tokens)
+
+
+def is_worth_borrowing(
+    state: CellState, worker: Worker, storage: Storage, covered: int, tokens: int, on_disk: int
+) -> bool:
+    """Whether ``tokens`` behind ``covered`` others come faster from another node than by computing them, or than from
+    the disk, which has ``on_disk`` of them. Does not mutate.
+    """
+    geometry = state.geometry
+    if geometry is None:
+        return False
+    rate = lender_bytes_per_us(storage)
+    if on_disk >= tokens and disk_bytes_per_us(storage) > rate:
+        return False
+    needed_us = tokens * geometry.token_bytes / rate
+    return not has_compute_speed(state, worker) or needed_us < recompute_us(state, worker, covered, tokens)
+
+
+def hold_loan(state: CellState, loan: Loan, covered_page: int, first_page: int, end_page: int) -> HeldLoan:
+    """Lock the lender's copies of pages [covered_page, end_page) for a fetch that begins with ``first_page``."""
+    name, page_size = loan.lender.storage_id, state.tree.page_size
+    pages = pack_int32([NOWHERE] * (covered_page - first_page))
+    held: list[Node] = []
+    for node, start, end in _within(loan.path, covered_page, end_page):
+        above = node.depth // page_size
+        pages += node.host_pages(name)[(start - above) * PAGE_NUMBER_BYTES : (end - above) * PAGE_NUMBER_BYTES]
+        lock_host(node, name)
+        held.append(node)
+    order = Lender(storage_id=name, incarnation=loan.lender.incarnation, pages=pages)
+    return HeldLoan(held[-1].id, held[0].depth, order)
+
+
+def let_go(state: CellState, held: HeldLoan) -> None:
+    """Undo :func:`hold_loan`: nothing was ordered."""
+    _unlock(state, held.order.storage_id, held.node, held.depth)
+
+
+def end_loan(state: CellState, fetch: Fetch) -> None:
+    """A fetch is over: the lender's copies may go. Repeats are harmless."""
+    if fetch.lent_node:
+        node, fetch.lent_node = fetch.lent_node, 0
+        _unlock(state, fetch.lender_id, node, fetch.lent_from)
+
+
+def forget_lender(state: CellState, storage: Storage) -> None:
+    """A storage is lost with its copies: nothing is locked there any more, and what reads it will find out."""
+    for fetch in state.fetches.values():
+        if fetch.lender_id == storage.storage_id:
+            fetch.lent_node = 0
+
+
+def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
+    """The nodes whose copies a fetch reads, deepest first. They may have been cut since. Does not mutate."""
+    node = state.tree.nodes[node_id]
+    while node.parent and node.depth >= depth:
+        yield node
+        node = state.tree.nodes[node.parent]
+
+
+def _unlock(state: CellState, lender_id: str, node_id: int, depth: int) -> None:
+    for node in list(lent_nodes(state, node_id, depth)):
+        unlock_host(state, node, state.storages[lender_id])
+
+
+def _may_borrow(request: Request, storage: Storage) -> bool:
+    return bool(storage.shares) and not request.submit.key_id and not request.prefetch.is_loan_over
+
+
+def _is_lender(other: Storage, storage: Storage) -> bool:
+    return (
+        other.storage_id != storage.storage_id
+        and other.shares == storage.shares
+        and other.node != storage.node
+        and other.pool is not None
+    )
+
+
+def _lent_to(lender: Storage, path: Path, first_page: int) -> int:
+    """Behind the last page of ``path`` from ``first_page`` on that the lender has; ``first_page`` where it has none."""
+    name, position, reached = lender.storage_id, 0, first_page
+    for node, pages in path:
+        if position + pages > first_page:
+            if position > reached or name not in node.host or name in node.quarantined:
+                break
+            reached = position + pages
+        position += pages
+    return reached
+
+
+def _within(path: Path, first_page: int, end_page: int) -> Iterator[tuple[Node, int, int]]:
+    """(node, first page, end) of the parts of a path within [first_page, end_page)."""
+    position = 0
+    for node, pages in path:
+        start, end = max(position, first_page), min(position + pages, end_page)
+        if start < end:
+            yield node, start, end
+        position += pages

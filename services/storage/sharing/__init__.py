@@ -1,0 +1,1 @@
+"""Host memory of one node, read by the storages of others."""

@@ -1,0 +1,89 @@
+"""Two nodes whose storages read one another's host memory by NIXL, as real processes without disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from services.storage.sharing.parts import is_installed
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
+from tests.integration.machines import DOCUMENT_TOKENS, Machines, running_machines
+from tests.nats_server import NatsServer
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not is_installed(), reason="NIXL has no wheel for this platform"),
+]
+
+
+async def _with_a_document_at_a(machines: Machines, prompt: list[int]) -> list[int]:
+    """Node a computes a prompt, copies it to host memory and loses its worker; node b has one. Returns the answer."""
+    a, b = machines.nodes["a"], machines.nodes["b"]
+    await machines.start_storage(a)
+    await machines.start_worker(a)
+    await machines.ready(1)
+    (answer,) = await machines.ask(machines.body(prompt, 8))
+    await machines.settle(1)
+    await machines.start_storage(b)
+    await machines.start_worker(b)
+    await machines.ready(2)
+    os.kill(a["worker"].pid, signal.SIGKILL)
+    await machines.until(lambda cell: [worker.worker_id for worker in cell.workers] == ["worker-b"])
+    return answer.token_ids
+
+
+def _prompts(checkpoints: Checkpoints, seed: int) -> tuple[list[int], list[int]]:
+    """Two questions about one document whose answers rounding cannot change."""
+    rng = random.Random(seed)
+    _, reference = checkpoints["llama"]
+    document = [rng.randrange(8, VOCAB_SIZE) for _ in range(DOCUMENT_TOKENS)]
+    first, second = (
+        reference.decided(lambda: [*document, *(rng.randrange(8, VOCAB_SIZE) for _ in range(9))], 8, ignore_eos=True)
+        for _ in range(2)
+    )
+    return first, second
+
+
+async def test_a_prefix_comes_from_another_nodes_host_memory(
+    nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """Nothing of the document is computed again, and the answer is the same; the copy at the lender is free again."""
+    model, reference = checkpoints["llama"]
+    first, second = _prompts(checkpoints, 5)
+    async with running_machines(
+        (nats_server.url,), model, tmp_path, has_disks=False, storage={"share": "nixl"}
+    ) as machines:
+        computed = await _with_a_document_at_a(machines, first)
+        (borrowed,) = await machines.ask(machines.body(second, 8))
+        after = await machines.settle(1)
+        (again,) = await machines.ask(machines.body(second, 8))
+
+    assert computed == reference.greedy(first, 8, ignore_eos=True)
+    assert borrowed.token_ids == again.token_ids == reference.greedy(second, 8, ignore_eos=True)
+    assert borrowed.cached_tokens == borrowed.host_tokens == DOCUMENT_TOKENS
+    assert after.counters["fetched_tokens_lent"] == DOCUMENT_TOKENS
+    assert after.counters["loans_started"] == 1
+
+
+async def test_a_lender_that_died_is_a_miss(nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """Its storage is killed before the cell knows: the request computes, and nothing is lost."""
+    model, reference = checkpoints["llama"]
+    first, second = _prompts(checkpoints, 6)
+    async with running_machines(
+        (nats_server.url,), model, tmp_path, has_disks=False, storage={"share": "nixl"}
+    ) as machines:
+        await _with_a_document_at_a(machines, first)
+        os.kill(machines.nodes["a"]["storage"].pid, signal.SIGKILL)
+        (answer,) = await machines.ask(machines.body(second, 8))
+        await machines.until(lambda cell: cell.storages == ("storage-b",))
+        after = await machines.settle(1)
+
+    assert answer.token_ids == reference.greedy(second, 8, ignore_eos=True)
+    assert answer.cached_tokens == 0
+    assert after.counters["fetches_failed"] == after.counters["loans_started"] == 1

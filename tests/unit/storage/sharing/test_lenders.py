@@ -1,0 +1,264 @@
+"""Chunks out of another storage's host pool: what arrives is what was sealed there, or nothing does."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from services.storage.backends import ChunkKey
+from services.storage.chunk_gathering import scatter_chunk
+from services.storage.chunk_source import Lost
+from services.storage.core.chunk_runs import run_keys
+from services.storage.core.fetch_check import FetchChunk
+from services.storage.io_threads import IoThreads
+from services.storage.pools import Pools
+from services.storage.sharing.engine import Span, StuckTransfer, TransferEngine
+from services.storage.sharing.lenders import Borrowed, Lenders
+from services.storage.sharing.nixl_engine import NixlEngine
+from services.storage.sharing.open_pool import SharedPool
+from services.storage.sharing.parts import is_installed
+from shared import subjects
+from shared.chunks import chunk_pages
+from shared.errors import InvalidRequest, TransportError
+from shared.ids import chain_pages, chain_root, namespace_digest
+from shared.memory import HostPoolView, unlink_all
+from shared.messages.base import pack_int32
+from shared.messages.pools import KvGeometry
+from shared.messages.storage_plans import Lender
+from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.run_name import RUN
+
+GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
+NAMESPACE = namespace_digest("model")
+EACH = chunk_pages(GEOMETRY.page_size)
+LENDER, INCARNATION = "storage-a", "storage-a-1"
+
+
+class LocalEngine:
+    """Copies within this process; can be told to misbehave."""
+
+    name = "nixl"
+
+    def __init__(self) -> None:
+        self.fault: Callable[[], None] = lambda: None
+        self.connections = 0
+
+    def register(self, memory: npt.NDArray[np.uint8]) -> None:
+        pass
+
+    def metadata(self) -> bytes:
+        return b"peer"
+
+    def connect(self, metadata: bytes) -> str:
+        self.connections += 1
+        return metadata.decode()
+
+    def disconnect(self, peer: str) -> None:
+        pass
+
+    def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
+        self.fault()
+        for here, there, nbytes in spans:
+            ctypes.memmove(here, there, nbytes)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Nodes:
+    """A lender with one chunk in its pool, and a borrower with an empty one."""
+
+    bus: MemoryBus
+    lent: HostPoolView
+    own: HostPoolView
+    lenders: Lenders
+    engine: TransferEngine
+    identities: bytes
+    pages: list[int] = field(default_factory=lambda: [5, 6, 2, 9])
+
+    def chunk(self, *, wanted: Sequence[bool] = (True,) * EACH) -> FetchChunk:
+        places = [index + 1 if is_wanted else -1 for index, is_wanted in enumerate(wanted)]
+        pages = np.array(places, np.int32)
+        return FetchChunk(_key(self.identities), 0, self.identities, pages)
+
+    def lender(self, incarnation: str = INCARNATION, pages: list[int] | None = None) -> Lender:
+        return Lender(storage_id=LENDER, incarnation=incarnation, pages=pack_int32(pages or self.pages))
+
+    async def fetch(self, chunk: FetchChunk, lender: Lender | None = None) -> Borrowed | Lost:
+        source = self.lenders.source(lender or self.lender(), [chunk])
+        result = await source.read(chunk.key, chunk.place, "", lambda: 5.0)
+        if isinstance(result, Borrowed):
+            scatter_chunk(chunk, result.blob, result.checksums, self.own)
+            source.finish(result, is_promoted=False)
+        return result
+
+
+def _key(identities: bytes) -> ChunkKey:
+    (key,) = run_keys(NAMESPACE, identities, GEOMETRY)
+    return key
+
+
+BY_NIXL = pytest.mark.parametrize(
+    "nodes",
+    ["local", pytest.param("nixl", marks=pytest.mark.skipif(not is_installed(), reason="NIXL has no wheel here"))],
+    indirect=True,
+)
+"""By an engine that copies memory, and by NIXL."""
+
+
+@pytest.fixture
+async def nodes(request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
+    """Both sides in this process; the engine is the parameter, or one that copies memory."""
+    is_nixl = getattr(request, "param", "local") == "nixl"
+    made = [NixlEngine(name) if is_nixl else LocalEngine() for name in ("lender", "borrower")]
+    prefix, bus, threads = f"{RUN}-sharing", MemoryBroker().connect("test"), IoThreads(4)
+    pools = Pools(prefix, 1 << 20)
+    pools.create_host(GEOMETRY)
+    own = HostPoolView.create(prefix, GEOMETRY, 16)
+    shared = SharedPool(pools, made[0], INCARNATION)
+    serving = await bus.serve(subjects.rpc("storage", "pool", LENDER), shared.answer)
+    lenders = Lenders(bus, made[1], threads, staging_bytes=1 << 20)
+    lenders.open(GEOMETRY)
+    tokens = np.arange(EACH * GEOMETRY.page_size, dtype="<i4").tobytes()
+    identities = chain_pages(chain_root(NAMESPACE), tokens, GEOMETRY.page_size * 4)
+    nodes = Nodes(bus, pools.host, own, lenders, made[1], identities)
+    rng = np.random.default_rng(3)
+    for index, page in enumerate(nodes.pages):
+        pools.host.pages[page] = rng.integers(0, 256, pools.host.pages[page].shape, np.uint8)
+        pools.host.seal_page(page, identities[16 * index : 16 * index + 16])
+    yield nodes
+    await serving.close()
+    lenders.close()
+    made[0].close()
+    threads.close()
+    own.unlink()
+    own.close()
+    pools.close()
+    unlink_all(prefix)
+
+
+@BY_NIXL
+async def test_pages_arrive_as_they_were_sealed(nodes: Nodes) -> None:
+    """Bytes, identities and checksums; the second chunk of the same lender needs no new connection."""
+    result = await nodes.fetch(nodes.chunk())
+
+    assert isinstance(result, Borrowed), result
+    assert result.nbytes == EACH * GEOMETRY.page_bytes
+    for index, page in enumerate(nodes.pages):
+        assert np.array_equal(nodes.own.pages[index + 1], nodes.lent.pages[page])
+        for layer in range(GEOMETRY.layers):
+            nodes.own.verify_layer(index + 1, layer, nodes.identities[16 * index : 16 * index + 16])
+    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    if isinstance(nodes.engine, LocalEngine):
+        assert nodes.engine.connections == 1
+
+
+async def test_only_wanted_pages_are_read(nodes: Nodes) -> None:
+    """The lender need not have the others any more."""
+    nodes.lent.clear(nodes.pages[0])
+    result = await nodes.fetch(nodes.chunk(wanted=(False, True, True, True)))
+
+    assert isinstance(result, Borrowed), result
+    assert result.nbytes == (EACH - 1) * GEOMETRY.page_bytes
+    assert not nodes.own.identities[0].any()
+
+
+@BY_NIXL
+async def test_a_damaged_page_is_a_miss(nodes: Nodes) -> None:
+    """One bit, in whichever layer; nothing of the chunk reaches the own pool."""
+    for layer in range(GEOMETRY.layers):
+        nodes.lent.pages[nodes.pages[2], layer, 7] ^= 1
+        result = await nodes.fetch(nodes.chunk())
+        nodes.lent.pages[nodes.pages[2], layer, 7] ^= 1
+
+        assert isinstance(result, Lost)
+        assert "damaged" in result.error
+        assert not nodes.own.identities.any()
+
+
+async def test_a_page_that_was_replaced_is_a_miss(nodes: Nodes) -> None:
+    """It holds other KV by now, sealed as such."""
+    nodes.lent.seal_page(nodes.pages[3], bytes(range(16)))
+    result = await nodes.fetch(nodes.chunk())
+
+    assert isinstance(result, Lost)
+    assert "replaced" in result.error
+
+
+async def test_another_incarnation_is_not_read(nodes: Nodes) -> None:
+    """Page numbers of a pool that is gone mean nothing in the next one."""
+    result = await nodes.fetch(nodes.chunk(), nodes.lender("storage-a-0"))
+
+    assert isinstance(result, Lost)
+    assert "this incarnation has ended" in result.error
+
+
+async def test_a_lender_that_is_away_is_a_miss(nodes: Nodes) -> None:
+    """Nobody answers on its subject."""
+    away = Lender(storage_id="storage-x", incarnation="x", pages=pack_int32(nodes.pages))
+    result = await nodes.fetch(nodes.chunk(), away)
+
+    assert isinstance(result, Lost)
+    assert "storage-x does not share its pool" in result.error
+
+
+async def test_a_page_outside_the_lenders_pool_is_a_miss(nodes: Nodes) -> None:
+    """Nothing beyond its pool is read."""
+    result = await nodes.fetch(nodes.chunk(), nodes.lender(pages=[5, 6, 2, 1 << 20]))
+
+    assert isinstance(result, Lost)
+    assert "has no page" in result.error
+
+
+async def test_senseless_orders_are_refused(nodes: Nodes) -> None:
+    """Too few pages, or none for a page that is wanted."""
+    for pages in ([1, 2, 3], [1, 2, 3, -1]):
+        with pytest.raises(InvalidRequest):
+            nodes.lenders.source(nodes.lender(pages=pages), [nodes.chunk()])
+
+
+async def test_a_failed_read_connects_again(nodes: Nodes) -> None:
+    """The next chunk asks the lender anew where its pool is."""
+    assert isinstance(nodes.engine, LocalEngine)
+    nodes.engine.fault = _raise(TransportError("cut"))
+    assert isinstance(await nodes.fetch(nodes.chunk()), Lost)
+    nodes.engine.fault = lambda: None
+    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    assert nodes.engine.connections == 2
+    assert list(nodes.lenders.faults()) == []
+
+
+async def test_memory_of_a_read_that_never_ends_is_not_used_again(nodes: Nodes) -> None:
+    """It is said, and other buffers serve."""
+    assert isinstance(nodes.engine, LocalEngine)
+    nodes.engine.fault = _raise(StuckTransfer("it goes on"))
+    assert isinstance(await nodes.fetch(nodes.chunk()), Lost)
+    nodes.engine.fault = lambda: None
+    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    ((what, reason, flag),) = nodes.lenders.faults()
+    assert (what, flag) == ("sharing", "--share")
+    assert "1 buffers" in reason
+
+
+@BY_NIXL
+async def test_many_chunks_at_once_share_one_connection(nodes: Nodes) -> None:
+    """As a fetch reads ahead."""
+    results = await asyncio.gather(*(nodes.fetch(nodes.chunk()) for _ in range(8)))
+
+    assert all(isinstance(result, Borrowed) for result in results)
+    if isinstance(nodes.engine, LocalEngine):
+        assert nodes.engine.connections == 1
+
+
+def _raise(error: Exception) -> Callable[[], None]:
+    def fault() -> None:
+        raise error
+
+    return fault
