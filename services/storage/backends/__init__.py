@@ -26,27 +26,36 @@ from shared.ids import DIGEST_BYTES
 BLOCK_BYTES = 4096
 """Blobs are whole blocks, and buffers for them begin on a block: what O_DIRECT asks for."""
 
+SEALED = ".sealed"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkKey:
-    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes)."""
+    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes).
+
+    Where ``is_sealed``, it is the name at rest of an encrypted chunk: its identity is hidden (``chunk_names``).
+    """
 
     namespace: str
     geometry: bytes
     identity: bytes
+    is_sealed: bool = False
 
     @property
     def path(self) -> str:
-        """``<namespace>/<geometry>/<two digits>/<identity>``: the name in a directory or an object store."""
+        """The name in a directory or an object store: ``<namespace>/<geometry>/<two digits>/<identity>``, with
+        ``.sealed`` behind it where it is.
+        """
         digits = self.identity.hex()
-        return f"{self.namespace}/{self.geometry.hex()}/{digits[:2]}/{digits}"
+        return f"{self.namespace}/{self.geometry.hex()}/{digits[:2]}/{digits}{SEALED if self.is_sealed else ''}"
 
     @classmethod
     def parse(cls, path: str) -> ChunkKey:
         """Undo :attr:`path`. Raises InvalidRequest for anything else."""
         parts = path.split("/")
         try:
-            key = cls(parts[0], bytes.fromhex(parts[1]), bytes.fromhex(parts[3]))
+            identity, is_sealed = parts[3].removesuffix(SEALED), parts[3].endswith(SEALED)
+            key = cls(parts[0], bytes.fromhex(parts[1]), bytes.fromhex(identity), is_sealed)
             is_sound = len(bytes.fromhex(parts[0])) == DIGEST_BYTES == len(key.identity)
         except (ValueError, IndexError) as error:
             raise InvalidRequest(f"{path!r} is not the name of a chunk") from error
