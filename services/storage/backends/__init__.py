@@ -6,7 +6,8 @@ conformance suite checks for each:
 
 * a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
   whole blob or nothing that ``get`` or ``entries`` would speak of;
-* ``put`` returns when the blob is durable; a blob that is there already is kept as it is;
+* ``put`` returns when the blob is there for whoever reads, also after ``kill -9``; a blob that is there already is kept
+  as it is. After a loss of power it may be gone, or torn, as every reader finds out;
 * ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
 * being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
   on without the tier;
@@ -78,7 +79,7 @@ class ChunkBackend(Protocol):
     name: str
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
-        """Keep a blob of whole blocks durably; False if the tier had it already.
+        """Keep a blob of whole blocks; False if the tier had it already.
 
         ``stripe`` is the chunk's place in its sequence: a backend of several directories takes them in turn by it,
         so that reading a sequence uses all of them (HCache 4.2.1).
