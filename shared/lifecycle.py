@@ -43,7 +43,7 @@ class Stopping(Exception):
 class Lifecycle:
     """``stopping`` is set once, by a signal or by the service itself; ``hurrying`` by a second signal.
 
-    ``has_given_up`` is that a thread still works on something that :meth:`in_thread` has not waited for.
+    ``has_given_up`` is that a thread still works on something that :meth:`in_thread`, or a service, has not waited for.
     """
 
     def __init__(self) -> None:

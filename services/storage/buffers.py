@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from services.storage import measures
+from services.storage.abandoned import Abandoned
 from services.storage.staging import Staging
 
 
 class Buffers:
     """Turns for the buffers of one :class:`Staging`, of which nobody else takes any. Owned by the event loop."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, abandoned: Abandoned | None = None) -> None:
+        """What ``abandoned`` calls still use is given back when they end."""
         self._staging = staging
+        self._abandoned = Abandoned() if abandoned is None else abandoned
         self._waiting: dict[bool, deque[asyncio.Future[memoryview]]] = {True: deque(), False: deque()}
         self._taken = {True: 0, False: 0}
         # What nobody waits for leaves a fetch one buffer at the least, where there are two.
@@ -56,6 +59,9 @@ class Buffers:
 
     def give_back(self, buffer: memoryview, *, is_urgent: bool) -> None:
         """End the use of a buffer that :meth:`take` returned."""
+        self._abandoned.when_free(buffer, lambda: self._given_back(buffer, is_urgent))
+
+    def _given_back(self, buffer: memoryview, is_urgent: bool) -> None:
         self._staging.give_back(buffer)
         self._taken[is_urgent] -= 1
         measures.STAGING_TAKEN.dec()

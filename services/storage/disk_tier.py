@@ -11,19 +11,20 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, ChunkKey, PartialReads
+from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey, Directories, PartialReads
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import ReadChunk
 from services.storage.core.chunk_index import Arrival, ChunkIndex
 from services.storage.core.tier_health import TierHealth
-from services.storage.io_threads import IoThreads
+from services.storage.io_threads import Hung, IoThreads
 from services.storage.paced_reads import PacedReads
 from services.storage.removals import Removals
 from services.storage.sparse.part_reading import PartFailure
+from services.storage.used_directories import OWN_SHARE, UsedDirectories
 from shared import logs
 from shared.errors import CapacityError, IntegrityError, NotFound, ThermoclineError, TransportError
 from shared.messages.storage_plans import DiskQuota
@@ -50,12 +51,14 @@ class Written:
     error: str = ""
 
 
-@runtime_checkable
-class Quarantining(Protocol):
-    """A backend that keeps a few bad blobs for an operator to look at instead of deleting them."""
+class ReadParts(Protocol):
+    """Reads parts of chunks by way of a buffer, in a thread, until one fails."""
 
-    def quarantine(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Drop a blob that failed verification. False if the tier lacked it."""
+    def __call__(self, buffer: memoryview) -> PartFailure | None:
+        """Read them. Blocking."""
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: from now on it writes to nothing but its buffer."""
 
 
 class DiskTier:
@@ -73,20 +76,16 @@ class DiskTier:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads keep to ``pace``, by default to none."""
-        set_aside = backend.quarantine if isinstance(backend, Quarantining) else backend.delete
+        self._directories = backend if isinstance(backend, Directories) else None
         self.index = ChunkIndex(quota)
-        self.removals = Removals(
-            threads,
-            lambda key: backend.delete(key, timeout_s=WRITE_TIMEOUT_S),
-            lambda key: set_aside(key, timeout_s=WRITE_TIMEOUT_S),
-        )
+        self.directories = UsedDirectories(backend, self.index, threads)
+        self.removals = Removals(self.directories.delete)
         self.quarantined_by_reason: dict[str, int] = {}
         self._reason = ""  # Of the last failure,
         self._refused_nbytes = 0  # and the chunk that there was no room for.
         self._lost: dict[ChunkKey, None] = {}  # By reading; see :meth:`take_lost`.
         self.backend = backend
         self.pace = pace or PacedReads(0)
-        self._threads = threads
         self._clock_s = clock_s
         self._health = TierHealth(first_s=1.0, most_s=30.0)
         self._admission = TierHealth(first_s=5.0, most_s=60.0)
@@ -166,56 +165,62 @@ class DiskTier:
         """
         if key not in self.index:
             return None
-        if not self._health.may_try(self._clock_s()):
-            raise TransportError("the disk failed lately and is left alone for now")
+        self._check_readable()
         self.index.hold(key)
         started_s = self._clock_s()
         try:
             await self.pace.wait(self.index.nbytes_of(key))
-            header = await self._threads.run(True, read, self.backend, key, buffer, timeout_s=READ_TIMEOUT_S)
+            header = await self.directories.run(
+                self.directories.of(key),
+                lambda: read(self.backend, key, buffer, timeout_s=READ_TIMEOUT_S),
+                is_urgent=True,
+                timeout_s=READ_TIMEOUT_S,
+                uses=(buffer,),
+            )
         except IntegrityError as error:
             self._lost[key] = None
             self.quarantine(key, error)
             raise
         except TransportError as error:
-            # Whether this chunk or the whole disk is bad, its KV cannot be had: it is not there, until the next start.
-            self.index.forget(key)
-            self._lost[key] = None
-            self._failed(error.message)
+            await self.unreadable(key, error)
             raise
         finally:
             self.index.release(key)
         if header is None:
-            self.index.forget(key)
-            self._lost[key] = None
+            await self._vanished(key)
         else:
             measures.moved(self.name, "read", header.nbytes, self._clock_s() - started_s)
-        self._worked()
+        self._read_worked()
         return header
 
-    async def read_parts(self, nbytes: int, buffers: Buffers, read: Callable[[memoryview], PartFailure | None]) -> None:
-        """Let ``read`` read ``nbytes`` bytes, parts of chunks that the caller holds, by way of a buffer of ``buffers``.
+    async def read_parts(self, where: str, nbytes: int, buffers: Buffers, read: ReadParts) -> None:
+        """Let ``read`` read ``nbytes`` bytes, parts of chunks that the caller holds, all of the directory ``where``, by
+        way of a buffer of ``buffers``.
 
         Raises TransportError when the disk failed, or the error that ``read`` returned; then that chunk is not there
         any more, and the caller tells of it, unless only its key is missing.
         """
-        if not self._health.may_try(self._clock_s()):
-            raise TransportError("the disk failed lately and is left alone for now")
+        self._check_readable()
         await self.pace.wait(nbytes)
         async with buffers.buffer(is_urgent=True) as buffer:
             started_s = self._clock_s()
-            failure = await self._threads.run(True, read, buffer)
+            try:
+                failure = await self.directories.run(
+                    where, lambda: read(buffer), is_urgent=True, timeout_s=READ_TIMEOUT_S, uses=(buffer,)
+                )
+            except BaseException:
+                read.abandon()
+                raise
         if failure is None:
             measures.moved(self.name, "read", nbytes, self._clock_s() - started_s)
-            self._worked()
+            self._read_worked()
             return
         if isinstance(failure.error, IntegrityError):
             self.quarantine(failure.key, failure.error)
         elif isinstance(failure.error, TransportError):
-            self.index.forget(failure.key)
-            self._failed(failure.error.message)
+            await self.unreadable(failure.key, failure.error)
         elif isinstance(failure.error, NotFound):
-            self.index.forget(failure.key)
+            await self._vanished(failure.key)
         raise failure.error
 
     async def replace(self, key: ChunkKey, blob: memoryview) -> bool:
@@ -230,7 +235,7 @@ class DiskTier:
             raise TransportError("the disk is left alone for now")
         started_s = self._clock_s()
         try:
-            is_replaced = await self._threads.run(False, backend.replace, key, blob, timeout_s=WRITE_TIMEOUT_S)
+            is_replaced = await self._replace(backend, key, blob)
         except TransportError as error:
             self._failed(error.message)
             raise
@@ -276,12 +281,22 @@ class DiskTier:
             await self.removals.add(victims)
         return victims
 
-    def found(self, entries: list[tuple[ChunkKey, int]]) -> None:
-        """A start found these on the disk (key, bytes)."""
+    def found(self, entries: Sequence[ChunkEntry]) -> None:
+        """These are on the disk, as a start or the return of a directory found."""
         now_s = self._clock_s()
-        for key, nbytes in entries:
-            self.index.found(key, nbytes, now_s)
+        for entry in entries:
+            if not self.index.found(entry, now_s):
+                self.directories.note_undeleted(entry.key)
         self._measure()
+
+    def returned(self, directory: str) -> None:
+        """Everything in a directory that was away was found."""
+        self.index.returned(directory)
+        self._measure()
+
+    async def delete_again(self) -> None:
+        """Try once more to delete the files that could not be, some at a time."""
+        await self.removals.add(self.directories.undeleted())
 
     async def shrink(self) -> tuple[ChunkKey, ...]:
         """Keep within the quota what a start found."""
@@ -299,7 +314,7 @@ class DiskTier:
             async with self._full_turn:
                 if not self._admission.may_try(self._clock_s()):
                     raise
-                more = self.index.shrink(self.index.nbytes + self.index.reserved - arrival.nbytes)
+                more = self.index.shrink(self.index.used - arrival.nbytes)
                 victims += more
                 measures.EVICTED.inc(len(more))
                 await self.removals.add(more)
@@ -318,10 +333,66 @@ class DiskTier:
 
     async def _put_once(self, arrival: Arrival, blob: memoryview) -> None:
         started_s = self._clock_s()
-        await self._threads.run(
-            False, self.backend.put, arrival.key, blob, stripe=arrival.place, timeout_s=WRITE_TIMEOUT_S
-        )
+        if not (await self._put_new(arrival, blob) or await self._put_over(arrival, blob)):
+            raise TransportError(f"a file that is not chunk {arrival.key.path} has its name")
         measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
+
+    async def _put_over(self, arrival: Arrival, blob: memoryview) -> bool:
+        """A file that nobody knows of has the name of a chunk: what is in it nobody knows either."""
+        key, backend = arrival.key, self.backend
+        try:
+            if isinstance(backend, PartialReads) and await self._replace(backend, key, blob):
+                self.directories.removed(key, is_gone=True)
+                return True
+        except Hung:
+            raise  # It still reads the blob.
+        except TransportError as error:
+            _log.warning("chunk_not_replaced", chunk=key.path, reason=error.message)
+        self.directories.disown(key)
+        return await self._put_new(arrival, blob)
+
+    async def _put_new(self, arrival: Arrival, blob: memoryview) -> bool:
+        key = arrival.key
+        return await self.directories.run(
+            self.directories.next(arrival.place),
+            lambda: self.backend.put(key, blob, stripe=arrival.place, timeout_s=OWN_SHARE * WRITE_TIMEOUT_S),
+            is_urgent=False,
+            timeout_s=WRITE_TIMEOUT_S,
+            uses=(blob,),
+        )
+
+    async def _replace(self, backend: PartialReads, key: ChunkKey, blob: memoryview) -> bool:
+        return await self.directories.run(
+            self.directories.of(key),
+            lambda: backend.replace(key, blob, timeout_s=OWN_SHARE * WRITE_TIMEOUT_S),
+            is_urgent=False,
+            timeout_s=WRITE_TIMEOUT_S,
+            uses=(blob,),
+        )
+
+    def _check_readable(self) -> None:
+        """Raise TransportError while the disk is left alone. Directories are left out one by one instead."""
+        if self._directories is None and not self._health.may_try(self._clock_s()):
+            raise TransportError("the disk failed lately and is left alone for now")
+
+    def _read_worked(self) -> None:
+        if self._directories is None:
+            self._worked()
+
+    async def unreadable(self, key: ChunkKey, error: TransportError) -> None:
+        """A read failed: the chunk's KV cannot be had, and perhaps that of its whole directory."""
+        measures.TIER_FAILURES.labels(self.name).inc()
+        self._lost[key] = None
+        if self._directories is None:
+            self.index.forget(key)
+            self._failed(error.message)
+        else:
+            await self.directories.unreadable(key, error.message)
+        self._measure()
+
+    async def _vanished(self, key: ChunkKey) -> None:
+        if await self.directories.vanished(key):
+            self._lost[key] = None
 
     def _failed(self, reason: str) -> None:
         measures.TIER_FAILURES.labels(self.name).inc()
@@ -334,6 +405,6 @@ class DiskTier:
             _log.info("disk_works_again")
 
     def _measure(self) -> None:
-        measures.DISK_BYTES.set(self.index.nbytes + self.index.reserved)
+        measures.DISK_BYTES.set(self.index.used)
         measures.DISK_CHUNKS.set(len(self.index))
         measures.REMOVALS.set(len(self.removals))

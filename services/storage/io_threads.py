@@ -1,19 +1,22 @@
 """Threads for calls that block: one set for what requests wait for, one of low priority for everything else.
 
-Who may start is decided by ``core/io_shares.py``. A call that began is never abandoned: a thread cannot be stopped, and
-the buffer it uses must not be given to anybody else before it ends.
+Who may start is decided by ``core/io_shares.py``. A thread cannot be stopped, and the buffer it uses must not be given
+to anybody else before it ends: so ``run`` waits for a call that began, whatever happens, and ``attempt`` for so long,
+after which the call is ``abandoned``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from services.storage import measures
+from services.storage.abandoned import Abandoned
 from services.storage.core.io_shares import IoShares
 from services.storage.thread_priority import lower_priority
+from shared.errors import TransportError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,11 +24,17 @@ R = TypeVar("R")
 _LANES = {True: "urgent", False: "background"}
 
 
+class Hung(TransportError):
+    """A call took longer than it may. It may go on for ever."""
+
+
 class IoThreads:
     """At most ``depth`` calls at once (see ``IoShares``). Owned by the event loop."""
 
     def __init__(self, depth: int) -> None:
         self.shares: IoShares[asyncio.Future[None]] = IoShares(depth)
+        self._why_given_up = ""
+        self._measured = dict.fromkeys(_LANES, 0)
         self._executors = {
             True: ThreadPoolExecutor(depth, thread_name_prefix="io"),
             False: ThreadPoolExecutor(
@@ -35,25 +44,72 @@ class IoThreads:
 
     async def run(self, is_urgent: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``function`` in a thread when it is its turn. If this is cancelled, it ends only when the call has."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        await self._turn(is_urgent)
+        call = self._begin(is_urgent, lambda: function(*args, **kwargs))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await _ended(call)
+            raise
+
+    async def attempt(
+        self,
+        function: Callable[[], R],
+        abandoned: Abandoned,
+        *,
+        is_urgent: bool,
+        timeout_s: float | None,
+        uses: Sequence[memoryview] = (),
+    ) -> R:
+        """Call ``function`` in a thread when it is its turn, for ``timeout_s`` seconds; if this is cancelled it ends at
+        once. The call, if it runs then, is ``abandoned``, with the buffers that it ``uses``. None is no bound.
+
+        Raises :class:`Hung` when it takes longer, and TransportError after :meth:`give_up`.
+        """
+        await self._turn(is_urgent)
+        call = self._begin(is_urgent, function)
+        try:
+            await asyncio.wait({call}, timeout=timeout_s)
+        finally:
+            if not call.done():
+                abandoned.add(call, uses)
+        if not call.done():
+            raise Hung(f"no answer within {timeout_s} s")
+        if call.cancelled():  # No thread had taken it when the others were given up.
+            raise TransportError("it was not begun")
+        return call.result()
+
+    def give_up(self, reason: str) -> None:
+        """Whoever waits for a turn gets TransportError; start no more calls."""
+        self._why_given_up = reason
+        for turn in self.shares.give_up():
+            if not turn.done():
+                turn.set_exception(TransportError(reason))
+        self._measure()
+        self.close()
+
+    async def _turn(self, is_urgent: bool) -> None:
+        if self._why_given_up:
+            raise TransportError(self._why_given_up)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.shares.ask(turn, is_urgent=is_urgent)
         self._start_due()
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._done(is_urgent)
             raise
+
+    def _begin(self, is_urgent: bool, function: Callable[[], R]) -> asyncio.Future[R]:
+        """The turn ends with the call, not with whoever waits for it."""
         try:
-            call = loop.run_in_executor(self._executors[is_urgent], lambda: function(*args, **kwargs))
-            try:
-                return await asyncio.shield(call)
-            except asyncio.CancelledError:
-                await _ended(call)
-                raise
-        finally:
+            call = asyncio.get_running_loop().run_in_executor(self._executors[is_urgent], function)
+        except RuntimeError as error:  # After the end.
             self._done(is_urgent)
+            raise TransportError("no more calls are started") from error
+        call.add_done_callback(lambda _: self._done(is_urgent))
+        return call
 
     def close(self) -> None:
         """Start no more calls; those under way end by themselves."""
@@ -75,8 +131,14 @@ class IoThreads:
                     starting = True
                 else:
                     turn.set_result(None)
+        self._measure()
+
+    def _measure(self) -> None:
+        """What waits at all directories together."""
         for is_urgent, lane in _LANES.items():
-            measures.IO_WAITING.labels(lane).set(self.shares.waiting(is_urgent=is_urgent))
+            waiting = self.shares.waiting(is_urgent=is_urgent)
+            measures.IO_WAITING.labels(lane).inc(waiting - self._measured[is_urgent])
+            self._measured[is_urgent] = waiting
 
 
 async def _ended(call: asyncio.Future[R]) -> None:

@@ -82,7 +82,8 @@ def make_pipelines(
     """
     form = form_of(geometry)
     disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events
-    buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)))
+    abandoned = disk.directories.abandoned if disk else None
+    buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)), abandoned)
     sparse = make_sparse(geometry, disk, threads, keys, events, config)
     copies = sparse.copies if sparse else None
     promotions = Promotions(disk, buffers, threads, keys, events, copies) if disk and remote else None

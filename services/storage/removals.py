@@ -7,13 +7,12 @@ quota by at most what fits in the line, and before it writes a chunk anew whose 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 
 from services.storage import measures
 from services.storage.backends import ChunkKey
-from services.storage.io_threads import IoThreads
 from shared import logs
-from shared.errors import ThermoclineError
 
 MOST = 256  # Chunks that may stand in line.
 AT_ONCE = 32  # Chunks that one call deletes.
@@ -24,20 +23,13 @@ _log = logs.get_logger("storage")
 class Removals:
     """A bounded line of deletions, done by ``run``. Owned by the event loop.
 
-    ``delete`` and, for a chunk that is bad, ``quarantine`` are called in I/O threads.
+    ``delete`` is given a few chunks, with whether each is bad, and returns what could not be deleted, and why.
     """
 
     def __init__(
-        self,
-        threads: IoThreads,
-        delete: Callable[[ChunkKey], object],
-        quarantine: Callable[[ChunkKey], object],
-        *,
-        most: int = MOST,
+        self, delete: Callable[[dict[ChunkKey, bool]], Awaitable[dict[ChunkKey, str]]], *, most: int = MOST
     ) -> None:
-        self._threads = threads
         self._delete = delete
-        self._quarantine = quarantine
         self._most = most
         self._waiting: dict[ChunkKey, bool] = {}  # Whether it is bad.
         self._running: dict[ChunkKey, None] = {}
@@ -85,13 +77,13 @@ class Removals:
                 if self._is_stopping:
                     return
                 await self._changed.wait()
-            batch = list(self._waiting.items())[:AT_ONCE]
-            for key, _ in batch:
+            batch = dict(islice(self._waiting.items(), AT_ONCE))
+            for key in batch:
                 del self._waiting[key]
                 self._running[key] = None
-            failed, reason = await self._threads.run(False, self._delete_all, batch)
+            failed = await self._delete(batch)
             if failed:
-                _log.warning("chunks_not_deleted", chunks=failed, reason=reason)
+                _log.warning("chunks_not_deleted", chunks=len(failed), reason=next(iter(failed.values())))
             self._running.clear()
             self._wake()
             measures.REMOVALS.set(len(self))
@@ -99,14 +91,3 @@ class Removals:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _delete_all(self, batch: list[tuple[ChunkKey, bool]]) -> tuple[int, str]:
-        """How many could not be deleted, and why the last could not."""
-        count, reason = 0, ""
-        for key, is_bad in batch:
-            try:
-                (self._quarantine if is_bad else self._delete)(key)
-            except (ThermoclineError, OSError) as error:
-                # The next start finds the file and counts it again.
-                count, reason = count + 1, str(error)
-        return count, reason

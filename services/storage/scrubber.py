@@ -18,14 +18,13 @@ from services.storage.chunk_format import read_header
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.chunk_sealing import Cipher
 from services.storage.disk_tier import DiskTier
-from services.storage.io_threads import IoThreads
 from services.storage.sparse.format import read_fixed
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.verification import verify_copy
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.chunks import geometry_id
-from shared.errors import IntegrityError, ThermoclineError, Unavailable
+from shared.errors import IntegrityError, ThermoclineError, TransportError, Unavailable
 from shared.messages.pools import KvGeometry
 from shared.messages.status import ChunksVerified, VerifyChunks
 
@@ -47,7 +46,6 @@ class Scrubber:
     def __init__(
         self,
         disk: DiskTier,
-        threads: IoThreads,
         events: TierEvents,
         cipher: Cipher,
         *,
@@ -55,7 +53,6 @@ class Scrubber:
     ) -> None:
         self._disk = disk
         self._shapes: dict[bytes, tuple[Verify, Buffers]] = {}
-        self._threads = threads
         self._events = events
         self._cipher = cipher
         self._clock_s = clock_s
@@ -123,12 +120,22 @@ class Scrubber:
         verify, buffers = self._shapes[key.geometry]
         try:
             async with buffers.buffer(is_urgent=False) as buffer:
-                return await self._threads.run(False, self._read, self._disk.backend, key, verify, buffer), ""
+                nbytes = await self._disk.directories.run(
+                    self._disk.directories.of(key),
+                    lambda: self._read(self._disk.backend, key, verify, buffer),
+                    is_urgent=False,
+                    timeout_s=READ_TIMEOUT_S,
+                    uses=(buffer,),
+                )
+                return nbytes, ""
         except IntegrityError as error:
             self._disk.quarantine(key, error)
             return 0, error.message
+        except TransportError as error:
+            await self._disk.unreadable(key, error)
+            return 0, error.message
         except (ThermoclineError, OSError) as error:
-            # Without its key, or with a disk that does not answer, nothing can be said about it.
+            # Without its key nothing can be said about it.
             _log.info("chunk_not_verified", chunk=key.path, reason=str(error))
             return 0, ""
         finally:

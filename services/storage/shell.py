@@ -149,6 +149,7 @@ class StorageShell:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            life.has_given_up = life.has_given_up or self._tiers.is_hung
             self._neighbours.close()
             self._sparse_calls.close()
             self._pools.close()

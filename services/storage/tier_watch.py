@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from services.storage.backends import Answering, Directories
 from services.storage.disk_tier import DiskTier
 from services.storage.remote_tier import RemoteTier
+from services.storage.tier_events import TierEvents
 from services.storage.warm_start import WarmStart
 from shared.errors import ThermoclineError
 from shared.sizes import size
@@ -23,6 +25,12 @@ LOOK_EVERY_S = 3.0
 FIRST_LOOK_S = 2.0
 """A storage joins after its first look, so that it can say at once what it lacks, but waits no longer for a store."""
 
+ERRAND_S = 2.0
+"""A look waits so long for directories that hang, and goes on without them."""
+
+PROBE_S = 30.0
+ROOM = "the room on disk"
+
 Fault = tuple[str, str, str]
 """What is missing, why, and the flag that asked for it."""
 
@@ -30,12 +38,21 @@ Fault = tuple[str, str, str]
 class TierWatch:
     """Owned by the event loop; ``run`` looks until it is cancelled."""
 
-    def __init__(self, disk: DiskTier | None, warm_start: WarmStart | None, remote: RemoteTier | None) -> None:
+    def __init__(
+        self,
+        disk: DiskTier | None,
+        warm_start: WarmStart | None,
+        remote: RemoteTier | None,
+        events: TierEvents | None = None,
+    ) -> None:
+        """``events`` tell the scheduler of what is away with its directory."""
+        self._events = events
         self._disk = disk
         self._warm_start = warm_start
         self._remote = remote
         self._room: int | None = None  # Bytes of the disk that chunks have or could have.
         self._asking: asyncio.Task[None] | None = None
+        self._errands: dict[str, asyncio.Task[None]] = {}  # By directory.
 
     async def first_look(self) -> None:
         """Look once, for ``FIRST_LOOK_S`` at the most."""
@@ -45,14 +62,22 @@ class TierWatch:
                 await asyncio.shield(self._ask())
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look for ever, and at once where a directory was left out."""
         try:
             while True:
-                await asyncio.sleep(LOOK_EVERY_S)
+                await self._pause()
                 await self.look()
         finally:
-            if self._asking is not None:
-                self._asking.cancel()
+            for task in [*self._errands.values(), *([self._asking] if self._asking is not None else [])]:
+                task.cancel()
+
+    async def _pause(self) -> None:
+        if self._disk is None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S):
+                await self._disk.directories.has_left.wait()
 
     async def look(self) -> None:
         """Look once."""
@@ -85,29 +110,56 @@ class TierWatch:
         disk, backend = self._disk, self._disk.backend if self._disk is not None else None
         if disk is None or not isinstance(backend, Directories):
             return
-        left_out = len(backend.left_out)
-        if left_out and self._warm_start is not None:
-            await self._warm_start.add(backend.retake())
-            if len(backend.left_out) < left_out:
-                disk.works()
+        left = disk.directories.take_left()
+        if left and self._events is not None:
+            await self._events.dropped(left)
+        await disk.delete_again()
         is_due = bool(disk.fault) and disk.may_try()
-        if is_due or backend.failing:
-            is_sound = await asyncio.to_thread(backend.probe)
-            if is_due and is_sound:
-                disk.works()
+        # What was left out just now has not changed since.
+        for path in [] if left else list(backend.left_out):
+            self._begin(path, self._take_back(disk, backend, path))
+        for path in backend.paths() if is_due else list(backend.failing):
+            self._begin(path, self._probe(disk, backend, path))
+        await self._begun()
+        if is_due and backend.paths() and not backend.failing:
+            disk.works()
+
+    async def _take_back(self, disk: DiskTier, backend: Directories, path: str) -> None:
+        if self._warm_start is not None and await self._warm_start.take_back(backend, path):
+            disk.works()
+
+    async def _probe(self, disk: DiskTier, backend: Directories, path: str) -> None:
+        await disk.directories.run(path, lambda: backend.probe(path), is_urgent=False, timeout_s=PROBE_S)
 
     async def _measure_room(self) -> None:
-        disk, backend = self._disk, self._disk.backend if self._disk is not None else None
-        if disk is None or not isinstance(backend, Directories) or backend.left_out:
-            self._room = None
-            return
-        try:
-            free = await asyncio.to_thread(backend.free_bytes)
-        except OSError:
-            self._room = None  # A directory that cannot be asked fails, and says so itself.
-            return
+        self._room = None
+        backend = self._disk.backend if self._disk is not None else None
+        if self._disk is not None and isinstance(backend, Directories) and not backend.left_out:
+            self._begin(ROOM, self._find_room(self._disk, backend))
+            await self._begun()
+
+    async def _find_room(self, disk: DiskTier, backend: Directories) -> None:
+        free = await asyncio.to_thread(backend.free_bytes)
         self._room = free + disk.index.nbytes
         disk.has_room(free)
+
+    def _begin(self, name: str, errand: Coroutine[Any, Any, None]) -> None:
+        """Do something of which each directory may take as long as it hangs; not while the last of its name goes on."""
+        if name in self._errands:
+            errand.close()
+            return
+        task = asyncio.create_task(self._do(errand), name=f"look after {name}")
+        self._errands[name] = task
+        task.add_done_callback(lambda _: self._errands.pop(name, None))
+
+    async def _do(self, errand: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(ThermoclineError, OSError):  # What fails says so itself, and is tried again.
+            await errand
+
+    async def _begun(self) -> None:
+        """Wait for what was begun, a little."""
+        if self._errands:
+            await asyncio.wait(list(self._errands.values()), timeout=ERRAND_S)
 
     async def _ask(self) -> None:
         """Ask a store that does not answer; one question at a time, for as long as the store may take."""

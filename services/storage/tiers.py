@@ -16,6 +16,7 @@ from services.storage.config import StorageConfig
 from services.storage.core.fetch_progress import FetchProgress
 from services.storage.disk_tier import DiskTier
 from services.storage.drops import Drops
+from services.storage.heat_notes import HeatNotes
 from services.storage.io_threads import IoThreads
 from services.storage.media import Media
 from services.storage.paced_reads import PacedReads
@@ -41,6 +42,9 @@ from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, Sa
 from shared.tracing import Tracer
 
 STOPPING = "the storage is stopping"
+
+LAST_NOTE_S = 5.0
+"""Longest wait at the end for what chunks are worth to be noted."""
 
 _log = logs.get_logger("storage")
 
@@ -89,8 +93,9 @@ class Tiers:
             threads=self._threads,
             events=self._events,
         )
-        self._scrubber = Scrubber(self._disk, self._threads, self._events, self._keys.cipher) if self._disk else None
-        self._watch = TierWatch(self._disk, self._warm_start, self._remote)
+        self._scrubber = Scrubber(self._disk, self._events, self._keys.cipher) if self._disk else None
+        self._heats = HeatNotes(self._disk, self._warm_start) if self._disk and self._warm_start else None
+        self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._events)
         self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
         self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
@@ -279,6 +284,8 @@ class Tiers:
             if self._disk is not None and self._warm_start is not None:
                 group.create_task(self._disk.removals.run())
                 self._endless.append(group.create_task(self._warm_start.scan()))
+            if self._heats is not None:
+                self._endless.append(group.create_task(self._heats.run()))
             await self._stopping.wait()
             self._group = None
             self._why_closed = dict.fromkeys(self._why_closed, STOPPING)
@@ -293,11 +300,27 @@ class Tiers:
                 task.cancel()
             if self._disk is not None:
                 self._disk.removals.stop()
+        if self._heats is not None:
+            await self._note_heats(self._heats)
         for made in ended:
             made.buffers.close()
             if made.sparse is not None:
                 made.sparse.close()
         self._threads.close()
+        if self._disk is not None:
+            self._disk.directories.close()
+
+    async def _note_heats(self, heats: HeatNotes) -> None:
+        try:
+            async with asyncio.timeout(LAST_NOTE_S):
+                await heats.note()
+        except TimeoutError:
+            _log.warning("heats_not_noted", reason=f"the disk took longer than {LAST_NOTE_S:.0f} s")
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a thread still waits for a disk that does not answer: it would keep the process from ending."""
+        return self._disk is not None and len(self._disk.directories.abandoned) > 0
 
     def stop(self) -> None:
         """Begin nothing more; what is under way is finished or cut off, and answered."""

@@ -1,4 +1,4 @@
-"""What the disk holds from earlier: learnt in a thread, told to the scheduler once there is a pool to load it to."""
+"""What the disk holds from earlier: learnt in threads, told to the scheduler once there is a pool to load it to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from itertools import islice
 
-from services.storage.backends import ChunkEntry, ChunkKey
+from services.storage.backends import ChunkEntry, ChunkKey, Directories
 from services.storage.disk_tier import DiskTier
 from services.storage.tier_events import TierEvents
 from shared import logs
@@ -14,56 +14,94 @@ from shared.errors import ThermoclineError
 
 AT_ONCE = 512  # Entries that the event loop takes over in one go.
 
+BATCH_S = 60.0
+"""Longest wait for so many, a header each; a directory that takes longer is left out."""
+
 _log = logs.get_logger("storage")
 
 
 class WarmStart:
-    """Orders are served meanwhile; what they save or drop wins over what is found."""
+    """Orders are served meanwhile; what they save or drop wins over what is found. Owned by the event loop."""
 
     def __init__(self, disk: DiskTier, events: TierEvents) -> None:
         self.is_over = asyncio.Event()
         self._disk = disk
         self._events = events
+        self._searching = 0
+        self._looked_through: dict[str, None] = {}
+
+    def is_known(self, path: str) -> bool:
+        """Whether everything in a directory was found since it was taken last."""
+        return path in self._looked_through
 
     async def scan(self) -> None:
-        """Find everything that the disk holds, and keep within the quota. A disk that fails on the way is used as far
-        as it was read.
+        """Find everything that the disk holds, and keep within the quota. A directory that fails on the way is used as
+        far as it was read.
         """
-        entries = self._disk.backend.entries()
-        found = 0
-        try:
-            while batch := await asyncio.to_thread(_next, entries):
-                self._disk.found(batch)
-                found += len(batch)
-        except (ThermoclineError, OSError) as error:
-            _log.warning("disk_not_listed", found=found, reason=str(error))
+        backend = self._disk.backend
+        self._begin()
+        if isinstance(backend, Directories):
+            found = await asyncio.gather(*(self._find(path, backend.entries_in(path)) for path in backend.paths()))
+        else:
+            found = [await self._find("", backend.entries())]
+        self._end()
         victims = await self._disk.shrink()
         self.is_over.set()
-        _log.info("disk_listed", chunks=found, nbytes=self._disk.index.nbytes, evicted=len(victims))
+        self._tell(found, victims)
         await self._events.dropped(victims)
 
-    async def add(self, entries: Iterator[ChunkEntry]) -> None:
-        """What directories hold that can be used only now: learnt like the rest, and told at once."""
+    async def take_back(self, backend: Directories, path: str) -> bool:
+        """Try once more to use a directory that is left out: what it holds is learnt like the rest, and told at once.
+
+        Returns whether it is in use. It may take as long as the directory hangs.
+        """
         await self.is_over.wait()
-        found: list[ChunkKey] = []
+        self._looked_through.pop(path, None)
+        # Without a bound: whoever looks after it has it tried once at a time.
+        if not await self._disk.directories.run(path, lambda: backend.retake(path), is_urgent=False, timeout_s=None):
+            return False
+        self._begin()
         try:
-            while batch := await asyncio.to_thread(_next, entries):
-                self._disk.found(batch)
-                found += [key for key, _ in batch]
-        except (ThermoclineError, OSError) as error:
-            _log.warning("disk_not_listed", found=len(found), reason=str(error))
-        if not found:
-            return
+            found = await self._find(path, backend.entries_in(path))
+            if path not in backend.left_out:
+                self._disk.returned(path)
+        finally:
+            self._end()
         victims = await self._disk.shrink()
-        _log.info("disk_listed", chunks=len(found), nbytes=self._disk.index.nbytes, evicted=len(victims))
+        self._tell([found], victims)
         await self._events.dropped(victims)
         await self._events.listed(found)
+        return path not in backend.left_out
 
     async def announce(self, geometry: bytes) -> None:
         """Tell the scheduler of the chunks of a geometry, given by its digest, for which there is a pool now."""
         await self.is_over.wait()
         await self._events.listed(self._disk.index.keys(geometry=geometry))
 
+    async def _find(self, where: str, entries: Iterator[ChunkEntry]) -> list[ChunkKey]:
+        found: list[ChunkKey] = []
+        try:
+            while batch := await self._disk.directories.run(
+                where, lambda: list(islice(entries, AT_ONCE)), is_urgent=False, timeout_s=BATCH_S
+            ):
+                self._disk.found(batch)
+                found += [entry.key for entry in batch]
+            self._looked_through[where] = None
+        except (ThermoclineError, OSError) as error:
+            _log.warning("disk_not_listed", directory=where, found=len(found), reason=str(error))
+        return found
 
-def _next(entries: Iterator[ChunkEntry]) -> list[tuple[ChunkKey, int]]:
-    return [(entry.key, entry.nbytes) for entry in islice(entries, AT_ONCE)]
+    def _begin(self) -> None:
+        if not self._searching:
+            self._disk.index.search()
+        self._searching += 1
+
+    def _end(self) -> None:
+        self._searching -= 1
+        if not self._searching:
+            self._disk.index.searched()
+
+    def _tell(self, found: list[list[ChunkKey]], victims: tuple[ChunkKey, ...]) -> None:
+        chunks = sum(map(len, found))
+        if chunks:
+            _log.info("disk_listed", chunks=chunks, nbytes=self._disk.index.nbytes, evicted=len(victims))

@@ -112,7 +112,7 @@ def _facts(chunk: MadeChunk, key_id: str, *, payload: str) -> ChunkFacts:
 
 def _sparse_copy(chunk: MadeChunk, key_id: str) -> tuple[bytes, ChunkFacts]:
     layout = SparseLayout.of(chunk.header.geometry, block_tokens=_BLOCK_TOKENS)
-    header = SparseHeader.of(chunk.header.namespace, chunk.header.identity, layout, key_id=key_id, cipher=CIPHER)
+    header = SparseHeader.of(chunk.header, layout, key_id=key_id, cipher=CIPHER)
     blob = aligned(header.blob_bytes)
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)
     payload = _copy_digest(blob, header)

@@ -16,7 +16,7 @@ conformance suite checks for each:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -65,12 +65,24 @@ class ChunkKey:
         return key
 
 
+UNKNOWN = -1
+"""Place of a chunk of which nobody has said where in its sequence it belongs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkEntry:
-    """One line of a tier's inventory."""
+    """One line of a tier's inventory; what was not read has its default."""
 
     key: ChunkKey
     nbytes: int
+    place: int = UNKNOWN
+    """Chunks before it in its sequence."""
+    parent: ChunkKey | None = None
+    """The chunk before it; None at the root, or where that is not known."""
+    heat: float | None = None
+    """What it was worth when that was noted last (``core/chunk_worth.py``); None where it was not."""
+    key_id: str = ""
+    """Whose key seals it; "" is none."""
 
 
 class ChunkBackend(Protocol):
@@ -122,20 +134,63 @@ class PartialReads(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What became of a chunk that could not be read."""
+
+    left_bytes: int = 0
+    """Of its file, which could not be taken away either."""
+    directory: str = ""
+    """Is left out from now on, because nothing in it can be read; "" where the chunk alone was bad."""
+    keys: tuple[ChunkKey, ...] = ()
+    """What lay in it."""
+
+
 @runtime_checkable
 class Directories(ChunkBackend, Protocol):
-    """A tier of directories, of which some may be missing for a while. All calls block."""
+    """A tier of directories, called by their paths, of which some may be missing for a while.
+
+    Those that name a directory touch no other, and may hang as long as it does. Calls block where nothing else is said.
+    """
 
     left_out: dict[str, str]  # Directories that are not used, and why.
     failing: dict[str, str]  # Those in use to which the last write failed, and why.
 
-    def retake(self) -> Iterator[ChunkEntry]:
-        """Try what is left out once more; yields what directories hold that can be used now."""
+    def paths(self) -> list[str]:
+        """The directories in use, in the order in which they take blobs. Does not block."""
 
-    def probe(self) -> bool:
-        """Write to every directory in use, which is failing from then on or is not; whether there is one, and none
-        fails.
+    def place_of(self, key: ChunkKey) -> tuple[str, int]:
+        """The directory and the bytes of a blob; ("", 0) without one. Does not block."""
+
+    def turn_of(self, stripe: int) -> str:
+        """The directory that the next blob of this ``stripe`` goes to, if it can take it; "" where none is in use.
+        Does not block.
         """
+
+    def entries_in(self, path: str) -> Iterator[ChunkEntry]:
+        """What ``entries`` has of one directory in use."""
+
+    def disown(self, key: ChunkKey) -> None:
+        """Know nothing of a blob any more; its file stays as it is, until its directory is looked through again. Does
+        not block.
+        """
+
+    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
+        """Reading this failed: find out whether the blob or its whole directory is bad, and do without it."""
+
+    def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
+        """Use a directory no more, until :meth:`retake`; returns what lay in it. It is not touched."""
+
+    def retake(self, path: str) -> bool:
+        """Try what is left out once more; whether it is in use now."""
+
+    def keep_heats(self, path: str, heats: Mapping[ChunkKey, float]) -> None:
+        """Note what blobs of a directory are worth, for ``ChunkEntry.heat`` of a later start; what cannot be written is
+        not noted.
+        """
+
+    def probe(self, path: str) -> bool:
+        """Write to a directory in use, which is failing from then on or is not; whether it is not."""
 
     def free_bytes(self) -> int:
         """Bytes that are free in the directories' file systems. Raises OSError."""

@@ -1,34 +1,30 @@
-"""Which chunk a blob says it is, of whatever form."""
+"""Which chunk a blob says it is, of whatever form, and where in its sequence it belongs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from services.storage import chunk_format
-from services.storage.backends import ChunkKey
+from services.storage.backends import UNKNOWN, ChunkEntry, ChunkKey
 from services.storage.sparse import format as sparse_format
+from shared.chunks import chunk_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """What the header of a blob says: the name at rest, and whose key seals it ("" is none)."""
-
-    key: ChunkKey
-    key_id: str
-
-    @property
-    def tells_tokens(self) -> bool:
-        """Whether it is sealed, and its name, of a release before 0.3, confirms who guesses its tokens."""
-        return bool(self.key_id) and not self.key.is_sealed
-
-
-def name_in(head: memoryview, nbytes: int) -> Named:
-    """The name that the first block of a blob of ``nbytes`` bytes has in its header.
+def entry_in(head: memoryview, nbytes: int) -> ChunkEntry:
+    """What the first block of a blob of ``nbytes`` bytes says in its header, in names at rest.
 
     Raises IntegrityError as ``read_fixed`` of either format does; what is neither is ``not_a_chunk``.
     """
     if bytes(head[: len(sparse_format.MAGIC)]) == sparse_format.MAGIC:
         copy = sparse_format.read_fixed(head, nbytes)
-        return Named(copy.key, copy.key_id)
+        if not any(copy.parent):
+            return ChunkEntry(copy.key, nbytes, UNKNOWN, key_id=copy.key_id)  # Of a release that did not say.
+        return _entry(copy.key, copy.parent, copy.depth, copy.layout.tokens, copy.key_id, nbytes)
     chunk = chunk_format.read_fixed(head, nbytes)
-    return Named(chunk.key, chunk.key_id)
+    tokens = chunk_tokens(chunk.geometry.page_size)
+    return _entry(chunk.key, chunk.parent, chunk.depth, tokens, chunk.key_id, nbytes)
+
+
+def _entry(key: ChunkKey, parent: bytes, depth: int, tokens: int, key_id: str, nbytes: int) -> ChunkEntry:
+    above = replace(key, identity=parent) if depth else None  # As much hidden as the chunk itself.
+    return ChunkEntry(key, nbytes, depth // tokens, above, key_id=key_id)

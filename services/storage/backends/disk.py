@@ -2,27 +2,32 @@
 
 What is where is kept in memory, so that only reading a chunk touches a disk. The map is made from the names of files at
 the start, and :meth:`DiskBackend.entries` makes sure of each by its header. It is of names at rest (``chunk_names``);
-callers use those of the cell. A directory that cannot be used is left
-out until :meth:`DiskBackend.retake` finds that it can be; one that fails later is passed over by writes while others
-take them.
+callers use those of the cell. A directory that cannot be used, or in which nothing can be read any more, is left out
+until :meth:`DiskBackend.retake` finds that it can be; one to which a write failed is passed over while others take
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 from services.storage import measures
-from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, check_ranges
-from services.storage.backends.blob_names import name_in
+from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, Unreadable, check_ranges
+from services.storage.backends.blob_names import entry_in
 from services.storage.backends.disk_directory import DiskDirectory
 from services.storage.backends.file_calls import FileCalls
-from services.storage.backends.key_locks import KeyLocks
+from services.storage.backends.heat_file import NotedHeats, pack_heats
+from services.storage.backends.key_locks import Holding, KeyLocks
+from services.storage.backends.opening import open_in_time
 from services.storage.chunk_names import ChunkNames
 from shared import logs
 from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, KeyMissing, TransportError
@@ -33,7 +38,16 @@ _SCANNED_AT_ONCE = 256
 CLOSE_S = 30.0
 """The longest wait for writes under way at the end; a disk that hangs must not keep the process."""
 
+CLOSE_HUNG_S = 1.0
+"""The longest wait for letting go of a directory that is left out, which may hang."""
+
 PROBE_S = 5.0
+
+OPEN_S = 10.0
+"""How long a directory may be silent at the start before the others go on without it."""
+
+WITNESSES = 3
+"""Chunks of a directory that are tried before it is given up for one that could not be read."""
 
 _log = logs.get_logger("disk")
 
@@ -65,6 +79,7 @@ class DiskBackend:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
         ``on_found`` is told of chunks as they are found here, by their number.
+        A directory of which nothing is heard for ``OPEN_S`` seconds is left out.
 
         Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
         ConfigError for one that is named twice.
@@ -80,7 +95,6 @@ class DiskBackend:
         # now, can still be deleted.
         self._at_rest: dict[ChunkKey, ChunkKey] = {}
         self._is_direct_wanted = is_direct_wanted
-        self._taking = threading.Lock()
         self._is_closed = False
         self._has_told = False
         self.left_out: dict[str, str] = {}
@@ -88,9 +102,11 @@ class DiskBackend:
         self.failing: dict[str, str] = {}
         """Directories that are used, and to which the last write failed, and why."""
         self.directories: list[DiskDirectory] = []
+        self._noted: dict[DiskDirectory, NotedHeats] = {}  # Until they are noted again.
         try:
             for path in paths:
-                self._take(path, on_found)
+                if not open_in_time(partial(self._take, path), on_found, OPEN_S):
+                    self._leave_out(path, f"directory {path} does not answer")
         except BaseException:
             self._release()
             raise
@@ -110,11 +126,13 @@ class DiskBackend:
         name = self._name(key)
         if name is None:
             name = self._names.at_rest(key)
-        with self._keys.hold(name, deadline_s):
+        with self._keys.hold(name, deadline_s) as holding:
             if self._find(name) is not None:
                 return False
-            directory = self._write(name, blob, stripe, deadline_s)
+            directory = self._write(name, blob, stripe, deadline_s, holding)
             with self._lock:
+                if directory not in self.directories:
+                    raise TransportError(f"directory {directory.path} was left out meanwhile")
                 self._place(name, _Place(directory, blob.nbytes, True, key))
             return True
 
@@ -149,10 +167,11 @@ class DiskBackend:
         name = self._name(key)
         if name is None:
             return False
-        with self._keys.hold(name, deadline_s):
+        with self._keys.hold(name, deadline_s) as holding:
             place = self._find(name)
             if place is None or place.nbytes != blob.nbytes:
                 return False
+            holding.where = place.directory
             # In its own directory, whichever that is: a name must not be in two.
             place.directory.replace(name.path, blob, deadline_s)
             return True
@@ -165,25 +184,102 @@ class DiskBackend:
         """Drop a chunk that failed verification, but keep the file for an operator. False if the tier lacked it."""
         return self._remove(key, timeout_s, DiskDirectory.quarantine)
 
-    def retake(self) -> Iterator[ChunkEntry]:
+    def paths(self) -> list[str]:
         """See :class:`~services.storage.backends.Directories`."""
-        with self._taking:
-            taken = [directory for path in list(self.left_out) if (directory := self._take(path)) is not None]
-        with self._lock:
-            names = [name for name, place in self._places.items() if place.directory in taken]
-        yield from self._entries(names)
+        return [directory.path for directory in self.directories]
 
-    def probe(self) -> bool:
-        """See :class:`~services.storage.backends.Directories`: writes a block to each, and removes it."""
-        directories = list(self.directories)
-        for directory in directories:
+    def turn_of(self, stripe: int) -> str:
+        """See :class:`~services.storage.backends.Directories`."""
+        return next((directory.path for directory in self._in_turn(stripe)), "")
+
+    def place_of(self, key: ChunkKey) -> tuple[str, int]:
+        """See :class:`~services.storage.backends.Directories`."""
+        place = self._find(self._name(key))
+        return ("", 0) if place is None else (place.directory.path, place.nbytes)
+
+    def disown(self, key: ChunkKey) -> None:
+        """See :class:`~services.storage.backends.Directories`."""
+        name = self._name(key)
+        with self._lock:
+            if name is not None:
+                self._pop(name)
+
+    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
+        """See :class:`~services.storage.backends.Directories`: other files of the directory show whether it is bad.
+        The chunk's own file goes to the quarantine. Nothing is removed from a directory that is bad as a whole.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        name = self._name(key)
+        place = self._find(name)
+        if name is None or place is None:
+            return Unreadable()
+        path = place.directory.path
+        if not self._can_be_read(place.directory, name, deadline_s):
+            return Unreadable(directory=path, keys=self.leave(path, reason))
+        with self._keys.hold(name, deadline_s, place.directory):
+            if self._find(name) is not place:
+                return Unreadable()
+            left_bytes = 0
             try:
-                directory.probe(time.monotonic() + PROBE_S)
+                place.directory.quarantine(name.path)
             except (CapacityError, TransportError) as error:
-                self._note_failing(directory, error.message)
-            else:
-                self._note_failing(directory, "")
-        return bool(directories) and not self.failing
+                left_bytes = place.nbytes
+                self._note_failing(place.directory, error.message)
+            self._drop(name, place)
+            return Unreadable(left_bytes=left_bytes)
+
+    def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
+        """See :class:`~services.storage.backends.Directories`."""
+        with self._lock:
+            directory = self._directory(path)
+            if directory is None:
+                return ()
+            self.directories = [each for each in self.directories if each is not directory]
+            names = [name for name, place in self._places.items() if place.directory is directory]
+            keys = tuple(self._pop(name) for name in names)
+            self.failing.pop(directory.path, None)
+            self._noted.pop(directory, None)
+        self._keys.let_go(directory)
+        self._leave_out(path, reason)
+        closing = threading.Thread(target=directory.close, name="leave directory", daemon=True)
+        closing.start()
+        closing.join(CLOSE_HUNG_S)
+        return keys
+
+    def keep_heats(self, path: str, heats: Mapping[ChunkKey, float]) -> None:
+        """See :class:`~services.storage.backends.Directories`."""
+        directory = self._directory(path)
+        if directory is None:
+            return
+        of_it: dict[ChunkKey, float] = {}
+        rest = iter(heats.items())
+        while some := list(islice(rest, _SCANNED_AT_ONCE)):
+            with self._lock:  # Not for long: whoever reads needs it.
+                named = ((self._at_rest.get(key, key), heat) for key, heat in some)
+                places = ((name, heat, self._places.get(name)) for name, heat in named)
+                of_it |= {name: heat for name, heat, place in places if place and place.directory is directory}
+        try:
+            directory.note_heats(pack_heats(of_it), time.monotonic() + PROBE_S)
+        except (CapacityError, TransportError) as error:
+            _log.warning("heats_not_noted", path=path, reason=error.message)
+        self._noted.pop(directory, None)
+
+    def retake(self, path: str) -> bool:
+        """See :class:`~services.storage.backends.Directories`."""
+        return path in self.left_out and self._take(path) is not None
+
+    def probe(self, path: str) -> bool:
+        """See :class:`~services.storage.backends.Directories`: writes a block, and removes it."""
+        directory = self._directory(path)
+        if directory is None:
+            return False
+        try:
+            directory.probe(time.monotonic() + PROBE_S)
+        except (CapacityError, TransportError) as error:
+            self._note_failing(directory, error.message)
+            return False
+        self._note_failing(directory, "")
+        return True
 
     def free_bytes(self) -> int:
         """See :class:`~services.storage.backends.Directories`; of what is free, what this user may have."""
@@ -199,6 +295,14 @@ class DiskBackend:
         with self._lock:
             self._check_open()
             names = [name for name in self._places if not namespace or name.namespace == namespace]
+        yield from self._entries(names)
+
+    def entries_in(self, path: str) -> Iterator[ChunkEntry]:
+        """See :class:`~services.storage.backends.Directories`."""
+        directory = self._directory(path)
+        with self._lock:
+            self._check_open()
+            names = [name for name, place in self._places.items() if place.directory is directory]
         yield from self._entries(names)
 
     def _entries(self, names: Sequence[ChunkKey]) -> Iterator[ChunkEntry]:
@@ -230,6 +334,8 @@ class DiskBackend:
             for each in directory.scan():
                 on_found(1)
                 found.append(each)
+            heats = directory.noted_heats()
+            on_found(0)
             with self._lock:
                 self._check_open()
                 # Written again while this directory was left out; equal names are equal chunks.
@@ -237,7 +343,8 @@ class DiskBackend:
                 self._places.update(
                     (key, _Place(directory, nbytes, False, key)) for key, nbytes in found if key not in self._places
                 )
-                self.directories.append(directory)
+                self.directories = [*self.directories, directory]
+                self._noted[directory] = heats
         except (TransportError, CapacityError) as error:
             self._leave_out(path, error.message)
             directory.close()
@@ -260,22 +367,33 @@ class DiskBackend:
             _log.error("disk_directory_left_out", path=path, reason=reason)
         self.left_out[path] = reason
 
-    def _write(self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float) -> DiskDirectory:
-        """Write to the directory whose turn it is, or to the next that can take it."""
-        directories = list(self.directories)
-        count = len(directories)
+    def _write(
+        self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float, holding: Holding
+    ) -> DiskDirectory:
+        """Write to the directory whose turn it is, or to the next that can take it; last to those that fail.
+
+        Raises CapacityError where one of them is only full.
+        """
         failure: CapacityError | TransportError | None = None
-        for place in range(stripe, stripe + count):
-            directory = directories[place % count]
+        for directory in self._in_turn(stripe):
+            holding.where = directory
             try:
                 directory.put(key.path, blob, deadline_s)
             except (CapacityError, TransportError) as error:
                 self._note_failing(directory, error.message)
-                failure = error
+                failure = failure if isinstance(failure, CapacityError) else error
             else:
                 self._note_failing(directory, "")
                 return directory
         raise failure or TransportError(f"no directory can be used: {'; '.join(self.left_out.values())}")
+
+    def _in_turn(self, stripe: int) -> list[DiskDirectory]:
+        directories = self.directories
+        turn = stripe % len(directories) if directories else 0
+        return sorted(directories[turn:] + directories[:turn], key=lambda each: each.path in self.failing)
+
+    def _directory(self, path: str) -> DiskDirectory | None:
+        return next((directory for directory in self.directories if directory.path == path), None)
 
     def _note_failing(self, directory: DiskDirectory, reason: str) -> None:
         """Log when a directory begins to fail and when it works again, not every time in between."""
@@ -287,6 +405,23 @@ class DiskBackend:
             _log.error("disk_directory_failing", path=directory.path, reason=reason)
         if was_failing and not reason:
             _log.info("disk_directory_works_again", path=directory.path)
+
+    def _can_be_read(self, directory: DiskDirectory, bad: ChunkKey, deadline_s: float) -> bool:
+        """Whether a directory gives anything but the chunk ``bad``: others that it has, or a block written now."""
+        with self._lock:
+            others = (key for key, place in self._places.items() if place.directory is directory and key != bad)
+            witnesses = list(islice(others, WITNESSES))
+        block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        for key in witnesses:
+            with contextlib.suppress(TransportError, IntegrityError):
+                if directory.read_ranges(key.path, [(0, BLOCK_BYTES)], block, 0, deadline_s):
+                    return True
+        if witnesses:
+            return False
+        with contextlib.suppress(TransportError, CapacityError):
+            directory.probe(deadline_s)
+            return True
+        return False
 
     def _name(self, key: ChunkKey) -> ChunkKey | None:
         """The name at rest under which a chunk is here, or would be; None if there is no key to tell."""
@@ -305,12 +440,13 @@ class DiskBackend:
         if place.key != name:
             self._at_rest[place.key] = name
 
-    def _pop(self, name: ChunkKey) -> None:
-        """Take a name at rest out of the maps."""
-        with self._lock:
-            place = self._places.pop(name, None)
-            if place is not None and place.key != name:
-                self._at_rest.pop(place.key, None)
+    def _pop(self, name: ChunkKey) -> ChunkKey:
+        """Take a name at rest out of the maps, under the lock; returns the chunk's name in the cell."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return name
+        self._at_rest.pop(place.key, None)
+        return place.key
 
     def _find(self, name: ChunkKey | None) -> _Place | None:
         with self._lock:
@@ -321,23 +457,32 @@ class DiskBackend:
         name = self._name(key)
         if name is None:
             return False
-        with self._keys.hold(name, time.monotonic() + timeout_s):
+        with self._keys.hold(name, time.monotonic() + timeout_s) as holding:
             place = self._find(name)
             if place is None:
                 return False
+            holding.where = place.directory
             is_gone = how(place.directory, name.path)
-            self._pop(name)
+            self._drop(name, place)
             return is_gone
+
+    def _drop(self, name: ChunkKey, place: _Place) -> None:
+        """The file of a chunk is gone; it may be elsewhere already, if that took so long that it was left out."""
+        with self._lock:
+            if self._places.get(name) is place:
+                self._pop(name)
 
     def _forget(self, name: ChunkKey, place: _Place, deadline_s: float) -> None:
         """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
-        with self._keys.hold(name, deadline_s):
+        with self._keys.hold(name, deadline_s, place.directory):
             if self._find(name) is place and not place.directory.head(name.path, 1)[1]:
                 _log.warning("chunk_vanished", chunk=name.path, directory=place.directory.path)
-                self._pop(name)
+                self._drop(name, place)
 
     def _entry(self, name: ChunkKey) -> ChunkEntry | None:
-        """The chunk's line of the inventory; None if it is gone, not sound, or cannot be read now."""
+        """The chunk's line of the inventory; None if it is gone or not sound. Where it belongs is said once, when its
+        header is read.
+        """
         place = self._find(name)
         if place is None:
             return None
@@ -348,10 +493,10 @@ class DiskBackend:
             if not nbytes:
                 self._forget(name, place, time.monotonic() + CLOSE_S)
                 return None
-            found = name_in(memoryview(head), nbytes)
+            found = entry_in(memoryview(head), nbytes)
             if found.key != name:
                 raise IntegrityError(f"it is chunk {found.key.path}", code="wrong_identity")
-            if found.tells_tokens:
+            if found.key_id and not name.is_sealed:
                 self._drop_telling(name)
                 return None
         except IntegrityError as error:
@@ -359,14 +504,17 @@ class DiskBackend:
                 _log.warning("chunk_quarantined", chunk=name.path, reason=error.message, code=error.code)
             return None
         except TransportError as error:
-            _log.warning("chunk_not_listed", chunk=name.path, reason=error.message)
-            return None
+            # It takes its room all the same. Whoever reads it will find out.
+            _log.warning("chunk_header_not_read", chunk=name.path, reason=error.message)
+            return ChunkEntry(place.key, place.nbytes)
         self._names.learn(name.namespace, found.key_id)
         key = self._names.in_cell(name)
+        parent = self._names.in_cell(found.parent) if found.parent is not None else None
         with self._lock:
             if self._places.get(name) is place:
                 self._place(name, _Place(place.directory, nbytes, True, key))
-        return ChunkEntry(key, nbytes)
+            noted = self._noted.get(place.directory)
+        return replace(found, key=key, parent=parent, heat=noted.of(name) if noted is not None else None)
 
     def _drop_telling(self, name: ChunkKey) -> None:
         """A chunk that an earlier release has sealed under a name that tells its tokens: not even kept aside."""

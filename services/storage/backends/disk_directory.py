@@ -6,6 +6,7 @@
     chunks/<namespace>/<geometry>/<two digits>/<identity>.chunk
     writing/                                             files that have no name of a chunk yet; emptied at a start
     quarantine/                                          a few of the files that turned out not to be their chunk
+    heats                                                what chunks were worth when that was noted last (``heat_file``)
 
 A chunk is written to ``writing/``, then renamed. A process that ends before the rename leaves a file in ``writing/``;
 after it, the chunk is whole. Nothing waits for the disk's own memory: after a loss of power what was written last may
@@ -30,12 +31,13 @@ import numpy as np
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from services.storage.backends.directory_lock import DirectoryLock
 from services.storage.backends.file_calls import FileCalls, translated
+from services.storage.backends.heat_file import NotedHeats
 from shared import logs
 from shared.errors import IntegrityError, InvalidRequest, TransportError
 
 SUFFIX = ".chunk"
 LOCK_FILE = "thermocline.lock"
-CHUNKS, WRITING, QUARANTINE = "chunks", "writing", "quarantine"
+CHUNKS, WRITING, QUARANTINE, HEATS = "chunks", "writing", "quarantine", "heats"
 
 QUARANTINED_FILES = 32
 """Evidence that is kept in each directory; what is found beyond it is deleted, for it is outside every quota."""
@@ -216,6 +218,32 @@ class DiskDirectory:
                     self._set_aside(file)
                 else:
                     yield key, nbytes
+
+    def noted_heats(self) -> NotedHeats:
+        """What was noted last; empty where nothing was, or not whole."""
+        file = os.path.join(self.path, HEATS)
+        if not os.path.exists(file):
+            return NotedHeats.unpack(b"")
+        try:
+            fd = self._calls.open(file, os.O_RDONLY)
+            try:
+                into = memoryview(bytearray(self._calls.size(fd)))
+                return NotedHeats.unpack(bytes(into[: self._read(fd, into)]))
+            finally:
+                self._calls.close(fd)
+        except OSError:
+            return NotedHeats.unpack(b"")
+
+    def note_heats(self, data: bytes, deadline_s: float) -> None:
+        """Keep the bytes of ``pack_heats`` in the place of those before. Raises as :meth:`put` does."""
+        temporary = os.path.join(self._writing, f"{HEATS}.{next(self._names)}")
+        with translated(f"heats cannot be written to {self.path}"):
+            self._write(temporary, memoryview(data), deadline_s)
+            try:
+                self._calls.rename(temporary, os.path.join(self.path, HEATS))
+            except BaseException:
+                self._remove_quietly(temporary)
+                raise
 
     def close(self) -> None:
         """Let go of the directory; idempotent."""

@@ -6,9 +6,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from services.storage.backends import ChunkKey
 from shared.errors import TransportError
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """One change under way. ``where`` it is made may be said later, and :meth:`KeyLocks.let_go` ends it there."""
+
+    where: object = None
 
 
 class KeyLocks:
@@ -16,12 +24,13 @@ class KeyLocks:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._held: set[ChunkKey] = set()
+        self._held: dict[ChunkKey, Holding] = {}
         self._is_closed = False
 
     @contextmanager
-    def hold(self, key: ChunkKey, deadline_s: float) -> Iterator[None]:
+    def hold(self, key: ChunkKey, deadline_s: float, where: object = None) -> Iterator[Holding]:
         """Hold ``key``. Raises TransportError past ``deadline_s`` (``time.monotonic``) and after :meth:`close`."""
+        holding = Holding(where)
         with self._changed:
             is_free = self._changed.wait_for(
                 lambda: self._is_closed or key not in self._held, timeout=max(0.0, deadline_s - time.monotonic())
@@ -30,13 +39,20 @@ class KeyLocks:
                 raise TransportError("the tier is closed")
             if not is_free:
                 raise TransportError(f"chunk {key.identity.hex()} was being changed for too long")
-            self._held.add(key)
+            self._held[key] = holding
         try:
-            yield
+            yield holding
         finally:
             with self._changed:
-                self._held.discard(key)
+                if self._held.get(key) is holding:
+                    del self._held[key]
                 self._changed.notify_all()
+
+    def let_go(self, where: object) -> None:
+        """Nobody waits for changes that are made there any more: they may hang."""
+        with self._changed:
+            self._held = {key: holding for key, holding in self._held.items() if holding.where is not where}
+            self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
         """Let nobody hold a key any more, and wait for those who do; False if that took too long. Idempotent."""

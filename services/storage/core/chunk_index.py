@@ -2,7 +2,13 @@
 
 What a chunk is worth is told in ``chunk_worth``; least worth **per byte** goes first, as far as the cost of losing it
 allows. KV of a prefix is of no use without everything above it. So only a chunk that nothing on the disk (or
-on its way there) continues may go, ties go to the deeper, and what is being read or is pinned stays.
+on its way there) continues may go, ties go to the deeper, and what is being read or is pinned stays. Where a chunk was
+lost all the same, because its file was damaged, what it leads to is **cut off**, and goes before everything else; it
+counts again once the chunk is there again, in whatever form.
+
+A directory may be **away** for a while: its chunks are not there, but stay in the order and count, so that what leads
+on from them is kept for their return. What has to go meanwhile is forgotten, and its file, like every file that cannot
+be deleted, is **left over**: its bytes count until it is gone.
 
 An owner of namespaces may have a quota of its own (:mod:`chunk_owners`). Room within it is made by its own chunks, by
 the same rule, before a chunk of it makes any other go; and what is above a quota goes before everything else.
@@ -14,17 +20,17 @@ or at once when it outweighs what is valid. The index takes about 700 bytes a ch
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, log2
 
-from services.storage.backends import ChunkKey
+from services.storage.backends import UNKNOWN, ChunkEntry, ChunkKey
+from services.storage.core.chunk_links import ChunkLinks
 from services.storage.core.chunk_owners import ChunkOwner, ChunkOwners, Entry
-from services.storage.core.chunk_worth import first_heat, heat_after_use
+from services.storage.core.chunk_reach import ChunkReach
+from services.storage.core.chunk_worth import first_heat, heat_after_use, heat_again, heat_left
+from services.storage.core.left_over import LeftOver
 from shared.errors import InvariantViolated
-
-UNKNOWN = -1
-"""Place of a chunk that a start found on the disk: no order has named the sequence that it belongs to yet."""
 
 MAX_PINS = 2**20  # Names.
 
@@ -45,6 +51,9 @@ class _Chunk:
     uses: int = 0
     readers: int = 0
     is_listed: bool = False  # It has a valid entry in the heap, and in that of its owner.
+    is_cut_off: bool = False  # Something that it continues was lost.
+    search: int = 0  # In which search it was found; 0 for what was saved.
+    away: str = ""  # The directory that it is in, while that is away.
     owner: ChunkOwner | None = None
 
 
@@ -86,7 +95,12 @@ class ChunkIndex:
         self.evicted = 0  # Chunks that ever had to make room.
         self._chunks: dict[bytes, _Chunk] = {}
         self._arrivals: dict[bytes, Arrival] = {}
-        self._children: dict[bytes, int] = {}  # How many chunks, there or on their way, continue that of this name.
+        self._links = ChunkLinks()  # Of chunks, there or on their way, to what they continue.
+        self._reach = ChunkReach(self._chunks, self._arrivals, self._links)
+        self._left_over = LeftOver()
+        self._search = 0  # The number of the last search,
+        self._is_searching = False
+        self._held_back: list[bytes] = []  # and what could not go because it is not over.
         self._pins: dict[bytes, None] = {}
         self._heap: list[Entry] = []
         self._owners = ChunkOwners()
@@ -96,7 +110,13 @@ class ChunkIndex:
         return len(self._chunks)
 
     def __contains__(self, key: ChunkKey) -> bool:
-        return _name(key) in self._chunks
+        chunk = self._chunks.get(_name(key))
+        return chunk is not None and not chunk.away
+
+    @property
+    def used(self) -> int:
+        """Bytes of the quota that are taken."""
+        return self.nbytes + self.reserved + self._left_over.nbytes
 
     @property
     def pinned(self) -> int:
@@ -108,8 +128,15 @@ class ChunkIndex:
         return [
             chunk.key
             for chunk in self._chunks.values()
-            if (not namespace or chunk.key.namespace == namespace) and (not geometry or chunk.key.geometry == geometry)
+            if not chunk.away
+            and (not namespace or chunk.key.namespace == namespace)
+            and (not geometry or chunk.key.geometry == geometry)
         ]
+
+    def heats(self) -> Callable[[float], dict[ChunkKey, float]]:
+        """What chunks are worth at a time (seconds), as ``ChunkEntry.heat``, to be found out in another thread."""
+        chunks = list(self._chunks.values())
+        return lambda now_s: {chunk.key: heat_left(chunk.heat, now_s) for chunk in chunks}
 
     def nbytes_of(self, key: ChunkKey) -> int:
         """Bytes of a chunk that is there; 0 of another."""
@@ -125,26 +152,76 @@ class ChunkIndex:
         """Whether it was reserved and is neither added nor given up."""
         return _name(key) in self._arrivals
 
-    def found(
-        self, key: ChunkKey, nbytes: int, now_s: float, *, place: int = UNKNOWN, parent: ChunkKey | None = None
-    ) -> None:
-        """A start found this chunk on the disk. What is found may exceed the quota: see :meth:`shrink`."""
-        name, above = _name(key), _name(parent) if parent else b""
-        if name not in self._chunks and name not in self._arrivals:
-            self._link(name, above)
-            self._insert(name, _Chunk(key, nbytes, first_heat(0.0, now_s), 0, place, above))
+    def search(self) -> None:
+        """Somebody begins to look for what is on the disk. Until :meth:`searched` nothing that is found may go: what
+        continues it may not have been found yet.
+        """
+        self._search += 1
+        self._is_searching = True
+
+    def searched(self) -> None:
+        """Everything was found."""
+        self._is_searching = False
+        held_back, self._held_back = self._held_back, []
+        for name in held_back:
+            if name in self._chunks:
+                self._list(name, self._chunks[name])
+
+    def found(self, entry: ChunkEntry, now_s: float) -> bool:
+        """This is on the disk. What is found may exceed the quota: see :meth:`shrink`.
+
+        False if it had to go while it could not be deleted: its file is still left over.
+        """
+        name, above = _name(entry.key), _name(entry.parent) if entry.parent else b""
+        known = self._chunks.get(name)
+        if name in self._left_over and known is None:
+            self.leave_over(entry.key, entry.nbytes)
+            return False
+        if known is not None:
+            known.away = ""
+        elif name not in self._arrivals:
+            self._links.add(above, name)
+            heat = first_heat(0.0, now_s) if entry.heat is None else heat_again(entry.heat, now_s)
+            chunk = _Chunk(entry.key, entry.nbytes, heat, 0, entry.place, above)
+            chunk.search, chunk.is_cut_off = self._search, not self._reach.is_reached(above)
+            self._insert(name, chunk)
+        return True
+
+    def leave(self, keys: Iterable[ChunkKey], directory: str) -> list[ChunkKey]:
+        """A directory is away, with these in it; returns those that were there."""
+        chunks = [chunk for key in keys if (chunk := self._chunks.get(_name(key))) is not None and not chunk.away]
+        for chunk in chunks:
+            chunk.away = directory
+        return [chunk.key for chunk in chunks]
+
+    def returned(self, directory: str) -> None:
+        """It is back, and what is in it was found: what was not is gone. O(n)."""
+        for name in [name for name, chunk in self._chunks.items() if chunk.away == directory]:
+            self._remove(name)
+        self._left_over.clear(directory)
+
+    def leave_over(self, key: ChunkKey, nbytes: int, directory: str = "") -> None:
+        """The file of a chunk that is not there could not be deleted: its bytes count."""
+        self._left_over.add(_name(key), nbytes, directory)
+
+    def cleared(self, key: ChunkKey) -> None:
+        """There is no file without a chunk of this name any more."""
+        self._left_over.remove(_name(key))
 
     def reserve(self, arrival: Arrival, now_s: float) -> Room:
         """Make room for a chunk: evict what is worth less, as much as is needed. What has gone, has gone, even when
         it turns out not to be enough. Raises InvariantViolated for a chunk that is there or on its way.
         """
         name = _name(arrival.key)
-        if name in self._chunks or name in self._arrivals:
+        if arrival.key in self or name in self._arrivals:
             raise InvariantViolated(f"chunk {arrival.key.path} is on the disk or on its way already")
         if arrival.nbytes + self.reserved > self.quota:
             return Room((), False)
+        above = _name(arrival.parent) if arrival.parent else b""
+        if name in self._chunks:
+            self._abandon(name)  # It will be where it can be had.
         # From here on its parent counts as continued: the chunk must not drive out what it needs.
-        self._link(name, _name(arrival.parent) if arrival.parent else b"")
+        self._links.add(above, name)
         rank = (first_heat(arrival.value, now_s) - log2(arrival.nbytes), -arrival.place)
         owner = self._owners.of(arrival.key.namespace)
         victims: tuple[ChunkKey, ...] = ()
@@ -154,9 +231,9 @@ class ChunkIndex:
         else:
             is_within = True
         if is_within:
-            victims += self._evict(self.quota - arrival.nbytes - self.reserved, rank)
-        if not is_within or self.nbytes + self.reserved + arrival.nbytes > self.quota:
-            self._unlink(_name(arrival.parent) if arrival.parent else b"")
+            victims += self._evict(self.quota - arrival.nbytes, rank)
+        if not is_within or self.used + arrival.nbytes > self.quota:
+            self._unlink(above, name)
             return Room(victims, False)
         self._arrivals[name] = arrival
         self.reserved += arrival.nbytes
@@ -188,19 +265,22 @@ class ChunkIndex:
         arrival = self._take_arrival(name)
         parent = _name(arrival.parent) if arrival.parent else b""
         heat = first_heat(arrival.value, now_s)
+        # What it continues may be above the disk: it is not cut off, whatever is there.
         self._insert(name, _Chunk(key, arrival.nbytes, heat, 0, arrival.place, parent))
 
     def give_up(self, key: ChunkKey) -> None:
         """A reserved chunk will not come."""
-        arrival = self._take_arrival(_name(key))
-        self._unlink(_name(arrival.parent) if arrival.parent else b"")
+        name = _name(key)
+        arrival = self._take_arrival(name)
+        self._unlink(_name(arrival.parent) if arrival.parent else b"", name)
+        self._list_all(self._reach.went(name))
 
     def touch(
         self, run: Sequence[ChunkKey], first_place: int, parent: ChunkKey | None, now_s: float, value: float = 0.0
     ) -> None:
         """A run of consecutive chunks of one sequence was asked for: a use of each that is there.
 
-        It also tells where in their sequence they belong, which a chunk that a start found does not say itself.
+        It also tells where in their sequence they belong, which not every chunk that a start found says itself.
         ``parent`` is the chunk before the first, None at the root or where it is not known. ``value`` as in a save.
         """
         above = _name(parent) if parent else b""
@@ -212,8 +292,8 @@ class ChunkIndex:
                 chunk.heat = max(heat_after_use(chunk.heat, now_s), first_heat(value, now_s))
                 chunk.place = place
                 if above and chunk.parent != above:
-                    self._unlink(chunk.parent)
-                    self._link(name, above)
+                    self._unlink(chunk.parent, name)
+                    self._links.add(above, name)
                     chunk.parent = above
                 self._list(name, chunk)
             above = name
@@ -221,7 +301,7 @@ class ChunkIndex:
     def hold(self, key: ChunkKey) -> bool:
         """Somebody begins to read it: it stays until :meth:`release`. False if it is not there."""
         chunk = self._chunks.get(_name(key))
-        if chunk is None:
+        if chunk is None or chunk.away:
             return False
         chunk.readers += 1
         return True
@@ -259,24 +339,23 @@ class ChunkIndex:
             self.pin(name.removesuffix(pinned), geometry)
 
     def forget(self, key: ChunkKey) -> bool:
-        """It is not there any more. False if it was not."""
-        name = _name(key)
-        if name not in self._chunks:
+        """It is not there any more, and what it leads to is cut off. False if it was not."""
+        if key not in self:
             return False
-        self._remove(name)
+        self._remove(_name(key))
         return True
 
     def shrink(self, target: int | None = None) -> tuple[ChunkKey, ...]:
         """Evict the least worth until at most ``target`` bytes (by default the quota) are there or on their way."""
-        return self._evict((self.quota if target is None else target) - self.reserved, _ANY)
+        return self._evict(self.quota if target is None else target, _ANY)
 
     def _evict(self, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
-        """Evict what is above quotas, and then what ranks below ``below``, until at most ``target`` bytes are there."""
+        """Evict what is above quotas, and then what ranks below ``below``, until at most ``target`` bytes are used."""
         victims: tuple[ChunkKey, ...] = ()
-        for owner in self._owners.above() if self.nbytes > target else ():
-            most = owner.nbytes + owner.reserved - (self.nbytes - target)
+        for owner in self._owners.above() if self.used > target else ():
+            most = owner.nbytes + owner.reserved - (self.used - target)
             victims += self._evict_of(owner, max(owner.quota, most), _ANY)
-        return victims + self._evict_from(self._heap, lambda: self.nbytes > target, below)
+        return victims + self._evict_from(self._heap, lambda: self.used > target, below)
 
     def _evict_of(self, owner: ChunkOwner, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
         """Evict an owner's chunks that rank below ``below`` until it has at most ``target`` bytes, those on their way
@@ -296,8 +375,15 @@ class ChunkIndex:
             elif not self._may_go(entry[3], chunk):
                 heapq.heappop(heap)
                 chunk.is_listed = False  # What holds it lists it again.
+            elif self._is_searching and chunk.search == self._search:
+                heapq.heappop(heap)
+                chunk.is_listed = False
+                self._held_back.append(entry[3])
             elif entry[:2] >= below:
                 break
+            elif chunk.away:
+                heapq.heappop(heap)
+                self._abandon(entry[3])
             else:
                 heapq.heappop(heap)
                 self._remove(entry[3])
@@ -306,7 +392,7 @@ class ChunkIndex:
         return tuple(victims)
 
     def _may_go(self, name: bytes, chunk: _Chunk) -> bool:
-        return not chunk.readers and name not in self._pins and name not in self._children
+        return not chunk.readers and name not in self._pins and name not in self._links
 
     def _list(self, name: bytes, chunk: _Chunk) -> None:
         """Give it an entry that is true now, if it may go at all."""
@@ -315,12 +401,17 @@ class ChunkIndex:
             return
         self._numbers += 1
         chunk.number = self._numbers
-        entry = (chunk.heat - log2(chunk.nbytes), -chunk.place, chunk.number, name)
+        rank = -inf if chunk.is_cut_off else chunk.heat - log2(chunk.nbytes)
+        entry = (rank, -chunk.place, chunk.number, name)
         heapq.heappush(self._heap, entry)
         self._tidy(self._heap, len(self._chunks))
         if chunk.owner is not None:
             heapq.heappush(chunk.owner.heap, entry)
             self._tidy(chunk.owner.heap, chunk.owner.chunks)
+
+    def _list_all(self, chunks: dict[bytes, _Chunk]) -> None:
+        for name, chunk in chunks.items():
+            self._list(name, chunk)
 
     def _tidy(self, heap: list[Entry], chunks: int) -> None:
         """Keep the valid entries of a heap of so many chunks alone, once most are out of date."""
@@ -340,20 +431,31 @@ class ChunkIndex:
     def _insert(self, name: bytes, chunk: _Chunk) -> None:
         self._chunks[name] = chunk
         self.nbytes += chunk.nbytes
+        self._reach.count(chunk.key.geometry, 1)
         self._owners.count(chunk.key.namespace, 1)
         owner = self._owners.of(chunk.key.namespace)
         if owner is not None:
             self._give(chunk, owner)
         self._list(name, chunk)
+        if not chunk.is_cut_off:
+            self._list_all(self._reach.came(name))
+
+    def _abandon(self, name: bytes) -> None:
+        """A chunk of a directory that is away has to go: its file stays for now."""
+        chunk = self._chunks[name]
+        self._remove(name)
+        self.leave_over(chunk.key, chunk.nbytes, chunk.away)
 
     def _remove(self, name: bytes) -> None:
         chunk = self._chunks.pop(name)
         self.nbytes -= chunk.nbytes
+        self._reach.count(chunk.key.geometry, -1)
         self._owners.count(chunk.key.namespace, -1)
         if chunk.owner is not None:
             chunk.owner.nbytes -= chunk.nbytes
             chunk.owner.chunks -= 1
-        self._unlink(chunk.parent)
+        self._unlink(chunk.parent, name)
+        self._list_all(self._reach.went(name))
 
     def _take_arrival(self, name: bytes) -> Arrival:
         arrival = self._arrivals.pop(name, None)
@@ -366,17 +468,8 @@ class ChunkIndex:
             owner.reserved -= arrival.nbytes
         return arrival
 
-    def _link(self, name: bytes, parent: bytes) -> None:
-        if parent and parent != name:
-            self._children[parent] = self._children.get(parent, 0) + 1
-
-    def _unlink(self, parent: bytes) -> None:
-        if not parent or parent not in self._children:
-            return
-        left = self._children.pop(parent) - 1
-        if left:
-            self._children[parent] = left
-            return
-        chunk = self._chunks.get(parent)
-        if chunk is not None:
-            self._list(parent, chunk)
+    def _unlink(self, parent: bytes, name: bytes) -> None:
+        if self._links.remove(parent, name):
+            chunk = self._chunks.get(parent)
+            if chunk is not None:
+                self._list(parent, chunk)

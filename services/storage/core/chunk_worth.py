@@ -19,6 +19,16 @@ def first_heat(value: float, now_s: float) -> float:
     return log2(1 + log2(1 + hotness)) + now_s / HALF_LIFE_S
 
 
+def heat_left(heat: float, now_s: float) -> float:
+    """The logarithm of what a heat is worth now: a number without a clock, which can be written down."""
+    return heat - now_s / HALF_LIFE_S
+
+
+def heat_again(left: float, now_s: float) -> float:
+    """The heat of what was worth this when it was written down. Time in which nobody could use it does not count."""
+    return left + now_s / HALF_LIFE_S
+
+
 def heat_after_use(heat: float, now_s: float) -> float:
     """The heat after one more use: the logarithm of a sum, by its greater part so that nothing overflows."""
     use = now_s / HALF_LIFE_S

@@ -42,6 +42,13 @@ class IoShares(Generic[T]):
             due.append((False, self._waiting[False].popleft()))
         return due
 
+    def give_up(self) -> list[T]:
+        """Nobody gets a turn any more; returns those that waited for one."""
+        waiting = [turn for line in self._waiting.values() for turn in line]
+        for line in self._waiting.values():
+            line.clear()
+        return waiting
+
     def done(self, *, is_urgent: bool) -> None:
         """A running turn ended."""
         self._running[is_urgent] -= 1

@@ -106,9 +106,7 @@ class SparseCopies:
             return None
         key = self._layout.key(header.namespace, header.identity)
         check_key_id(key_id)
-        sparse = SparseHeader.of(
-            header.namespace, header.identity, self._layout, key_id=key_id, cipher=self._keys.cipher
-        )
+        sparse = SparseHeader.of(header, self._layout, key_id=key_id, cipher=self._keys.cipher)
         try:
             buffer = self._staging.take(timeout_s=0.0)
         except CapacityError:
@@ -200,4 +198,4 @@ class SparseCopies:
 
     def _end(self, copy: SparseCopy) -> None:
         del self._under_way[copy.arrival.key]
-        self._staging.give_back(copy.buffer)
+        self._disk.directories.abandoned.when_free(copy.buffer, lambda: self._staging.give_back(copy.buffer))

@@ -25,10 +25,11 @@ import numpy.typing as npt
 import xxhash
 
 from services.storage.backends import ChunkKey
-from services.storage.chunk_format import PLAIN_VERSION, SEALED_VERSION
+from services.storage.chunk_format import PLAIN_VERSION, SEALED_VERSION, ChunkHeader
 from services.storage.chunk_sealing import Cipher
 from services.storage.sparse.layout import CHECKSUM_BYTES, FIXED_BYTES, MAPPING_BYTES, SEAL_BYTES, SparseLayout
 from shared.errors import IntegrityError
+from shared.ids import DIGEST_BYTES
 from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCSPARSE"
@@ -36,33 +37,48 @@ CHECKSUM = "xxh3_64"
 IS_SEALED = 1  # The only flag.
 
 # magic, version, header bytes, blob bytes, flags, tokens, probe heads, block tokens, geometry (layers, heads, head_dim,
-# page_size), dtype, namespace, identity, key id, checksum's name, zeros. Then come the checksum of the tables, and that
-# of all of this.
-_FIELDS = struct.Struct("<8sIIQIIIIIIII16s16s16s32s16s88s")
-_SPARE_BYTES = 88
+# page_size), dtype, namespace, identity, key id, checksum's name, depth and parent (zeros where they are not said),
+# zeros. Then come the checksum of the tables, and that of all of this.
+_FIELDS = struct.Struct("<8sIIQIIIIIIII16s16s16s32s16sQ16s64s")
+_SPARE_BYTES = 64
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = FIXED_BYTES - _CHECKSUM.size
 _VERSION = struct.Struct("<I")
 
 
 class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The fixed header. ``key_id`` is "" where the copy is not sealed; ``identity`` may be hidden."""
+    """The fixed header. ``key_id`` is "" where the copy is not sealed, ``parent`` zeros where its place is unknown.
+
+    ``identity`` and ``parent`` are hidden where :attr:`hides_names`.
+    """
 
     version: int = PLAIN_VERSION
     namespace: str
     identity: bytes
     layout: SparseLayout
     key_id: str = ""
+    depth: int = 0
+    """Tokens from the root to the first of the chunk."""
+    parent: bytes = bytes(DIGEST_BYTES)
+    """As in the header of the chunk: the page before it, the namespace's root at depth 0."""
 
     @classmethod
-    def of(
-        cls, namespace: str, identity: bytes, layout: SparseLayout, *, key_id: str = "", cipher: Cipher
-    ) -> SparseHeader:
-        """Of the copy of a chunk of this identity, sealed unless ``key_id`` is "". Raises KeyMissing."""
+    def of(cls, chunk: ChunkHeader, layout: SparseLayout, *, key_id: str = "", cipher: Cipher) -> SparseHeader:
+        """Of the copy of a chunk of this header, which is not sealed; sealed unless ``key_id`` is "". Raises
+        KeyMissing.
+        """
+        plain = cls(
+            namespace=chunk.namespace, identity=chunk.identity, layout=layout, depth=chunk.depth, parent=chunk.parent
+        )
         if not key_id:
-            return cls(namespace=namespace, identity=identity, layout=layout)
-        hidden = cipher.hide(key_id, identity)
-        return cls(version=SEALED_VERSION, namespace=namespace, identity=hidden, layout=layout, key_id=key_id)
+            return plain
+        return msgspec.structs.replace(
+            plain,
+            version=SEALED_VERSION,
+            identity=cipher.hide(key_id, chunk.identity),
+            parent=cipher.hide(key_id, chunk.parent),
+            key_id=key_id,
+        )
 
     @property
     def hides_names(self) -> bool:
@@ -119,6 +135,8 @@ def fixed_fields(header: SparseHeader) -> bytes:
         header.identity,
         header.key_id.encode(),
         CHECKSUM.encode(),
+        header.depth,
+        header.parent,
         bytes(_SPARE_BYTES),
     )
 
@@ -218,14 +236,20 @@ def _parsed(head: memoryview) -> SparseHeader:
     fields = _FIELDS.unpack_from(head)
     version, header_bytes, blob_bytes, flags, tokens, probe_heads, block_tokens = fields[1:8]
     layers, kv_heads, head_dim, page_size = fields[8:12]
-    dtype, namespace, identity, key_id, checksum, zeros = fields[12:]
+    dtype, namespace, identity, key_id, checksum, depth, parent, zeros = fields[12:]
     try:
         geometry = KvGeometry(
             layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=_text(dtype)
         )
         layout = SparseLayout(geometry, probe_heads, block_tokens)
         header = SparseHeader(
-            version=version, namespace=namespace.hex(), identity=identity, layout=layout, key_id=_text(key_id)
+            version=version,
+            namespace=namespace.hex(),
+            identity=identity,
+            layout=layout,
+            key_id=_text(key_id),
+            depth=depth,
+            parent=parent,
         )
         is_sound = (
             not geometry.fault()
@@ -235,6 +259,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             and flags == (IS_SEALED if header.is_sealed else 0)
             and (header.is_sealed or not header.hides_names)
             and _text(checksum) == CHECKSUM
+            and depth % layout.tokens == 0
             and not any(zeros)
         )
     except UnicodeDecodeError as error:

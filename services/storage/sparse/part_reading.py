@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.read_check import Asked
 from services.storage.sparse.read_plan import ChunkRead, region
 from services.storage.sparse.verification import UnitCheck, verify_head
-from shared.errors import IntegrityError, NotFound, ThermoclineError
+from shared.errors import IntegrityError, NotFound, ThermoclineError, TransportError
 
 READ_TIMEOUT_S = 10.0
 
@@ -81,6 +82,9 @@ class HeadReading:
                 return PartFailure(key, error)
         return None
 
+    def abandon(self) -> None:
+        """See ``disk_tier.ReadParts``."""
+
 
 class PartReading:
     """Reads parts of copies, one after the other, until one fails; what it wrote by then is of no use."""
@@ -96,6 +100,8 @@ class PartReading:
         self._opened = opened
         self._cipher = cipher
         self._into = np.frombuffer(into, np.uint8)
+        self._placing = threading.Lock()
+        self._is_abandoned = False
 
     def __call__(self, buffer: memoryview) -> PartFailure | None:
         """Read them by way of ``buffer``, which begins on a block and has ``region_bytes``."""
@@ -120,7 +126,16 @@ class PartReading:
         for unit in read.units:
             at, unit_bytes = layout.unit_at(asked.layer, unit, is_sealed=is_sealed)
             check.verify(buffer[at - first : at - first + unit_bytes], asked.layer, unit)
-        self._place(read, np.frombuffer(buffer, np.uint8)[start - first : start - first + nbytes], layout)
+        with self._placing:
+            if self._is_abandoned:
+                raise TransportError("nobody waits for it any more")
+            self._place(read, np.frombuffer(buffer, np.uint8)[start - first : start - first + nbytes], layout)
+
+    def abandon(self) -> None:
+        """See ``disk_tier.ReadParts``: the memory may be another's when this returns."""
+        with self._placing:
+            self._is_abandoned = True
+            self._into = np.empty(0, np.uint8)
 
     def _place(self, read: ChunkRead, stored: Bytes, layout: SparseLayout) -> None:
         """Copy the rows that were asked for to where the caller wants them."""

@@ -76,7 +76,8 @@ def make_sparse(
         return None
     depth = threads.shares.depth
     region = max(region_bytes(layout), layout.header_bytes(is_sealed=True))
-    regions = Buffers(Staging(depth * region, region))
+    abandoned = disk.directories.abandoned
+    regions = Buffers(Staging(depth * region, region), abandoned)
     turns, heads = ChunkTurns(), OpenedHeads()
     reordering = None
     if config.sparse_reorder_bytes_per_s:
@@ -86,7 +87,6 @@ def make_sparse(
             staging=staging,
             turns=turns,
             heads=heads,
-            threads=threads,
             cipher=keys.cipher,
             events=events,
             pace=PacedReads(config.sparse_reorder_bytes_per_s),
@@ -106,4 +106,5 @@ def make_sparse(
         at_once=depth,
         learn=reordering.learn if reordering else None,
     )
-    return SparseParts(layout, copies, reader, reordering, Buffers(Staging(blob_bytes, blob_bytes)), regions, staging)
+    scrubbing = Buffers(Staging(blob_bytes, blob_bytes), abandoned)
+    return SparseParts(layout, copies, reader, reordering, scrubbing, regions, staging)

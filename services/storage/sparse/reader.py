@@ -2,7 +2,7 @@
 
 A call waits for its turn among those who read the disk with exactly the bytes that it reads, blocks of the disk being
 read whole. Its chunks go to the I/O threads in as many groups as there are threads, because handing over a few blocks
-costs more than reading them does.
+costs more than reading them does; those of one group lie in one directory.
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ class SparseReader:
         reads = plan_reads(asked, inverses, self._layout, is_sealed=bool(key_id))
         cipher = self._keys.cipher
 
-        async def read_group(group: Sequence[ChunkRead]) -> int:
+        async def read_group(where: str, group: Sequence[ChunkRead]) -> int:
             group_bytes = sum(read.nbytes for read in group)
             reading = PartReading(self._backend, asked, group, opened, cipher, into)
-            await self._disk.read_parts(group_bytes, self._buffers, reading)
+            await self._disk.read_parts(where, group_bytes, self._buffers, reading)
             return group_bytes
 
-        nbytes += sum(await self._in_groups(reads, read_group))
+        nbytes += sum(await self._in_groups(reads, lambda read: read.key, read_group))
         self.reads += 1
         self.disk_bytes += nbytes
         if self._learn is not None:
@@ -179,25 +179,37 @@ class SparseReader:
         unknown = [key for key, opened in known.items() if opened is None]
         each = self._layout.header_bytes(is_sealed=bool(key_id))
 
-        async def open_group(group: Sequence[ChunkKey]) -> dict[ChunkKey, Opened]:
+        async def open_group(where: str, group: Sequence[ChunkKey]) -> dict[ChunkKey, Opened]:
             reading = HeadReading(self._backend, group, self._layout, self._keys.cipher, key_id)
-            await self._disk.read_parts(each * len(group), self._buffers, reading)
+            await self._disk.read_parts(where, each * len(group), self._buffers, reading)
             return reading.opened
 
         found: dict[ChunkKey, Opened] = {key: opened for key, opened in known.items() if opened is not None}
-        for opened_now in await self._in_groups(unknown, open_group):
+        for opened_now in await self._in_groups(unknown, lambda key: key, open_group):
             for key, opened in opened_now.items():
                 found[key] = opened
                 self._heads.put(key, opened)
         return [found[key] for key in keys], each * len(unknown)
 
     async def _in_groups(
-        self, items: Sequence[ItemT], work: Callable[[Sequence[ItemT]], Awaitable[ResultT]]
+        self,
+        items: Sequence[ItemT],
+        key_of: Callable[[ItemT], ChunkKey],
+        work: Callable[[str, Sequence[ItemT]], Awaitable[ResultT]],
     ) -> list[ResultT]:
-        """``work`` on groups of consecutive items, at once. All have ended when this returns or raises."""
+        """``work`` on a directory and some items that lie in it, all at once. All have ended when this returns or
+        raises.
+        """
+        by_directory: dict[str, list[ItemT]] = {}
+        for item in items:
+            by_directory.setdefault(self._disk.directories.of(key_of(item)), []).append(item)
         size = max(1, -(-len(items) // self._at_once))
-        groups = [items[start : start + size] for start in range(0, len(items), size)]
-        results = await asyncio.gather(*(work(group) for group in groups), return_exceptions=True)
+        groups = [
+            (where, of_it[start : start + size])
+            for where, of_it in by_directory.items()
+            for start in range(0, len(of_it), size)
+        ]
+        results = await asyncio.gather(*(work(where, group) for where, group in groups), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

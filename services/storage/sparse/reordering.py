@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from services.storage import measures
 from services.storage.backends import BLOCK_BYTES, ChunkBackend, ChunkKey
 from services.storage.chunk_sealing import Cipher
 from services.storage.disk_tier import DiskTier
-from services.storage.io_threads import IoThreads
 from services.storage.paced_reads import PacedReads
 from services.storage.sparse.chunk_turns import ChunkTurns
 from services.storage.sparse.format import SparseHeader, SparseTables, read_fixed
@@ -62,7 +62,6 @@ class Reordering:
         staging: Staging,
         turns: ChunkTurns,
         heads: OpenedHeads,
-        threads: IoThreads,
         cipher: Cipher,
         events: TierEvents,
         pace: PacedReads,
@@ -78,7 +77,6 @@ class Reordering:
         self._staging = staging
         self._turns = turns
         self._heads = heads
-        self._threads = threads
         self._cipher = cipher
         self._events = events
         self._pace = pace
@@ -150,7 +148,7 @@ class Reordering:
             return "busy"
         try:
             new = self._staging.take(timeout_s=0.0)
-            blob = await self._threads.run(False, self._made, key, shares, old, new)
+            blob = await self._made_in_thread(key, shares, old, new)
             if blob is None:
                 return "left"
             async with asyncio.timeout(TURN_S) as limit, self._turns.writing(key):
@@ -165,7 +163,18 @@ class Reordering:
         finally:
             for buffer in (old, new):
                 if buffer is not None:
-                    self._staging.give_back(buffer)
+                    self._disk.directories.abandoned.when_free(buffer, partial(self._staging.give_back, buffer))
+
+    async def _made_in_thread(
+        self, key: ChunkKey, shares: Shares, old: memoryview, new: memoryview
+    ) -> memoryview | None:
+        return await self._disk.directories.run(
+            self._disk.directories.of(key),
+            lambda: self._made(key, shares, old, new),
+            is_urgent=False,
+            timeout_s=READ_TIMEOUT_S,
+            uses=(old, new),
+        )
 
     def _made(self, key: ChunkKey, shares: Shares, old: memoryview, new: memoryview) -> memoryview | None:
         """The copy in its new order, in ``new``; None if that spares too little. Blocking: for I/O threads."""

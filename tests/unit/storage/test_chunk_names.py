@@ -11,6 +11,7 @@ import pytest
 
 from services.storage.backends import ChunkKey
 from services.storage.backends.disk import DiskBackend
+from services.storage.backends.heat_file import pack_heats
 from services.storage.chunk_format import fixed_fields, payload_view, write_fixed, write_header
 from services.storage.chunk_names import ChunkNames
 from services.storage.chunk_payload import hash_payload
@@ -127,7 +128,31 @@ def test_a_sealed_chunk_is_found_again_by_its_key_alone(tmp_path: Path) -> None:
     header = verify_chunk(into, chunks[1].key, SMALL, cipher=cipher, key_id=DEFAULT_KEY_ID)
 
     assert {entry.key: entry.nbytes for entry in listed} == {chunk.key: chunk.blob.nbytes for chunk in chunks}
+    assert {entry.key: (entry.place, entry.parent) for entry in listed} == {
+        chunks[0].key: (0, None),
+        chunks[1].key: (1, chunks[0].key),
+    }
     assert (read, header.key, header.parent) == (into.nbytes, chunks[1].key, chunks[0].key.identity)
+    again.close()
+
+
+def test_what_chunks_were_worth_is_noted_under_names_at_rest(tmp_path: Path) -> None:
+    """The file of heats confirms no guess either, and is understood after a restart."""
+    cipher = _cipher()
+    (chunk,) = make_chain(1, seed=10)
+    backend = DiskBackend([str(tmp_path)], names=_names(cipher, chunk.key.namespace))
+    backend.put(chunk.key, _sealed(chunk, cipher), stripe=0, timeout_s=TIMEOUT_S)
+    backend.keep_heats(str(tmp_path), {chunk.key: 3.0})
+    backend.close()
+
+    again = DiskBackend([str(tmp_path)], names=ChunkNames(cipher))
+    (entry,) = again.entries()
+    plain = pack_heats({chunk.key: 3.0})[-10:-2]  # The name of the only one.
+    files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+
+    assert (entry.key, entry.heat) == (chunk.key, 3.0)
+    assert any(pack_heats({})[:8] in data for data in files)
+    assert not any(plain in data for data in files)
     again.close()
 
 

@@ -1,14 +1,16 @@
-"""Blocking calls in threads: their results, their priority, and that none is abandoned."""
+"""Blocking calls in threads: their results, their priority, and how long they are waited for."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from services.storage.io_threads import IoThreads
+from services.storage.abandoned import Abandoned
+from services.storage.io_threads import Hung, IoThreads
 from services.storage.thread_priority import COPY_NICENESS
 from shared.errors import TransportError
 
@@ -87,3 +89,43 @@ async def test_a_call_that_is_cancelled_while_it_waits_gives_its_place_away() ->
     assert first.cancelled() or first.cancelling()
     assert ran == [2]
     assert threads.shares.running(is_urgent=True) == 0
+
+
+async def test_threads_that_are_given_up_fail_what_has_not_begun() -> None:
+    """With the reason, whether or not it has its turn; what runs goes on, and who waits for that hears its answer."""
+    threads, abandoned = IoThreads(2), Abandoned()
+    entered, gate = threading.Event(), threading.Event()
+
+    def call() -> bool:
+        entered.set()
+        return gate.wait(20.0)
+
+    def attempt(function: Callable[[], bool]) -> asyncio.Task[bool]:
+        return asyncio.create_task(threads.attempt(function, abandoned, is_urgent=False, timeout_s=None))
+
+    running = attempt(call)
+    await asyncio.to_thread(entered.wait, 20.0)
+    waiting = [attempt(lambda: True) for _ in range(3)]
+    await asyncio.sleep(0)
+    threads.give_up("left out")
+    waiting.append(attempt(lambda: True))
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    gate.set()
+
+    assert all(isinstance(result, TransportError) for result in results)
+    assert await running
+    assert len(abandoned) == 0
+
+
+async def test_an_attempt_ends_in_time() -> None:
+    """What does not answer is abandoned, and its place is another's only when it has ended."""
+    threads, abandoned, gate = IoThreads(1), Abandoned(), threading.Event()
+
+    with pytest.raises(Hung):
+        await threads.attempt(lambda: gate.wait(20.0), abandoned, is_urgent=True, timeout_s=0.01)
+    before = len(abandoned), threads.shares.running(is_urgent=True)
+    gate.set()
+    answer = await threads.attempt(lambda: 7, abandoned, is_urgent=True, timeout_s=None)
+
+    assert before == (1, 1)
+    assert (answer, len(abandoned)) == (7, 0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.io_threads import IoThreads
 from services.storage.removals import Removals
 from shared.errors import TransportError
 
@@ -33,11 +33,25 @@ class _Files:
             raise TransportError("broken")
         self.deleted.append(key)
 
+    def deleting(
+        self, set_aside: Callable[[ChunkKey], None]
+    ) -> Callable[[dict[ChunkKey, bool]], Awaitable[dict[ChunkKey, str]]]:
+        def all_of(batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
+            failed = {}
+            for key, is_bad in batch.items():
+                try:
+                    (set_aside if is_bad else self.delete)(key)
+                except TransportError as error:
+                    failed[key] = error.message
+            return failed
+
+        return lambda batch: asyncio.to_thread(all_of, batch)
+
 
 async def test_what_stands_in_line_is_deleted_before_the_end() -> None:
     """Stopping empties the line first; a file that cannot be deleted does not stop the others."""
     files = _Files()
-    removals = Removals(IoThreads(2), files.delete, files.quarantined.append)
+    removals = Removals(files.deleting(files.quarantined.append))
     await removals.add([_key(1), _key(13), _key(2)])
     removals.add_bad(_key(3))
     removals.stop()
@@ -52,7 +66,7 @@ async def test_who_writes_waits_when_the_line_is_full() -> None:
     """The line is bounded; it goes on when there is room."""
     files = _Files()
     files.gate.clear()
-    removals = Removals(IoThreads(2), files.delete, files.delete, most=2)
+    removals = Removals(files.deleting(files.delete), most=2)
     running = asyncio.create_task(removals.run())
     adding = asyncio.create_task(removals.add([_key(number) for number in range(5)]))
     await asyncio.to_thread(files.entered.wait, 20.0)
@@ -71,7 +85,7 @@ async def test_who_writes_waits_when_the_line_is_full() -> None:
 async def test_a_chunk_that_is_wanted_again_is_taken_out_of_the_line() -> None:
     """Its file stays if deleting it had not begun; else, or if it is bad, whoever wants it waits until it is gone."""
     files = _Files()
-    removals = Removals(IoThreads(2), files.delete, files.quarantined.append)
+    removals = Removals(files.deleting(files.quarantined.append))
     await removals.add([_key(1)])
     await removals.settle(_key(1))
     removals.add_bad(_key(2))
@@ -92,7 +106,7 @@ async def test_a_deletion_that_runs_is_waited_for() -> None:
     """A chunk is not written while its old file is being deleted."""
     files = _Files()
     files.gate.clear()
-    removals = Removals(IoThreads(2), files.delete, files.delete)
+    removals = Removals(files.deleting(files.delete))
     running = asyncio.create_task(removals.run())
     await removals.add([_key(1)])
     await asyncio.to_thread(files.entered.wait, 20.0)
@@ -112,7 +126,7 @@ async def test_a_deletion_that_runs_is_waited_for() -> None:
 async def test_drained_waits_for_all(count: int) -> None:
     """Nothing is in line and nothing runs when it returns."""
     files = _Files()
-    removals = Removals(IoThreads(2), files.delete, files.delete)
+    removals = Removals(files.deleting(files.delete))
     running = asyncio.create_task(removals.run())
     await removals.add([_key(number + 100) for number in range(count)])
     await removals.drained()

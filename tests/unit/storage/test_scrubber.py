@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from services.storage.staging import Staging
 from shared.errors import Unavailable
 from shared.messages.status import VerifyChunks
 from tests.chunk_makers import SMALL, make_chain
+from tests.disk_node import Faults, Told, running
 from tests.memory_backend import MemoryBackend
 
 CHAIN = make_chain(3, seed=1)
@@ -43,7 +45,7 @@ async def _scrubber(pace: PacedReads) -> AsyncIterator[Scrubber]:
     try:
         for chunk in CHAIN:
             await disk.write(Arrival(chunk.key, NBYTES, 0, None, 0.0), chunk.blob)
-        made = Scrubber(disk, threads, _Events(), NoCipher())  # type: ignore[arg-type]
+        made = Scrubber(disk, _Events(), NoCipher())  # type: ignore[arg-type]
         made.add(SMALL, buffers)
         yield made
     finally:
@@ -84,3 +86,23 @@ async def test_a_disk_without_reading_left_is_said_to_have_none(monkeypatch: pyt
 
     assert first.checked == 1
     assert first.next_after == min(chunk.key.path for chunk in CHAIN)
+
+
+async def test_a_chunk_that_cannot_be_read_is_told_and_done_without(tmp_path: Path) -> None:
+    """The others are checked on, and a save writes it anew."""
+    calls, told = Faults(), Told()
+    async with running([str(tmp_path)], 2**20, calls) as node:
+        await node.save(CHAIN)
+        scrubber = Scrubber(node.tier, told, NoCipher())  # type: ignore[arg-type]
+        buffers = Buffers(Staging(2**20, blob_nbytes(SMALL)))
+        scrubber.add(SMALL, buffers)
+        bad = f"{CHAIN[1].key.identity.hex()}.chunk"
+        calls.is_bad = lambda path: path.startswith("reading") and path.endswith(bad) and "/chunks/" in path
+        found = await scrubber.verify(VerifyChunks())
+        calls.is_bad = lambda path: False
+        again = await node.save(CHAIN)
+        buffers.close()
+
+    assert found.checked == 3
+    assert [reason.split(":")[0] for reason in found.bad] == [CHAIN[1].key.identity.hex()]
+    assert again == ["there", "stored", "there"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from services.storage.backends import ChunkEntry, ChunkKey
+from services.storage.backends import ChunkEntry, ChunkKey, Unreadable
 from services.storage.core.chunk_index import Arrival
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
@@ -29,6 +29,7 @@ class _Disk(MemoryBackend):
         self.left_out: dict[str, str] = {}
         self.failing: dict[str, str] = {}
         self.free = 2**30
+        self.is_empty = True
         self.error: Exception | None = None
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
@@ -36,17 +37,41 @@ class _Disk(MemoryBackend):
             raise self.error
         return super().put(key, blob, stripe=stripe, timeout_s=timeout_s)
 
-    def retake(self) -> Iterator[ChunkEntry]:
+    def paths(self) -> list[str]:
+        return [] if self.left_out else ["/disk"]
+
+    def turn_of(self, stripe: int) -> str:
+        return "/disk"
+
+    def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
+        return ()
+
+    def retake(self, path: str) -> bool:
         if self.error is None:
             self.left_out = {}
-            yield ChunkEntry(KEY, 4096)
+        return self.error is None
 
-    def probe(self) -> bool:
+    def entries_in(self, path: str) -> Iterator[ChunkEntry]:
+        return iter([] if self.error is not None or self.is_empty else [ChunkEntry(KEY, 4096)])
+
+    def probe(self, path: str) -> bool:
         self.failing = {} if self.error is None else {"/disk": str(self.error)}
         return not self.failing
 
     def free_bytes(self) -> int:
         return self.free
+
+    def place_of(self, key: ChunkKey) -> tuple[str, int]:
+        return "/disk", 4096
+
+    def disown(self, key: ChunkKey) -> None:
+        pass
+
+    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
+        return Unreadable()
+
+    def keep_heats(self, path: str, heats: Mapping[ChunkKey, float]) -> None:
+        pass
 
 
 class _Events:
@@ -128,7 +153,7 @@ async def test_a_directory_that_is_left_out_is_taken_and_its_chunks_are_told() -
     watched.backend.left_out, watched.backend.error = {"/disk": "in use by process 7"}, TransportError("in use")
     await watched.watch.look()
     before = list(watched.watch.faults())
-    watched.backend.error = None
+    watched.backend.error, watched.backend.is_empty = None, False
     await watched.watch.look()
 
     assert before == [("disk", "in use by process 7", "--disk-dir")]

@@ -150,7 +150,7 @@ def test_without_any_directory_a_write_fails_and_says_why(tmp_path: Path) -> Non
 
     with pytest.raises(TransportError, match="missing"):
         put(backend, CHUNKS[0])
-    assert not backend.probe()
+    assert not backend.probe(str(tmp_path / "missing"))
     backend.close()
 
 
@@ -165,9 +165,10 @@ def test_a_directory_is_taken_once_it_can_be(paths: Paths, tmp_path: Path) -> No
     backend = DiskBackend([good, str(late)])
     put(backend, CHUNKS[0])
 
-    assert list(backend.retake()) == []
+    assert not backend.retake(str(late))
     earlier.close()
-    taken = list(backend.retake())
+    assert backend.retake(str(late))
+    taken = list(backend.entries_in(str(late)))
 
     assert [entry.key for entry in taken] == [CHUNKS[1].key]
     assert backend.left_out == {}
@@ -192,9 +193,9 @@ def test_a_directory_that_failed_works_again_without_a_chunk(paths: Paths) -> No
     put(backend, CHUNKS[0], stripe=0)
 
     assert list(backend.failing) == [bad]
-    assert not backend.probe()
+    assert not backend.probe(bad)
     is_broken = False
-    assert backend.probe()
+    assert backend.probe(bad)
     assert backend.failing == {}
     assert list(Path(bad).glob("writing/*")) == []
     backend.close()
@@ -519,5 +520,8 @@ def test_opening_needs_no_header(paths: Paths) -> None:
     first, second = list(backend.entries()), list(backend.entries())
 
     assert (at_start, len(opened)) == (0, len(CHUNKS))
-    assert first == second
+    parents = [None, *(chunk.key for chunk in CHUNKS[:-1])]
+    assert sorted((entry.place, entry.key) for entry in first) == [(n, chunk.key) for n, chunk in enumerate(CHUNKS)]
+    assert all(entry.parent == parents[entry.place] for entry in first)
+    assert [(entry.key, entry.nbytes) for entry in first] == [(entry.key, entry.nbytes) for entry in second]
     backend.close()

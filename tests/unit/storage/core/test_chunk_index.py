@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import dataclass, field
-from math import log2
+from math import inf, log2
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.storage.backends import ChunkKey
-from services.storage.core.chunk_index import UNKNOWN, Arrival, ChunkIndex
-from services.storage.core.chunk_worth import first_heat, heat_after_use
+from services.storage.backends import UNKNOWN, ChunkEntry, ChunkKey
+from services.storage.core.chunk_index import Arrival, ChunkIndex
+from services.storage.core.chunk_worth import first_heat, heat_after_use, heat_again
 from shared.errors import InvariantViolated
 
 GEOMETRY, OTHER = b"g" * 8, b"h" * 8
@@ -129,8 +129,8 @@ def test_what_is_pinned_of_one_geometry_can_be_pinned_of_another() -> None:
     index.pin_alike(GEOMETRY, OTHER)
     index.unpin(_key(2).identity, OTHER)
     for number in (1, 2):
-        index.found(_key(number, OTHER), 10, 0.0)
-        index.found(_key(number), 10, 0.0)
+        index.found(ChunkEntry(_key(number, OTHER), 10), 0.0)
+        index.found(ChunkEntry(_key(number), 10), 0.0)
 
     assert index.pinned == 4
     assert index.shrink(0) == (_key(2, OTHER),)
@@ -150,7 +150,7 @@ def test_what_a_start_found_learns_its_place() -> None:
     """Found chunks know no sequence until an order names it; then their beginning outlives their end."""
     index = ChunkIndex(100)
     for number in (2, 1, 3):
-        index.found(_key(number), 10, 0.0)
+        index.found(ChunkEntry(_key(number), 10), 0.0)
     index.touch([_key(1), _key(2), _key(3)], 0, None, 1.0)
 
     assert index.shrink(20) == (_key(3),)
@@ -160,13 +160,78 @@ def test_what_a_start_found_learns_its_place() -> None:
 def test_what_a_start_found_is_kept_within_the_quota() -> None:
     """More than the quota may be found; shrinking evicts the least worth, of whichever geometry."""
     index = ChunkIndex(25)
-    index.found(_key(1, OTHER), 10, 0.0)
-    index.found(_key(2), 10, 0.0)
-    index.found(_key(3), 10, 0.0)
+    index.found(ChunkEntry(_key(1, OTHER), 10), 0.0)
+    index.found(ChunkEntry(_key(2), 10), 0.0)
+    index.found(ChunkEntry(_key(3), 10), 0.0)
     index.touch([_key(2), _key(3)], 0, None, 1.0)
 
     assert index.shrink() == (_key(1, OTHER),)
     assert index.keys(geometry=GEOMETRY) == [_key(2), _key(3)]
+
+
+def _find(index: ChunkIndex, number: int, above: int | None = None, *, heat: float | None = None) -> bool:
+    parent = None if above is None else _key(above)
+    return index.found(ChunkEntry(_key(number), 10, 0 if above is None else 1, parent, heat), 0.0)
+
+
+def test_nothing_that_is_found_goes_before_everything_is() -> None:
+    """What continues it may be found last, and keeps it then."""
+    index = ChunkIndex(20)
+    index.search()
+    _find(index, 1)
+    _find(index, 2, heat=3.0)
+    has_gone_before = _save(index, 9, value=50.0)
+    _find(index, 3, 1, heat=4.0)
+    index.searched()
+
+    assert has_gone_before is None
+    assert index.shrink() == (_key(2),)
+
+
+def test_what_is_found_without_what_it_continues_goes_first() -> None:
+    """However hot it is, until what it continues is there, in whatever form."""
+    index = ChunkIndex(100)
+    _find(index, 1)
+    _find(index, 3, 2, heat=9.0)
+    index.found(ChunkEntry(_key(5, OTHER), 10, 1, _key(4, OTHER), 9.0), 0.0)
+    _find(index, 4)
+
+    assert index.shrink(30) == (_key(3),)
+    assert index.shrink(20) == (_key(1),)
+
+
+def test_chunks_of_a_directory_that_is_away_count_and_keep_their_places() -> None:
+    """They are not there; what has to go of them takes its room along until the directory is back without it."""
+    index = ChunkIndex(40)
+    for number in range(1, 5):
+        _save(index, number, place=number - 1, above=number - 1 or None)
+    assert index.leave([_key(2), _key(4), _key(9)], "/a") == [_key(2), _key(4)]
+    there, used = index.keys(), index.used
+    victims = _save(index, 5, value=9.0, now_s=1.0)  # Makes 4 go, whose file stays, and 3.
+    back = [_find(index, 2, 1), _find(index, 4, 3)]
+    used_then = index.used
+    index.returned("/a")
+    index.cleared(_key(4))
+
+    assert (there, used) == ([_key(1), _key(3)], 40)
+    assert (victims, back) == ([3], [True, False])
+    assert (used_then, index.used) == (40, 30)
+    assert index.keys() == [_key(1), _key(2), _key(5)]
+
+
+def test_what_a_directory_lost_while_it_was_away_is_gone_with_its_return() -> None:
+    """Whether it was still wanted or not; and a chunk that is away may be saved again."""
+    index = ChunkIndex(100)
+    for number in (1, 2, 3):
+        _save(index, number)
+    index.leave([_key(1), _key(2), _key(3)], "/a")
+    again = _save(index, 1)
+    used = index.used
+    index.returned("/a")
+
+    assert (again, used) == ([], 40)
+    assert (index.keys(), index.used) == ([_key(1)], 10)
+    assert not index.hold(_key(2))
 
 
 def test_a_chunk_is_reserved_once() -> None:
@@ -204,6 +269,7 @@ class _Known:
     parent: int | None
     order: int
     readers: int = 0
+    is_cut_off: bool = False
 
 
 @dataclass
@@ -235,7 +301,24 @@ class _Model:
 
     def rank(self, number: int) -> tuple[float, int]:
         chunk = self.chunks[number]
-        return chunk.heat - log2(chunk.nbytes), -chunk.place
+        return -inf if chunk.is_cut_off else chunk.heat - log2(chunk.nbytes), -chunk.place
+
+    def reached(self, number: int) -> bool:
+        return number in self.arrivals or (number in self.chunks and not self.chunks[number].is_cut_off)
+
+    def lost(self, number: int) -> None:
+        """What continues it is cut off, and so on down."""
+        if not self.reached(number):
+            for child, chunk in self.chunks.items():
+                if chunk.parent == number and not chunk.is_cut_off:
+                    chunk.is_cut_off = True
+                    self.lost(child)
+
+    def came(self, number: int) -> None:
+        for child, chunk in self.chunks.items():
+            if chunk.parent == number and chunk.is_cut_off:
+                chunk.is_cut_off = False
+                self.came(child)
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -306,16 +389,25 @@ class IndexMachine(RuleBasedStateMachine):
             self.model.order += 1
             heat = first_heat(value, self.now_s)
             self.model.chunks[number] = _Known(nbytes, heat, place, above, self.model.order)
+            self.model.came(number)
         else:
             self.index.give_up(_key(number))
+            self.model.lost(number)
 
-    @rule(number=numbers, nbytes=st.integers(1, 30))
-    def find(self, number: int, nbytes: int) -> None:
-        self.index.found(_key(number), nbytes, self.now_s)
+    @rule(number=numbers, nbytes=st.integers(1, 30), is_placed=st.booleans(), noted=st.none() | st.floats(-9, 9))
+    def find(self, number: int, nbytes: int, is_placed: bool, noted: float | None) -> None:
+        above = self._above(number) if is_placed else None
+        place = self._place(number) if is_placed else UNKNOWN
+        entry = ChunkEntry(_key(number), nbytes, place, None if above is None else _key(above), noted)
+        self.index.found(entry, self.now_s)
         if number not in self.model.chunks and number not in self.model.arrivals:
             self.model.order += 1
-            heat = first_heat(0.0, self.now_s)
-            self.model.chunks[number] = _Known(nbytes, heat, UNKNOWN, None, self.model.order)
+            heat = first_heat(0.0, self.now_s) if noted is None else heat_again(noted, self.now_s)
+            known = _Known(nbytes, heat, place, above, self.model.order)
+            known.is_cut_off = above is not None and not self.model.reached(above)
+            self.model.chunks[number] = known
+            if not known.is_cut_off:
+                self.model.came(number)
 
     @rule(number=numbers, step=st.sampled_from([0.0, 100.0, 5000.0]))
     def touch(self, number: int, step: float) -> None:
@@ -355,7 +447,10 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def forget(self, number: int) -> None:
-        assert self.index.forget(_key(number)) == (self.model.chunks.pop(number, None) is not None)
+        is_there = self.model.chunks.pop(number, None) is not None
+        assert self.index.forget(_key(number)) == is_there
+        if is_there:
+            self.model.lost(number)
 
     @rule(most=st.integers(0, 80))
     def shrink(self, most: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.storage.backends import ChunkKey
+from services.storage.backends import ChunkEntry, ChunkKey
 from services.storage.core import chunk_owners
 from services.storage.core.chunk_index import Arrival, ChunkIndex
 from services.storage.core.chunk_owners import ChunkOwners
@@ -84,8 +84,8 @@ def test_what_a_start_found_counts_once_its_owner_is_known() -> None:
     """What is above goes then; what has no owner yet counts against nobody."""
     index = ChunkIndex(1_000)
     for number in range(4):
-        index.found(_key("a1", number), 10, 0.0)
-        index.found(_key("a2", 10 + number), 10, 0.0)
+        index.found(ChunkEntry(_key("a1", number), 10), 0.0)
+        index.found(ChunkEntry(_key("a2", 10 + number), 10), 0.0)
     index.hold(_key("a1", 0))
 
     assert [key.namespace for key in index.own("a1", "a", 25)] == ["a1", "a1"]
@@ -165,7 +165,7 @@ class OwnersMachine(RuleBasedStateMachine):
     @initialize(entries=st.lists(st.tuples(namespaces, numbers, st.integers(1, 30)), max_size=8))
     def find(self, entries: list[tuple[str, int, int]]) -> None:
         for namespace, number, nbytes in entries:
-            self.index.found(_key(namespace, number), nbytes, 0.0)
+            self.index.found(ChunkEntry(_key(namespace, number), nbytes), 0.0)
 
     @rule(namespace=namespaces, quota=st.sampled_from([0, 20, 40, 60]))
     def own(self, namespace: str, quota: int) -> None:

@@ -73,7 +73,6 @@ async def working(
             staging=staging,
             turns=found.turns,
             heads=found.heads,
-            threads=found.threads,
             cipher=CIPHER,
             events=found.told,  # type: ignore[arg-type]
             pace=PacedReads(1, clock_s=lambda: 0.0, sleep=sleep),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.storage.backends import BLOCK_BYTES
-from services.storage.backends.blob_names import Named, name_in
+from services.storage.backends import BLOCK_BYTES, ChunkEntry
+from services.storage.backends.blob_names import entry_in
 from services.storage.chunk_keys import NoCipher
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.making import areas
@@ -46,14 +46,15 @@ def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int,
     (chunk,) = make_chain(1, seed=1, geometry=geometry)
     order = None if seed is None else np.random.default_rng(seed).permutation(layout.tokens).tolist()
     blob, key = copy_of(chunk, layout, key_id=key_id, order=order), copy_key(chunk, layout)
-    name = name_in(blob[:BLOCK_BYTES], blob.nbytes)
+    name = entry_in(blob[:BLOCK_BYTES], blob.nbytes)
 
     header, tables = verify_copy(blob, key, layout, cipher=CIPHER, key_id=key_id)
 
     kv = kv_of(chunk)
     probes, rows = areas(blob, layout, is_sealed=bool(key_id))
     hidden = replace(key, identity=CIPHER.hide(key_id, key.identity), is_sealed=True) if key_id else key
-    assert (name, header.key, header.layout) == (Named(hidden, key_id), hidden, layout)
+    assert name == ChunkEntry(hidden, blob.nbytes, 0, key_id=key_id)
+    assert (header.key, header.layout) == (hidden, layout)
     assert blob.nbytes == layout.blob_bytes(is_sealed=bool(key_id))
     assert blob.nbytes % BLOCK_BYTES == 0
     assert tables.mapping.tolist() == (order or list(range(layout.tokens)))

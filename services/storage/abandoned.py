@@ -1,0 +1,51 @@
+"""Calls in threads that nobody waits for any more, and the memory that they may still use.
+
+A thread cannot be stopped. Whoever gives a buffer back that such a call uses gives it back when the call ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Abandoned:
+    """Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Future[Any], None] = {}
+        self._by_address: dict[int, asyncio.Future[Any]] = {}  # Those that use a buffer, by where it begins.
+
+    def __len__(self) -> int:
+        """Calls under way."""
+        return len(self._running)
+
+    def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:
+        """Nobody waits for this call, which uses buffers from their beginning on."""
+        addresses = [_address(buffer) for buffer in uses]
+        self._running[call] = None
+        self._by_address |= dict.fromkeys(addresses, call)
+
+        def ended(call: asyncio.Future[Any]) -> None:
+            del self._running[call]
+            for address in addresses:
+                del self._by_address[address]
+            if not call.cancelled():
+                call.exception()  # Seen; nobody else asks.
+
+        call.add_done_callback(ended)
+
+    def when_free(self, buffer: memoryview, then: Callable[[], None]) -> None:
+        """Call ``then`` once no call uses a buffer: now, or when that call ends."""
+        call = self._by_address.get(_address(buffer)) if self._by_address else None
+        if call is None:
+            then()
+        else:
+            call.add_done_callback(lambda _: then())
+
+
+def _address(buffer: memoryview) -> int:
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data)

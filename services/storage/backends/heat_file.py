@@ -1,0 +1,69 @@
+"""What chunks of a directory were worth when that was noted last, in one small file of it: ten bytes a chunk.
+
+::
+
+    TCHEATS1, chunks (uint64), xxh3_64 of the rest (uint64)
+    names [chunks] uint64, ascending: xxh3_64 of identity and geometry
+    heats [chunks] float16: ``core.chunk_worth.heat_left``
+
+It is a hint: a chunk that it does not name counts as used once, now, and a file that is torn says nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from services.storage.backends import ChunkKey
+
+MAGIC = b"TCHEATS1"
+_HEAD = struct.Struct("<8sQQ")
+_ENTRY_BYTES = 10
+
+
+class NotedHeats:
+    """Those of one directory."""
+
+    def __init__(self, names: npt.NDArray[np.uint64], heats: npt.NDArray[np.float16]) -> None:
+        self._names = names
+        self._heats = heats
+
+    @classmethod
+    def unpack(cls, data: bytes) -> NotedHeats:
+        """Undo :func:`pack_heats`; empty for anything else."""
+        is_whole = len(data) >= _HEAD.size
+        magic, count, checksum = _HEAD.unpack_from(data) if is_whole else (b"", 0, 0)
+        body = data[_HEAD.size :]
+        is_sound = magic == MAGIC and len(body) == count * _ENTRY_BYTES and xxhash.xxh3_64_intdigest(body) == checksum
+        split = count * 8 if is_sound else 0
+        return cls(np.frombuffer(body[:split], "<u8"), np.frombuffer(body[split:] if is_sound else b"", "<f2"))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def of(self, key: ChunkKey) -> float | None:
+        """What a chunk was worth; None if it is not named."""
+        name = _name(key)
+        place = int(np.searchsorted(self._names, np.uint64(name)))
+        if place == len(self._names) or int(self._names[place]) != name:
+            return None
+        heat = float(self._heats[place])
+        return heat if np.isfinite(heat) else None
+
+
+def pack_heats(heats: Mapping[ChunkKey, float]) -> bytes:
+    """The bytes of a file that says this."""
+    names = np.fromiter((_name(key) for key in heats), np.uint64, len(heats))
+    order = np.argsort(names)
+    most = float(np.finfo(np.float16).max)
+    values = np.clip(np.fromiter(heats.values(), np.float64, len(heats)), -most, most).astype("<f2")
+    body = names[order].astype("<u8").tobytes() + values[order].tobytes()
+    return _HEAD.pack(MAGIC, len(heats), xxhash.xxh3_64_intdigest(body)) + body
+
+
+def _name(key: ChunkKey) -> int:
+    return int(xxhash.xxh3_64_intdigest(key.identity + key.geometry))

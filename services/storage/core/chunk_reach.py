@@ -1,0 +1,75 @@
+"""Which chunks can be used: those of which everything that they continue is there, each in some form.
+
+A chunk that is saved counts as one that can be used, whatever is on the disk: what it continues may be above. It is
+**cut off** when something that it continues is lost, or was not found at a start, until that is there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from services.storage.core.chunk_links import ChunkLinks
+from shared.ids import DIGEST_BYTES
+
+
+class Reachable(Protocol):
+    """A chunk that is there."""
+
+    is_cut_off: bool
+
+
+ChunkT = TypeVar("ChunkT", bound=Reachable)
+
+
+class ChunkReach(Generic[ChunkT]):
+    """Of the chunks of an index by name (identity, then geometry), those on their way, and what continues what."""
+
+    def __init__(self, chunks: Mapping[bytes, ChunkT], arrivals: Container[bytes], links: ChunkLinks) -> None:
+        self._chunks = chunks
+        self._arrivals = arrivals
+        self._links = links
+        self._geometries: dict[bytes, int] = {}  # How many chunks there are of each.
+
+    def count(self, geometry: bytes, change: int) -> None:
+        """There are so many chunks of a geometry more or fewer."""
+        counted = self._geometries.get(geometry, 0) + change
+        if counted:
+            self._geometries[geometry] = counted
+        else:
+            self._geometries.pop(geometry, None)
+
+    def is_reached(self, parent: bytes) -> bool:
+        """Whether a chunk that continues ``parent`` ("" is none) can be used."""
+        if not parent or parent in self._arrivals:
+            return True
+        forms = (self._chunks.get(name) for name in self._forms(parent))
+        return any(chunk is not None and not chunk.is_cut_off for chunk in forms)
+
+    def came(self, name: bytes) -> dict[bytes, ChunkT]:
+        """A chunk is there: what it leads to is cut off no more. Returns those for which that changed."""
+        return self._turn(name, is_cut_off=False)
+
+    def went(self, name: bytes) -> dict[bytes, ChunkT]:
+        """A chunk is gone: what it leads to is cut off, where no other form of it is there. Returns those."""
+        return self._turn(name, is_cut_off=True)
+
+    def _turn(self, name: bytes, *, is_cut_off: bool) -> dict[bytes, ChunkT]:
+        turned: dict[bytes, ChunkT] = {}
+        waiting = [name]
+        while waiting:
+            above = waiting.pop()
+            if is_cut_off and self.is_reached(above):
+                continue
+            for form in dict.fromkeys((above, *self._forms(above))):
+                for child in self._links.of(form):
+                    chunk = self._chunks.get(child)
+                    if chunk is not None and chunk.is_cut_off != is_cut_off:
+                        chunk.is_cut_off = is_cut_off
+                        turned[child] = chunk
+                        waiting.append(child)
+        return turned
+
+    def _forms(self, name: bytes) -> list[bytes]:
+        """The names that a chunk has in the forms that there are."""
+        return [name[:DIGEST_BYTES] + geometry for geometry in self._geometries]
