@@ -1,9 +1,11 @@
-"""The files of a model directory: its served name, its configuration and its fingerprint.
+"""The files of a model directory: its served name, its configuration and its fingerprints.
 
-The fingerprint is the ``model`` part of every namespace, so it covers all that can change KV or text: the
-configuration, the tokenizer with its chat template, and every byte of the weights. Two directories with
-equal files have equal fingerprints wherever they lie. Weights are large, so their digests can be remembered
-in a small JSON file, keyed by path, size and modification time.
+The fingerprint is the ``model`` part of every namespace, so it covers all that KV follows from: the configuration, the
+tokenizer, every byte of the weights, and the epoch of what kernels compute (``numerics``). A chat template and the
+defaults of sampling change prompts and answers and no KV; they are part of the second one, of answers. Two directories
+with equal files have equal fingerprints wherever they lie. Weights are large, so their digests can be remembered in a
+small JSON file, for as long as path, inode, size, and times of change stay what they were. The time of the inode's
+change is nobody's to set: a file that was replaced by one of equal size and modification time is read again.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ import xxhash
 
 from shared import progress
 from shared.errors import OperatorError
+from shared.numerics import NUMERICS_EPOCH
 from shared.undecodable import UNDECODABLE
 
-FINGERPRINT_VERSION = "thermocline-fingerprint-1"
+FINGERPRINT_VERSION = "thermocline-fingerprint-2"
 
 CACHE_FILE = "weight-digests.json"
 
 CONFIG_FILE = "config.json"
 
-SMALL_FILES = (
+GENERATION_CONFIG_FILE = "generation_config.json"
+
+KV_FILES = (
     CONFIG_FILE,
-    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -42,10 +46,13 @@ SMALL_FILES = (
     "vocab.txt",
     "merges.txt",
     "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
 )
-"""Everything but weights that shapes tokens, KV or text; missing ones are simply not there."""
+"""Everything but weights that KV follows from; missing ones are simply not there."""
+
+ANSWER_FILES = (GENERATION_CONFIG_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+"""What prompts and answers follow from as well."""
+
+_TEMPLATE_FIELD = "chat_template"  # Of tokenizer_config.json, which most models have it in.
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -54,17 +61,23 @@ _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 _READ_BYTES = 4 * 1024**2
 
-# A file written so recently could change once more within one tick of its file system's clock, and keep its
-# size and time; such a digest is used but not remembered.
+# A file changed so recently could change once more within one tick of its file system's clock, and keep its
+# size and times; such a digest is used but not remembered.
 _SETTLED_NS = 2_000_000_000
 
 
 class _Entry(msgspec.Struct, frozen=True):
     """One remembered digest."""
 
+    inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int
     digest: str
+
+    @classmethod
+    def of(cls, status: os.stat_result, digest: str) -> _Entry:
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, digest)
 
 
 class _Cache(msgspec.Struct):
@@ -90,7 +103,7 @@ def load_config(model_dir: Path) -> dict[str, Any]:
 
 def load_generation_config(model_dir: Path) -> dict[str, Any]:
     """``generation_config.json``, or an empty dictionary where the model has none."""
-    path = _directory(model_dir) / "generation_config.json"
+    path = _directory(model_dir) / GENERATION_CONFIG_FILE
     return _read_object(path) if path.is_file() else {}
 
 
@@ -118,9 +131,15 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def fingerprint(
-    model_dir: Path, cache_dir: Path | None = None, *, context_tokens: int = 0, is_exact: bool = False
+    model_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    context_tokens: int = 0,
+    is_exact: bool = False,
+    epoch: int = NUMERICS_EPOCH,
+    clock_ns: Callable[[], int] = time.time_ns,
 ) -> str:
-    """The hex digest (32 characters) over configuration, tokenizer and all weight bytes.
+    """The hex digest (32 characters) over configuration, tokenizer, all weight bytes and the epoch of numerics.
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
     it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
@@ -135,17 +154,31 @@ def fingerprint(
     cache = _load_cache(cache_dir)
     before = dict(cache.files)
     digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)
-    for path in _small_files(directory):
-        _feed(digest, path.name, _file_digest(path))
+    for path in _files(directory, KV_FILES):
+        _feed(digest, path.name, _small_digest(path))
     with progress.phase("reading the weights' digests", total=_size(weights), unit="bytes") as advance:
         for path in weights:
-            _feed(digest, path.name, _weight_digest(path, cache, advance))
+            _feed(digest, path.name, _weight_digest(path, cache, advance, clock_ns))
     if has_short_rope(config, context_tokens):
         _feed(digest, "longrope", "short")
     if is_exact:
         _feed(digest, "kernels", "exact")
+    _feed(digest, "numerics", str(epoch))
     if cache_dir is not None and cache.files != before:
         _save_cache(cache_dir, cache)
+    return digest.hexdigest()
+
+
+def answer_fingerprint(model_dir: Path, fingerprint: str) -> str:
+    """The hex digest (32 characters) over a model's ``fingerprint``, its chat template and its defaults of sampling.
+
+    Two cells of which it is equal may give the same answer to the same request. Raises as :func:`fingerprint` does.
+    """
+    directory = _directory(model_dir)
+    digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)
+    _feed(digest, "model", fingerprint)
+    for path in _files(directory, ANSWER_FILES):
+        _feed(digest, path.name, _file_digest(path)[0])
     return digest.hexdigest()
 
 
@@ -193,8 +226,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _small_files(directory: Path) -> Iterator[Path]:
-    for name in SMALL_FILES:
+def _files(directory: Path, names: Sequence[str]) -> Iterator[Path]:
+    for name in names:
         path = directory / name
         if path.is_file():
             yield path
@@ -207,8 +240,20 @@ def _feed(digest: hashlib.blake2b, name: str, part: str) -> None:
         digest.update(piece)
 
 
-def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: None) -> str:
-    """xxh3_128 over the file's bytes. Raises OperatorError when it cannot be read or changes meanwhile."""
+def _small_digest(path: Path) -> str:
+    """The digest of a file of :data:`KV_FILES`, without a chat template in it."""
+    if path.name == "tokenizer_config.json":
+        fields = _read_object(path)
+        if _TEMPLATE_FIELD in fields:
+            rest = {name: value for name, value in fields.items() if name != _TEMPLATE_FIELD}
+            return str(xxhash.xxh3_128_hexdigest(json.dumps(rest, sort_keys=True).encode()))
+    return _file_digest(path)[0]
+
+
+def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: None) -> tuple[str, os.stat_result]:
+    """xxh3_128 over the file's bytes, and what it was then. Raises OperatorError when it cannot be read or changes
+    meanwhile.
+    """
     hasher = xxhash.xxh3_128()
     try:
         with path.open("rb", buffering=0) as file:
@@ -219,24 +264,24 @@ def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: Non
             after = os.fstat(file.fileno())
     except OSError as error:
         raise OperatorError(f"cannot read {path}: {error}") from error
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    if _Entry.of(before, "") != _Entry.of(after, ""):
         raise OperatorError(f"{path} changed while it was read; is it still being written?")
-    return str(hasher.hexdigest())
+    return str(hasher.hexdigest()), after
 
 
-def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None]) -> str:
-    """The digest of a weight file, from ``cache`` where size and time still agree; ``cache`` is updated."""
+def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None], clock_ns: Callable[[], int]) -> str:
+    """The digest of a weight file, from ``cache`` where it is still the same file; ``cache`` is updated."""
     key = os.path.realpath(path)
     try:
         status = os.stat(key)
     except OSError as error:
         raise OperatorError(f"cannot read {path}: {error}") from error
     known = cache.files.get(key)
-    if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
+    if known is not None and known == _Entry.of(status, known.digest):
         return known.digest
-    fresh = _file_digest(path, advance)
-    if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
-        cache.files[key] = _Entry(size=status.st_size, mtime_ns=status.st_mtime_ns, digest=fresh)
+    fresh, status = _file_digest(path, advance)
+    if clock_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        cache.files[key] = _Entry.of(status, fresh)
     return fresh
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import aiofiles.os
+
 from shared.errors import ConfigError
 
 BY_OTHERS = stat.S_IRWXO
@@ -27,6 +29,14 @@ def version_of(path: Path) -> Version | None:
     except OSError:
         return None
     return _version(status)
+
+
+async def look_at(path: Path) -> Version | None:
+    """:func:`version_of`, for coroutines: a file system that hangs holds nobody else."""
+    try:
+        return _version(await aiofiles.os.stat(path))
+    except OSError:
+        return None
 
 
 def read_secrets(

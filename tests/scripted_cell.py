@@ -14,7 +14,7 @@ import msgspec
 
 from services.scheduler import core
 from services.scheduler.fold import Fold
-from services.scheduler.recording import Header, RecordingWriter
+from services.scheduler.recording import Header
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, encode
 from shared.ids import namespace_digest
@@ -25,6 +25,7 @@ from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import CancelRequest, SamplingParams, SubmitRequest
 from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import AbortRequest, AdmitRequest, PreemptRequest, RunBatch, WorkerPlan
+from tests.recording_files import writing
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
 START_NS = 1_700_000_000 * 10**9
@@ -144,7 +145,7 @@ def scripted_cell(requests: int = 30, *, pages: int = 64, seed: int = 7) -> Scri
 
 def write_recording(cell: ScriptedCell, path: Path, *, replaced: dict[int, Input] | None = None) -> None:
     """Record a scripted cell; ``replaced`` puts other inputs at some sequences, outputs stay as they were."""
-    with RecordingWriter(path, Header(first_seq=1, complete_to_seq=len(cell.messages))) as writer:
+    with writing(path, Header(first_seq=1, complete_to_seq=len(cell.messages))) as writer:
         for message, published in zip(cell.messages, cell.outputs, strict=True):
             if replaced and message.seq in replaced:
                 message = StreamMessage(message.seq, message.time_ns, message.subject, encode(replaced[message.seq]))

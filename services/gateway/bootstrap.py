@@ -131,7 +131,7 @@ def compose(
     dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases)
     reports = None
     if config.cell:
-        told = ((facts.name,), facts.fingerprint)
+        told = ((facts.name,), facts.answer_fingerprint)
         reports = CellReports(bus, config.cell, gateway_id, incarnation, *told, cell, time.monotonic)
     return Gateway(
         config=config,

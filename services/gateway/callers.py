@@ -21,7 +21,7 @@ from services.gateway.tenants import Tenants
 from shared import logs
 from shared.errors import ConfigError, NotAuthenticated
 from shared.ids import key_digest
-from shared.secret_file import Version, version_of
+from shared.secret_file import Version, look_at
 
 CHECK_EVERY_S = 1.0
 KEY_HEADER = "x-api-key"
@@ -119,7 +119,7 @@ class Callers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._asked.wait()
-            if self._path is not None and (self._asked.is_set() or version_of(self._path) != self._version):
+            if self._path is not None and (self._asked.is_set() or await look_at(self._path) != self._version):
                 self._asked.clear()
                 await self.reload()
 
@@ -127,7 +127,7 @@ class Callers:
         """Read the file now. A fault is logged and changes nothing."""
         if self._path is None:
             return
-        self._version = version_of(self._path)  # Also of a faulty file, so that each fault is logged once.
+        self._version = await look_at(self._path)  # Also of a faulty file, so that each fault is logged once.
         try:
             # Thousands of tenants take a second to read, and answers go on meanwhile.
             self._version, tenants = await asyncio.to_thread(self._read, self._path)

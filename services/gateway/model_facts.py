@@ -33,11 +33,14 @@ class ModelFacts:
 
     name: str
     fingerprint: str
+    """Of what KV follows from."""
     vocab_size: int  # Token ids are in [0, vocab_size).
     max_context: int  # Prompt and answer together, tokens.
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = 0  # Unix seconds, for /v1/models.
     eos_token_ids: tuple[int, ...] = ()
+    answer_fingerprint: str = ""
+    """Of what answers follow from: the chat template and the defaults of sampling as well."""
 
 
 def read_model_facts(
@@ -50,9 +53,11 @@ def read_model_facts(
 ) -> ModelFacts:
     """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
+    fingerprint = model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact)
     return ModelFacts(
         name=served_name or model_files.model_name(model_dir),
-        fingerprint=model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact),
+        fingerprint=fingerprint,
+        answer_fingerprint=model_files.answer_fingerprint(model_dir, fingerprint),
         vocab_size=vocab_size,
         max_context=max_context,
         defaults=sampling_defaults(model_files.load_generation_config(model_dir)),

@@ -98,18 +98,18 @@ async def record(bus: Bus, path: Path) -> Recorded:
     inputs = outputs = 0
     pending = _outputs(bus, copies, max(first_seq, outputs_from_seq), info.last_seq)
     output = await anext(pending, None)
-    with RecordingWriter(path, header) as writer:
+    async with RecordingWriter(path, header) as writer:
         if snapshot is not None:
-            writer.write_snapshot(encode_snapshot(snapshot))
+            await writer.write_snapshot(encode_snapshot(snapshot))
         async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=first_seq, live=False):
             if message.seq > info.last_seq:
                 break
             if message.seq != first_seq + inputs:
                 raise RecordingError(f"input {first_seq + inputs} expired while it was being recorded; record again")
-            writer.write_input(message)
+            await writer.write_input(message)
             inputs += 1
             while output is not None and output[0] <= message.seq:
-                writer.write_output(output[1])
+                await writer.write_output(output[1])
                 outputs += 1
                 output = await anext(pending, None)
     return Recorded(

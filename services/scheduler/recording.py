@@ -2,12 +2,14 @@
 
 Layout. The magic bytes, then frames: payload length (u32), CRC-32 of kind and payload (u32), kind (u8), payload;
 integers are little-endian. The frames in order: one header, at most one snapshot, then inputs, each followed by
-the outputs that it caused, and one end frame with the counts. A file without its end frame is truncated. Reader
-and writer hold one frame at a time; the writer works on a temporary file and renames it when it is whole.
+the outputs that it caused, and one end frame with the counts. A file without its end frame is truncated. The reader
+holds one frame at a time, the writer as many as a write is worth; it works on a temporary file and renames it when it
+is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -16,7 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
+import aiofiles
+import aiofiles.os
 import msgspec
+from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from shared.bus.protocol import StreamMessage
 from shared.errors import RecordingError
@@ -27,6 +32,8 @@ VERSION = 1
 LARGEST_FRAME_BYTES = 1024**3
 
 _PIECE_BYTES = 2**20
+
+_sync = aiofiles.os.wrap(os.fsync)
 
 _FRAME = struct.Struct("<IIB")
 _HEADER, _SNAPSHOT, _INPUT, _OUTPUT, _END = 1, 2, 3, 4, 5
@@ -83,62 +90,105 @@ T = TypeVar("T", Header, SnapshotFrame, InputFrame, OutputFrame, End)
 Frame = Header | SnapshotFrame | InputFrame | OutputFrame | End
 
 
+class RecordingFrames:
+    """The bytes of a recording, one frame after the other; counts what the end frame says."""
+
+    def __init__(self) -> None:
+        self._inputs = 0
+        self._outputs = 0
+
+    def begin(self, header: Header) -> bytes:
+        """Before everything else."""
+        return MAGIC + _frame(_HEADER, msgspec.msgpack.encode(header))
+
+    def snapshot(self, data: bytes) -> bytes:
+        """Before the first input."""
+        return _frame(_SNAPSHOT, msgspec.msgpack.encode(SnapshotFrame(data)))
+
+    def input(self, message: StreamMessage) -> bytes:
+        frame = InputFrame(message.seq, message.time_ns, message.subject, message.data)
+        self._inputs += 1
+        return _frame(_INPUT, msgspec.msgpack.encode(frame))
+
+    def output(self, data: bytes) -> bytes:
+        """Behind the input that caused it."""
+        self._outputs += 1
+        return _frame(_OUTPUT, msgspec.msgpack.encode(OutputFrame(data)))
+
+    def end(self) -> bytes:
+        return _frame(_END, msgspec.msgpack.encode(End(inputs=self._inputs, outputs=self._outputs)))
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    if len(payload) > LARGEST_FRAME_BYTES:
+        raise RecordingError(f"a frame of {len(payload)} bytes is too large")
+    checksum = zlib.crc32(payload, zlib.crc32(bytes([kind])))
+    return _FRAME.pack(len(payload), checksum, kind) + payload
+
+
 class RecordingWriter:
-    """Writes ``path`` when its ``with`` block ends without an exception, and nothing otherwise."""
+    """Writes ``path`` when its ``async with`` block ends without an exception, and nothing otherwise.
+
+    The file system is waited for in threads: what a slow disk holds up is the recording, not whoever hears the broker.
+    """
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._header = header
-        self._inputs = 0
-        self._outputs = 0
-        self._file: BinaryIO | None = None
+        self._frames = RecordingFrames()
+        self._gathered = bytearray()
+        self._file: AsyncBufferedIOBase | None = None
 
-    def __enter__(self) -> RecordingWriter:
+    async def __aenter__(self) -> RecordingWriter:
         try:
-            self._file = self._partial.open("wb")
+            self._file = await aiofiles.open(self._partial, "wb")
         except OSError as error:
             raise RecordingError(f"cannot write {self._path}: {error}") from error
-        self._file.write(MAGIC)
-        self._write(_HEADER, msgspec.msgpack.encode(self._header))
+        await self._write(self._frames.begin(self._header))
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._file is not None
         try:
             if kind is None:
-                self._write(_END, msgspec.msgpack.encode(End(inputs=self._inputs, outputs=self._outputs)))
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                self._partial.replace(self._path)
+                await self._write(self._frames.end())
+                await self._flush()
+                await _sync(self._file.fileno())
+                await self._file.close()
+                await aiofiles.os.replace(self._partial, self._path)
         finally:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+            await self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                await aiofiles.os.unlink(self._partial)
 
-    def write_snapshot(self, data: bytes) -> None:
+    async def write_snapshot(self, data: bytes) -> None:
         """Before the first input."""
-        self._write(_SNAPSHOT, msgspec.msgpack.encode(SnapshotFrame(data)))
+        await self._write(self._frames.snapshot(data))
 
-    def write_input(self, message: StreamMessage) -> None:
-        frame = InputFrame(message.seq, message.time_ns, message.subject, message.data)
-        self._write(_INPUT, msgspec.msgpack.encode(frame))
-        self._inputs += 1
+    async def write_input(self, message: StreamMessage) -> None:
+        await self._write(self._frames.input(message))
 
-    def write_output(self, data: bytes) -> None:
+    async def write_output(self, data: bytes) -> None:
         """Behind the input that caused it."""
-        self._write(_OUTPUT, msgspec.msgpack.encode(OutputFrame(data)))
-        self._outputs += 1
+        await self._write(self._frames.output(data))
 
-    def _write(self, kind: int, payload: bytes) -> None:
+    async def _write(self, frame: bytes) -> None:
+        """A thread's turn for many frames at a time."""
+        self._gathered += frame
+        if len(self._gathered) >= _PIECE_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
         assert self._file is not None
-        if len(payload) > LARGEST_FRAME_BYTES:
-            raise RecordingError(f"a frame of {len(payload)} bytes is too large")
-        checksum = zlib.crc32(payload, zlib.crc32(bytes([kind])))
-        self._file.write(_FRAME.pack(len(payload), checksum, kind))
-        self._file.write(payload)
+        gathered, self._gathered = self._gathered, bytearray()
+        try:
+            await self._file.write(gathered)
+            await self._file.flush()
+        except OSError as error:
+            raise RecordingError(f"cannot write {self._path}: {error}") from error
 
 
 def read_frames(path: Path) -> Iterator[Frame]:

@@ -1,5 +1,5 @@
-"""The blob of a chunk, format version 1: a header that tells everything about itself, and whole pages of KV or hidden
-states.
+"""The blob of a chunk, format versions 1 and 2: a header that tells everything about itself, and whole pages of KV or
+hidden states.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
@@ -37,7 +37,10 @@ from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root
 from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCKVCHNK"
-VERSION = 1
+PLAIN_VERSION = 1
+"""Of chunks that are not sealed. Sealed ones of this version, of releases before 0.3, are read and not written."""
+SEALED_VERSION = 2
+"""Of sealed chunks: version 1 with hidden identities (``chunk_names``)."""
 FIXED_BYTES = 256
 SEALING_BYTES = 28
 """What sealing adds to what it seals: a nonce of 12 bytes and a tag of 16."""
@@ -46,7 +49,7 @@ LAYOUT = "page_first"
 CHECKSUM = "xxh3_64"
 MAX_KEY_ID_BYTES = 32
 
-IS_SEALED = 1  # The only flag of version 1.
+IS_SEALED = 1  # The only flag.
 
 # magic, version, header bytes, payload bytes, flags, pages, depth, first layer, end of layers, geometry (layers,
 # heads, head_dim, page_size), dtype, layout, namespace, identity, parent, key id, checksum's name, hidden values and
@@ -63,11 +66,12 @@ Checksums = npt.NDArray[np.uint64]
 class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a blob says of itself. ``tokens``, ``identities`` and ``checksum_table`` are empty while it is sealed."""
 
+    version: int = PLAIN_VERSION
     namespace: str
     identity: bytes
-    """Of the chunk's last page: the name of the chunk."""
+    """Of the chunk's last page: the name of the chunk. Hidden where :attr:`hides_names`."""
     parent: bytes
-    """Of the page before the chunk; the namespace's root at depth 0."""
+    """Of the page before the chunk; the namespace's root at depth 0. Hidden where :attr:`hides_names`."""
     depth: int
     """Tokens from the root to the first of the chunk."""
     geometry: KvGeometry
@@ -93,9 +97,14 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
         return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.units)
 
     @property
+    def hides_names(self) -> bool:
+        """Whether ``identity`` and ``parent`` are encrypted (``Cipher.hide``)."""
+        return self.version == SEALED_VERSION
+
+    @property
     def key(self) -> ChunkKey:
-        """The name under which this chunk belongs."""
-        return ChunkKey(self.namespace, _geometry_id(self.geometry), self.identity)
+        """The name under which this blob belongs, at rest where it is sealed."""
+        return ChunkKey(self.namespace, _geometry_id(self.geometry), self.identity, self.hides_names)
 
     @property
     def nbytes(self) -> int:
@@ -204,7 +213,7 @@ def fixed_fields(header: ChunkHeader) -> bytes:
     geometry = header.geometry
     return _FIELDS.pack(
         MAGIC,
-        VERSION,
+        header.version,
         header.header_bytes,
         header.payload_bytes,
         IS_SEALED if header.is_sealed else 0,
@@ -278,8 +287,10 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
     if min(head.nbytes, nbytes) < FIXED_BYTES:
         raise IntegrityError(f"the chunk ends after {nbytes} bytes, within its header", code="truncated")
     (version,) = _VERSION.unpack_from(head, len(MAGIC))
-    if version != VERSION:
-        raise IntegrityError(f"the chunk has format version {version}, not {VERSION}", code="unknown_version")
+    if version not in (PLAIN_VERSION, SEALED_VERSION):
+        raise IntegrityError(
+            f"the chunk has format version {version}, not {PLAIN_VERSION} or {SEALED_VERSION}", code="unknown_version"
+        )
     (body_checksum,), (checksum,) = (_CHECKSUM.unpack_from(head, at) for at in (_FIELDS.size, _CHECKSUM_AT))
     if xxhash.xxh3_64_intdigest(head[:_CHECKSUM_AT]) != checksum:
         raise IntegrityError("the chunk's header is damaged", code="header_checksum")
@@ -304,9 +315,11 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
             and (pages, layer_end) == (chunk_pages(page_size), layers)
             and _text(checksum_name) == CHECKSUM
             and flags == (IS_SEALED if _text(key_id) else 0)
+            and (version == PLAIN_VERSION or flags == IS_SEALED)
             and not any(zeros)
         )
         header = ChunkHeader(
+            version=version,
             namespace=namespace.hex(),
             identity=identity,
             parent=parent,
@@ -344,6 +357,8 @@ def _text(padded: bytes) -> str:
 def check(header: ChunkHeader, key: ChunkKey, geometry: KvGeometry) -> None:
     """Raise IntegrityError unless ``header`` is that of the chunk called ``key`` with pages of ``geometry``.
 
+    ``key`` is the cell's name. What a sealed header hides can be told only when it is opened: then ask again.
+
     Codes: ``wrong_namespace``, ``wrong_identity``, ``wrong_dtype``, ``wrong_geometry``, ``wrong_layout``, and
     ``wrong_tokens`` when the identity does not follow from parent and tokens (not told of a sealed header).
     """
@@ -357,6 +372,8 @@ def check(header: ChunkHeader, key: ChunkKey, geometry: KvGeometry) -> None:
         )
     if header.layout != LAYOUT:
         raise _wrong("layout", header.layout, LAYOUT)
+    if header.hides_names:
+        return
     if header.identity != key.identity:
         raise _wrong("identity", header.identity.hex(), key.identity.hex())
     if (header.depth == 0) != (header.parent == chain_root(header.namespace)):

@@ -22,6 +22,14 @@ class NoCipher:
         """Always raises KeyMissing."""
         raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
 
+    def hide(self, key_id: str, identity: bytes) -> bytes:
+        """Always raises KeyMissing."""
+        raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
+
+    def show(self, key_id: str, hidden: bytes) -> bytes:
+        """Always raises KeyMissing."""
+        raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
+
 
 class ChunkKeys:
     """The cipher at hand, if any."""

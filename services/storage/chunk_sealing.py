@@ -2,8 +2,8 @@
 
 What is sealed is one piece of the blob, the tables and the payload; it is replaced by nonce, ciphertext and tag from
 byte 256 on. The fixed header stays readable, so that an inventory needs no key, and is authenticated with the rest: a
-sealed chunk cannot pass for another. What it tells whoever sees the disk is documented in
-``docs/reference/chunk-format.md``.
+sealed chunk cannot pass for another. The identities in it, which are digests of tokens, are hidden. What it tells
+whoever sees the disk is documented in ``docs/reference/chunk-format.md``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 from services.storage.chunk_format import (
     FIXED_BYTES,
     MAX_KEY_ID_BYTES,
+    PLAIN_VERSION,
+    SEALED_VERSION,
     SEALING_BYTES,
     ChunkHeader,
     fixed_fields,
@@ -34,6 +36,12 @@ class Cipher(Protocol):
     def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
         """Undo :meth:`seal`. Raises IntegrityError(code="wrong_key"), or ConfigError when there is no such key."""
 
+    def hide(self, key_id: str, identity: bytes) -> bytes:
+        """Another 16 bytes for an identity, the same each time. Raises ConfigError when there is no such key."""
+
+    def show(self, key_id: str, hidden: bytes) -> bytes:
+        """Undo :meth:`hide`. Raises ConfigError when there is no such key."""
+
 
 def seal_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> ChunkHeader:
     """Encrypt an unsealed blob where it is; returns the header that it has now. Its size stays.
@@ -44,7 +52,15 @@ def seal_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
     if header.is_sealed or not key_id.isascii() or not 1 <= len(key_id) <= MAX_KEY_ID_BYTES or "\0" in key_id:
         raise InvalidRequest(f"chunk {header.identity.hex()} cannot be sealed with key {key_id!r}")
     sealed_header = msgspec.structs.replace(
-        header, key_id=key_id, is_sealed=True, tokens=b"", identities=b"", checksum_table=b""
+        header,
+        version=SEALED_VERSION,
+        identity=cipher.hide(key_id, header.identity),
+        parent=cipher.hide(key_id, header.parent),
+        key_id=key_id,
+        is_sealed=True,
+        tokens=b"",
+        identities=b"",
+        checksum_table=b"",
     )
     start, end = _sealed_piece(header)
     sealed = cipher.seal(key_id, blob[start:end], fixed_fields(sealed_header))
@@ -79,8 +95,18 @@ def open_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
         raise IntegrityError(f"chunk {header.identity.hex()} holds {len(plaintext)} sealed bytes", code="wrong_key")
     blob[FIXED_BYTES:start] = bytes(start - FIXED_BYTES)
     blob[start:end] = plaintext
-    write_fixed(blob, msgspec.structs.replace(header, key_id="", is_sealed=False))
+    write_fixed(blob, _plain(header, cipher))
     return read_header(blob)
+
+
+def _plain(header: ChunkHeader, cipher: Cipher) -> ChunkHeader:
+    """The header of the same chunk before it was sealed, still without the tables."""
+    identity, parent = header.identity, header.parent
+    if header.hides_names:
+        identity, parent = (cipher.show(header.key_id, hidden) for hidden in (identity, parent))
+    return msgspec.structs.replace(
+        header, version=PLAIN_VERSION, identity=identity, parent=parent, key_id="", is_sealed=False
+    )
 
 
 def _sealed_piece(header: ChunkHeader) -> tuple[int, int]:

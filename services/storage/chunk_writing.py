@@ -34,10 +34,15 @@ def gather_blob(
     return header
 
 
-def seal(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> int:
-    """Encrypt the blob where it is, unless ``key_id`` is ""; returns its :func:`blob_digest`. Raises KeyMissing."""
+def seal(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> None:
+    """Encrypt the blob where it is, unless ``key_id`` is "". Raises KeyMissing."""
     if key_id:
         seal_blob(blob, header, key_id, cipher)
+
+
+def seal_for_upload(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> int:
+    """:func:`seal` it; returns the :func:`blob_digest` by which an upload knows it again."""
+    seal(blob, header, key_id, cipher)
     return blob_digest(blob)
 
 

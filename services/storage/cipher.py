@@ -6,6 +6,9 @@ pass within months, and storages cannot share a counter. So what encrypts is not
 it and from what is authenticated with the chunk, which holds the chunk's name: each such key sees only the few sealings
 of one chunk, by every storage that ever computes it, and random nonces are far from their bound.
 The derivation is BLAKE2b, keyed and personalised, which is a pseudo-random function of its input.
+
+Identities are hidden by one block of AES under a key that is derived for that alone: a permutation of 16 bytes that
+nobody without the key can compute in either direction. Equal identities have equal names, which is what names are for.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from services.storage import measures
 from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
@@ -27,6 +33,7 @@ from shared.errors import IntegrityError, KeyMissing
 NONCE_BYTES = 12
 
 _PERSON = b"tc-chunk-key-1"
+_NAMES_PERSON = b"tc-name-key-1"
 
 
 def open_cipher(config: StorageConfig, *, environ: Mapping[str, str] | None = None) -> Cipher | None:
@@ -77,14 +84,29 @@ class Cipher:
             measures.CIPHER_REFUSALS.labels("open", "wrong_key").inc()
             raise IntegrityError("a chunk was not sealed with this key, or was changed", code="wrong_key") from error
 
+    def hide(self, key_id: str, identity: bytes) -> bytes:
+        """The 16 bytes under which a chunk of this identity (16 bytes) is known at rest. Raises KeyMissing."""
+        return self._blocks_of(key_id, "seal").encryptor().update(identity)
+
+    def show(self, key_id: str, hidden: bytes) -> bytes:
+        """Undo :meth:`hide`; what another key has hidden comes out as 16 bytes that mean nothing. Raises KeyMissing."""
+        return self._blocks_of(key_id, "open").decryptor().update(hidden)
+
     def reload(self) -> None:
         """Read the keys file again, as after SIGHUP."""
         self.keys.reload(self._clock())
 
     def _cipher_of(self, key_id: str, aad: bytes, operation: str) -> AESGCM:
+        return AESGCM(self._derived(key_id, aad, _PERSON, operation))
+
+    def _blocks_of(self, key_id: str, operation: str) -> ciphers.Cipher[ECB]:
+        # Of a single block, which is never a message: what is said against this mode is about equal blocks of one.
+        return ciphers.Cipher(AES256(self._derived(key_id, b"", _NAMES_PERSON, operation)), ECB())  # noqa: S305
+
+    def _derived(self, key_id: str, what: bytes, person: bytes, operation: str) -> bytes:
         try:
             tenant_key = self.keys.key(key_id, self._clock())
         except KeyMissing:
             measures.CIPHER_REFUSALS.labels(operation, "key_missing").inc()
             raise
-        return AESGCM(hashlib.blake2b(aad, key=tenant_key, person=_PERSON, digest_size=KEY_BYTES).digest())
+        return hashlib.blake2b(what, key=tenant_key, person=person, digest_size=KEY_BYTES).digest()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.storage import measures
 from services.storage.backends import ChunkBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
+from services.storage.chunk_names import ChunkNames
 from services.storage.cipher import Cipher, open_cipher
 from services.storage.config import StorageConfig
 from shared import logs, progress
@@ -23,6 +24,8 @@ class Media:
     disk: ChunkBackend | None = None
     remote: ChunkBackend | None = None
     cipher: Cipher | None = None
+    names: ChunkNames = field(default_factory=ChunkNames)
+    """Those that disk and remote use; of the same cipher."""
 
     def close(self) -> None:
         """Let go of them. Blocking: writes under way are finished."""
@@ -36,16 +39,17 @@ def open_media(config: StorageConfig) -> Media:
     then, when ``remote`` names no object store that there could ever be, and when a directory is named twice.
     """
     cipher = open_cipher(config)
-    remote = open_remote(config)
-    return Media(_open_disk(config), remote, cipher)
+    names = ChunkNames(cipher)
+    remote = open_remote(config, names=names)
+    return Media(_open_disk(config, names), remote, cipher, names)
 
 
-def _open_disk(config: StorageConfig) -> ChunkBackend | None:
+def _open_disk(config: StorageConfig, names: ChunkNames) -> ChunkBackend | None:
     if not config.disk_dir:
         return None
     started_s = time.perf_counter()
     with progress.phase("listing the disk", unit="chunks") as advance:
-        disk = DiskBackend(config.disk_dir, is_direct_wanted=config.disk_direct, on_found=advance)
+        disk = DiskBackend(config.disk_dir, is_direct_wanted=config.disk_direct, names=names, on_found=advance)
     if disk.left_out:
         measures.TIER_FAILURES.labels("disk").inc()
     _log.info("disk_opened", directories=config.disk_dir, seconds=round(time.perf_counter() - started_s, 3))

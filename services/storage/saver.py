@@ -16,7 +16,7 @@ from services.storage import measures
 from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
-from services.storage.chunk_writing import gather_blob, seal
+from services.storage.chunk_writing import gather_blob, seal, seal_for_upload
 from services.storage.core.chunk_index import Arrival
 from services.storage.core.save_check import NOWHERE, SaveChunk, host_pages_of
 from services.storage.disk_tier import DiskTier
@@ -215,7 +215,11 @@ class Saver:
                 copy = await self._copies.make(header, blob, key_id, save.order.value)
             is_kept = False
             try:
-                digest = await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
+                digest = 0
+                if self._disk is not None and self._remote is not None:
+                    digest = await self._threads.run(False, seal_for_upload, blob, header, key_id, self._keys.cipher)
+                else:
+                    await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
                 is_kept = await self._keep(save, chunk, blob, digest, room)
             finally:
                 if copy is not None and self._copies is not None:

@@ -25,7 +25,7 @@ from shared.messages.storage_events import (
 
 class TierEvents:
     """``is_on_disk`` is the index's word. ``forms`` says by its digest what a geometry of this cell holds; chunks of
-    other geometries are no business of it.
+    other geometries, and those whose names stay sealed for want of a key, are no business of it.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TierEvents:
         return b"".join(
             key.identity
             for key in dict.fromkeys(keys)
-            if self.forms.get(key.geometry) == form and self._is_on_disk(key) == is_on_disk
+            if self.forms.get(key.geometry) == form and not key.is_sealed and self._is_on_disk(key) == is_on_disk
         )
 
     def _of_others(self, keys: Iterable[ChunkKey], form: ChunkForm) -> list[ChunkKey]:

@@ -75,6 +75,7 @@ class Tiers:
         self._tracer = tracer
         self._cipher = media.cipher
         self._keys = ChunkKeys(media.cipher)
+        self._names = media.names
         self._threads = IoThreads(config.io_threads)
         self.sharing = Sharing(config, bus, pools, self._threads, incarnation)
         pace = PacedReads(config.disk_read_bytes_per_s)
@@ -206,7 +207,10 @@ class Tiers:
             await made.fetcher.add(order)
 
     async def _own(self, order: SaveChunks | FetchChunks) -> None:
-        """Keep what an order's owner has below within its quotas, before more of it comes."""
+        """Learn whose key the chunks of an order have, and keep what its owner has below within its quotas, before more
+        of it comes.
+        """
+        self._names.learn(order.namespace, self._keys.key_id(order.key_id))
         if order.quota is None:
             return
         if self._remote is not None:

@@ -43,7 +43,7 @@ class CellLoad(Message, frozen=True):
     asked_tokens: int = 0  # Of all prompts that this gateway sent to its scheduler, less those that were refused.
     found_tokens: int = 0  # Of all prompts of the cell, those that its scheduler found in a cache, since it began.
     token_bytes: float = 4.0  # Length of a token of text, on average lately.
-    fingerprint: str = ""  # Of the model: configuration, tokenizer and weights.
+    fingerprint: str = ""  # Of the model: all that answers follow from.
 
 
 class HeadsWanted(Message, frozen=True):

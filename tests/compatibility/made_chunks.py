@@ -81,6 +81,8 @@ def read(blob: bytes, facts: ChunkFacts) -> ChunkFacts:
         key = layout.key(facts.namespace, identity)
         header, _ = verify_copy(view, key, layout, cipher=CIPHER, key_id=facts.key_id)
         found, namespace = header.identity, header.namespace
+        if header.hides_names:
+            found = CIPHER.show(facts.key_id, found)
         return msgspec.structs.replace(
             facts, namespace=namespace, identity=found.hex(), payload=_copy_digest(view, header)
         )
@@ -110,14 +112,7 @@ def _facts(chunk: MadeChunk, key_id: str, *, payload: str) -> ChunkFacts:
 
 def _sparse_copy(chunk: MadeChunk, key_id: str) -> tuple[bytes, ChunkFacts]:
     layout = SparseLayout.of(chunk.header.geometry, block_tokens=_BLOCK_TOKENS)
-    header = SparseHeader(
-        namespace=chunk.header.namespace,
-        identity=chunk.header.identity,
-        layout=layout,
-        key_id=key_id,
-        depth=chunk.header.depth,
-        parent=chunk.header.parent,
-    )
+    header = SparseHeader.of(chunk.header, layout, key_id=key_id, cipher=CIPHER)
     blob = aligned(header.blob_bytes)
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)
     payload = _copy_digest(blob, header)

@@ -15,7 +15,7 @@ from typing import get_args
 
 from services.scheduler import core
 from services.scheduler.fold import Fold
-from services.scheduler.recording import Header, InputFrame, RecordingWriter, read_frames
+from services.scheduler.recording import Header, InputFrame, read_frames
 from services.scheduler.snapshots import encode_snapshot, take_snapshot
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, encode
@@ -25,6 +25,7 @@ from tests.compatibility import made_chunks
 from tests.compatibility.golden_sets import Facts, GoldenSet
 from tests.compatibility.instances import instance
 from tests.compatibility.schema import breaks, message_types, schema_of, wire_name
+from tests.recording_files import writing
 
 _FOLDED = Path(__file__).parents[1] / "replay" / "recordings" / "disk.tcrec"
 """A run whose state has something in every tier."""
@@ -68,7 +69,7 @@ def _recording(messages: dict[str, bytes]) -> bytes:
     header = Header(first_seq=FIRST_SEQ, outputs_from_seq=FIRST_SEQ, complete_to_seq=TIME_NS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "golden.tcrec"
-        with RecordingWriter(path, header) as writer:
+        with writing(path, header) as writer:
             writer.write_snapshot(empty)
             for place, name in enumerate(names_of(Input)):
                 writer.write_input(

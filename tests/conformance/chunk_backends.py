@@ -106,10 +106,6 @@ class FailingCalls(FileCalls):
         self._pass()
         super().sync_data(fd)
 
-    def sync_directory(self, path: str) -> None:
-        self._pass()
-        super().sync_directory(path)
-
     def make_directory(self, path: str) -> None:
         self._pass()
         super().make_directory(path)

@@ -20,7 +20,7 @@ from services.storage.backends.file_calls import FileCalls
 from shared import logs
 from tests.chunk_makers import aligned, make_chain
 
-COUNT = 5
+COUNT = 10
 DELETED = (1, 3)
 WRITERS = 3
 TIMEOUT_S = 60.0
@@ -70,11 +70,6 @@ class MortalCalls(FileCalls):
     def sync_data(self, fd: int) -> None:
         is_the_one = self._reach("sync_data")
         super().sync_data(fd)
-        self._leave(is_the_one)
-
-    def sync_directory(self, path: str) -> None:
-        is_the_one = self._reach("sync_directory")
-        super().sync_directory(path)
         self._leave(is_the_one)
 
     def make_directory(self, path: str) -> None:

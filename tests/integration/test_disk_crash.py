@@ -106,7 +106,7 @@ def test_a_writer_that_is_left_alone_acknowledges_everything(run: Run, fresh: Ca
 
 
 def test_a_writer_killed_at_any_system_call_loses_nothing(run: Run, fresh: Callable[[], list[str]]) -> None:
-    """Before and after every call, and in the middle of every write, from opening the tier to the last sync."""
+    """Before and after every call, and in the middle of every write, from opening the tier to the last of them."""
     calls = run(fresh(), "never", 0)["calls"]
     points = [(at, how) for at, call in enumerate(calls) for how in ("before", "after")]
     points += [(at, "within") for at, call in enumerate(calls) if call == "write"]

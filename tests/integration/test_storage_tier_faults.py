@@ -10,6 +10,7 @@ import pytest
 from services.storage import tier_watch
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from services.storage.backends.disk import DiskBackend
+from services.storage.chunk_names import ChunkNames
 from services.storage.cipher import open_cipher
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
@@ -54,7 +55,8 @@ def _cipher(tmp_path: Path, key: str) -> Media:
     file.write_text(KEYS.format(key=key))
     file.chmod(0o600)
     cipher = open_cipher(StorageConfig(keys=str(file)), environ={})
-    return Media(DiskBackend([str(tmp_path / "disk")]), None, cipher)
+    names = ChunkNames(cipher)
+    return Media(DiskBackend([str(tmp_path / "disk")], names=names), None, cipher, names)
 
 
 async def test_a_storage_that_was_given_up_writes_nothing_that_it_read_from_a_device(
@@ -168,7 +170,9 @@ async def test_a_full_disk_is_helped_by_evicting_once(prefix: str) -> None:
 
 
 async def test_sealed_chunks_come_back_with_their_key_alone(prefix: str, tmp_path: Path) -> None:
-    """Tokens and KV are not on the disk in the clear; with another key the chunk is missing, and new ones are good."""
+    """Tokens, KV and digests of tokens are not on the disk in the clear; with another key the chunk is missing, and new
+    ones are good.
+    """
     (tmp_path / "disk").mkdir()
     sequence = Sequence.make(1, 1)
     media = _cipher(tmp_path, KEY_A)
@@ -177,8 +181,10 @@ async def test_sealed_chunks_come_back_with_their_key_alone(prefix: str, tmp_pat
         same = await cell.fetch(sequence, list(range(4)))
         is_equal = cell.holds(sequence, [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3])
         assert cell.device is not None
-        stored = _file_of(tmp_path / "disk" / "chunks", sequence.names[0]).read_bytes()
-        is_clear = cell.device.halves[0, 0, 0].tobytes() in stored or sequence.tokens in stored
+        (file,) = (tmp_path / "disk" / "chunks").rglob("*.chunk")
+        stored = file.read_bytes() + str(file).encode()
+        clear = (cell.device.halves[0, 0, 0].tobytes(), sequence.tokens, sequence.names[0])
+        is_clear = any(part in stored for part in (*clear, sequence.names[0].hex().encode()))
     media.close()
     async with running_storage(prefix, _cipher(tmp_path, KEY_B)) as cell:
         await cell.event(ChunksListed)  # Until then the disk does not know of the chunk.
@@ -191,7 +197,7 @@ async def test_sealed_chunks_come_back_with_their_key_alone(prefix: str, tmp_pat
     assert is_equal
     assert not is_clear
     assert (other.chunks, other.missing) == (0, sequence.names[0])
-    assert counters["quarantined_wrong_key"] == 1
+    assert counters["disk_chunks"] == 2  # The old one counts until it is evicted.
     assert (saved.chunks, again.chunks) == (sequence.names[0], 1)
 
 

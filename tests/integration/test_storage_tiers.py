@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.storage import chunk_writing
 from services.storage.backends.disk import DiskBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.media import Media
@@ -215,6 +216,25 @@ async def test_progress_is_told_a_few_times(prefix: str) -> None:
     counts = [event.chunks for event in events]
     assert counts == sorted(set(counts))
     assert [event.is_over for event in events] == [False] * (len(events) - 1) + [True]
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+async def test_a_saved_blob_is_hashed_for_an_upload_alone(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, has_store: bool
+) -> None:
+    """Its pages are hashed once; the blob as a whole only where somebody will compare it."""
+    digest, hashed = chunk_writing.blob_digest, []
+
+    def noted(blob: memoryview) -> int:
+        hashed.append(blob.nbytes)
+        return digest(blob)
+
+    monkeypatch.setattr(chunk_writing, "blob_digest", noted)
+    store = MemoryBackend(max_bytes=2**30) if has_store else None
+    async with running_storage(prefix, Media(MemoryBackend(max_bytes=2**30), store)) as cell:
+        saved = await cell.save(Sequence.make(1, 2), device=list(range(8)))
+
+    assert (saved.error, len(hashed)) == ("", 2 if has_store else 0)
 
 
 async def test_a_dropped_namespace_is_gone_everywhere(prefix: str) -> None:

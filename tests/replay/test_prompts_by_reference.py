@@ -9,12 +9,13 @@ import pytest
 
 from services.scheduler.core import new_state
 from services.scheduler.fold import Fold
-from services.scheduler.recording import Header, RecordingWriter
+from services.scheduler.recording import Header
 from services.scheduler.replay import replay
 from services.scheduler.snapshots import encode_snapshot, take_snapshot
 from shared.bus.protocol import StreamMessage
 from shared.codec import encode
 from shared.messages.cell_events import CellConfig, FlushCache
+from tests.recording_files import writing
 from tests.small_blocks import small_blocks
 from tests.stateful.cell_model import CellModel
 from thermocline.replay.recorded_run import read_run
@@ -56,7 +57,7 @@ def record(cell: CellModel, path: Path, first: int) -> None:
     messages = [StreamMessage(each.seq, each.time_ns, "tc.in.cell", encode(each.input)) for each in cell.log]
     for message in messages[: first - 1]:
         fold.apply(message)
-    with RecordingWriter(path, Header(first_seq=first)) as writer:
+    with writing(path, Header(first_seq=first)) as writer:
         if first > 1:
             writer.write_snapshot(encode_snapshot(take_snapshot(fold)))
         for message in messages[first - 1 :]:

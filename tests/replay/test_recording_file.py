@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import struct
 from pathlib import Path
@@ -25,12 +27,16 @@ HEADER = Header(first_seq=8, outputs_from_seq=9, complete_to_seq=10)
 
 def write(path: Path, inputs: int = 3) -> None:
     """A header, a snapshot, and inputs with two outputs each."""
-    with RecordingWriter(path, HEADER) as writer:
-        writer.write_snapshot(b"state")
+    asyncio.run(_write(path, inputs))
+
+
+async def _write(path: Path, inputs: int) -> None:
+    async with RecordingWriter(path, HEADER) as writer:
+        await writer.write_snapshot(b"state")
         for number in range(inputs):
-            writer.write_input(StreamMessage(8 + number, 1000 + number, "tc.in.cell", b"input %d" % number))
-            writer.write_output(b"first")
-            writer.write_output(b"second")
+            await writer.write_input(StreamMessage(8 + number, 1000 + number, "tc.in.cell", b"input %d" % number))
+            await writer.write_output(b"first")
+            await writer.write_output(b"second")
 
 
 def frame_starts(data: bytes) -> list[int]:
@@ -64,16 +70,36 @@ def test_failed_write_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) ->
     write(path)
     before = path.read_bytes()
 
-    def fail_half_way() -> None:
-        with RecordingWriter(path, HEADER) as writer:
-            writer.write_input(StreamMessage(1, 1, "tc.in.cell", b""))
+    async def fail_half_way() -> None:
+        async with RecordingWriter(path, HEADER) as writer:
+            await writer.write_input(StreamMessage(1, 1, "tc.in.cell", b"\0" * 2**21))  # More than is gathered.
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fail_half_way()
+        asyncio.run(fail_half_way())
 
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+async def test_a_file_that_hangs_holds_nobody_else(tmp_path: Path) -> None:
+    """Other tasks of the loop run while the file system keeps the recording waiting."""
+    path = tmp_path / "a.tcrec"
+    partial = tmp_path / f".a.tcrec.{os.getpid()}.partial"
+    os.mkfifo(partial)  # Whoever opens it waits for somebody who reads.
+    writer = RecordingWriter(path, HEADER)
+    opening = asyncio.create_task(writer.__aenter__())
+
+    for _ in range(10):
+        await asyncio.sleep(0)
+    is_waiting = not opening.done()
+    reader = os.open(partial, os.O_RDONLY | os.O_NONBLOCK)
+    await opening
+
+    assert is_waiting
+    await writer.__aexit__(ValueError, ValueError(), None)
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from services.scheduler import core
 from services.scheduler.fold import Fold
-from services.scheduler.recording import Header, RecordingWriter
+from services.scheduler.recording import Header
 from services.scheduler.replay import EXIT_BAD_FILE, EXIT_DIFFERS, EXIT_EQUAL, main, replay
 from services.scheduler.snapshots import encode_snapshot, take_snapshot
 from shared.codec import decode_input, encode
 from shared.errors import RecordingError
 from shared.messages.requests import SubmitRequest
+from tests.recording_files import writing
 from tests.scripted_cell import ScriptedCell, scripted_cell, with_changed_token, write_recording
 
 
@@ -46,7 +47,7 @@ def write_partly(
     cell: ScriptedCell, path: Path, header: Header, *, first: int = 1, outputs_of: set[int], snapshot: bytes = b""
 ) -> None:
     """Inputs from ``first`` on, with the outputs of some of them only."""
-    with RecordingWriter(path, header) as writer:
+    with writing(path, header) as writer:
         if snapshot:
             writer.write_snapshot(snapshot)
         for message, published in zip(cell.messages, cell.outputs, strict=True):
@@ -96,7 +97,7 @@ def test_one_changed_output_is_found(cell: ScriptedCell, tmp_path: Path) -> None
     """The recorded side may be wrong as well."""
     path = tmp_path / "tampered.tcrec"
     victim = next(seq for seq, published in enumerate(cell.outputs) if published and seq > 40)
-    with RecordingWriter(path, Header(complete_to_seq=len(cell.messages))) as writer:
+    with writing(path, Header(complete_to_seq=len(cell.messages))) as writer:
         for place, (message, published) in enumerate(zip(cell.messages, cell.outputs, strict=True)):
             writer.write_input(message)
             for output in published:
@@ -117,7 +118,7 @@ def test_missing_and_additional_outputs_are_differences(cell: ScriptedCell, tmp_
     missing, additional = tmp_path / "missing.tcrec", tmp_path / "additional.tcrec"
     header = Header(complete_to_seq=len(cell.messages))
     write_partly(cell, missing, header, outputs_of=everything - {with_outputs[3]})
-    with RecordingWriter(additional, header) as writer:
+    with writing(additional, header) as writer:
         for message, published in zip(cell.messages, cell.outputs, strict=True):
             writer.write_input(message)
             for output in published:
@@ -191,7 +192,7 @@ def test_recording_must_continue_its_snapshot(cell: ScriptedCell, tmp_path: Path
 def test_missing_input_is_an_error(cell: ScriptedCell, tmp_path: Path) -> None:
     """A hole in the sequence is damage, whatever the counts say."""
     path = tmp_path / "hole.tcrec"
-    with RecordingWriter(path, Header(complete_to_seq=0)) as writer:
+    with writing(path, Header(complete_to_seq=0)) as writer:
         for message in [*cell.messages[:5], *cell.messages[6:9]]:
             writer.write_input(message)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiofiles
 import msgspec
 
 from services.gateway.openai_schema.cache import Pin
@@ -62,7 +63,7 @@ def pin_text(pin: Pin) -> str:
 async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
     if not arguments.tokens_file:
         raise OperatorError("a text is tokenised by a gateway: give --base-url, or token ids in --tokens-file")
-    tokens = read_tokens(Path(arguments.tokens_file))
+    tokens = await read_tokens(Path(arguments.tokens_file))
     async with cell(broker_of(arguments)) as calls:
         model = (await calls.status()).model
         if not model:
@@ -81,31 +82,33 @@ async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
     if arguments.salt:
         body["cache_salt"] = arguments.salt
     if arguments.tokens_file:
-        body["tokens"] = read_tokens(Path(arguments.tokens_file))
+        body["tokens"] = await read_tokens(Path(arguments.tokens_file))
     elif arguments.prompt is not None:
         body["prompt"] = arguments.prompt
     else:
-        body["prompt"] = read_text(Path(arguments.prompt_file))
+        body["prompt"] = await read_text(Path(arguments.prompt_file))
     headers = gateway_client.admin_headers(arguments.base_url, arguments.admin_key)
     async with gateway_client.client(arguments.base_url, headers) as http:
         answer = await gateway_client.post(http, "/v1/cache/pins", body)
     return msgspec.convert(answer, Pin)
 
 
-def read_text(path: Path) -> str:
+async def read_text(path: Path) -> str:
     """A whole file. Raises OperatorError, also for one that is longer than any context."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        async with aiofiles.open(path, "rb") as file:
+            raw = await file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
             raise OperatorError(f"{path} is larger than {MAX_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OperatorError(f"cannot read {path}: {error}") from error
 
 
-def read_tokens(path: Path) -> list[int]:
+async def read_tokens(path: Path) -> list[int]:
     """The token ids of a file that holds one JSON array of them. Raises OperatorError."""
     try:
-        tokens = msgspec.json.decode(read_text(path), type=list[int])
+        tokens = msgspec.json.decode(await read_text(path), type=list[int])
     except UNDECODABLE as error:
         raise OperatorError(f"{path} is no JSON array of token ids: {error}") from error
     if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:

@@ -244,8 +244,9 @@ class Cells:
                 told = first.setdefault(model, cell.load)
                 if told.fingerprint != cell.load.fingerprint:
                     found[cell.name] = (
-                        f"its {model} has another configuration, tokenizer or weights ({cell.load.fingerprint[:8]}) "
-                        f"than that of the cell {told.cell} ({told.fingerprint[:8]}); it gets no requests"
+                        f"its {model} has another configuration, tokenizer, template or weights "
+                        f"({cell.load.fingerprint[:8]}) than that of the cell {told.cell} ({told.fingerprint[:8]}); "
+                        "it gets no requests"
                     )
         return found
 

@@ -86,7 +86,7 @@ class DataEvents:
 
 
 def head_of(answer_id: str, created: int, facts: ModelFacts) -> Head:
-    return Head(answer_id, created, facts.name, f"fp_{facts.fingerprint[:12]}")
+    return Head(answer_id, created, facts.name, f"fp_{facts.answer_fingerprint[:12]}")
 
 
 def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:

@@ -6,7 +6,8 @@ conformance suite checks for each:
 
 * a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
   whole blob or nothing that ``get`` or ``entries`` would speak of;
-* ``put`` returns when the blob is durable; a blob that is there already is kept as it is;
+* ``put`` returns when the blob is there for whoever reads, also after ``kill -9``; a blob that is there already is kept
+  as it is. After a loss of power it may be gone, or torn, as every reader finds out;
 * ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
 * being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
   on without the tier;
@@ -26,27 +27,36 @@ from shared.ids import DIGEST_BYTES
 BLOCK_BYTES = 4096
 """Blobs are whole blocks, and buffers for them begin on a block: what O_DIRECT asks for."""
 
+SEALED = ".sealed"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkKey:
-    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes)."""
+    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes).
+
+    Where ``is_sealed``, it is the name at rest of an encrypted chunk: its identity is hidden (``chunk_names``).
+    """
 
     namespace: str
     geometry: bytes
     identity: bytes
+    is_sealed: bool = False
 
     @property
     def path(self) -> str:
-        """``<namespace>/<geometry>/<two digits>/<identity>``: the name in a directory or an object store."""
+        """The name in a directory or an object store: ``<namespace>/<geometry>/<two digits>/<identity>``, with
+        ``.sealed`` behind it where it is.
+        """
         digits = self.identity.hex()
-        return f"{self.namespace}/{self.geometry.hex()}/{digits[:2]}/{digits}"
+        return f"{self.namespace}/{self.geometry.hex()}/{digits[:2]}/{digits}{SEALED if self.is_sealed else ''}"
 
     @classmethod
     def parse(cls, path: str) -> ChunkKey:
         """Undo :attr:`path`. Raises InvalidRequest for anything else."""
         parts = path.split("/")
         try:
-            key = cls(parts[0], bytes.fromhex(parts[1]), bytes.fromhex(parts[3]))
+            identity, is_sealed = parts[3].removesuffix(SEALED), parts[3].endswith(SEALED)
+            key = cls(parts[0], bytes.fromhex(parts[1]), bytes.fromhex(identity), is_sealed)
             is_sound = len(bytes.fromhex(parts[0])) == DIGEST_BYTES == len(key.identity)
         except (ValueError, IndexError) as error:
             raise InvalidRequest(f"{path!r} is not the name of a chunk") from error
@@ -71,6 +81,8 @@ class ChunkEntry:
     """The chunk before it; None at the root, or where that is not known."""
     heat: float | None = None
     """What it was worth when that was noted last (``core/chunk_worth.py``); None where it was not."""
+    key_id: str = ""
+    """Whose key seals it; "" is none."""
 
 
 class ChunkBackend(Protocol):
@@ -79,7 +91,7 @@ class ChunkBackend(Protocol):
     name: str
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
-        """Keep a blob of whole blocks durably; False if the tier had it already.
+        """Keep a blob of whole blocks; False if the tier had it already.
 
         ``stripe`` is the chunk's place in its sequence: a backend of several directories takes them in turn by it,
         so that reading a sequence uses all of them (HCache 4.2.1).

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.storage import chunk_format
-from services.storage.backends import UNKNOWN, ChunkEntry
-from services.storage.core.save_check import key_above
+from services.storage.backends import UNKNOWN, ChunkEntry, ChunkKey
 from services.storage.sparse import format as sparse_format
 from shared.chunks import chunk_tokens
 
 
 def entry_in(head: memoryview, nbytes: int) -> ChunkEntry:
-    """What the first block of a blob of ``nbytes`` bytes says in its header.
+    """What the first block of a blob of ``nbytes`` bytes says in its header, in names at rest.
 
     Raises IntegrityError as ``read_fixed`` of either format does; what is neither is ``not_a_chunk``.
     """
     if bytes(head[: len(sparse_format.MAGIC)]) == sparse_format.MAGIC:
         copy = sparse_format.read_fixed(head, nbytes)
         if not any(copy.parent):
-            return ChunkEntry(copy.key, nbytes, UNKNOWN)  # Written by a release that did not say.
-        above = key_above(copy.namespace, copy.parent, copy.depth, copy.key.geometry)
-        return ChunkEntry(copy.key, nbytes, copy.depth // copy.layout.tokens, above)
+            return ChunkEntry(copy.key, nbytes, UNKNOWN, key_id=copy.key_id)  # Of a release that did not say.
+        return _entry(copy.key, copy.parent, copy.depth, copy.layout.tokens, copy.key_id, nbytes)
     chunk = chunk_format.read_fixed(head, nbytes)
-    above = key_above(chunk.namespace, chunk.parent, chunk.depth, chunk.key.geometry)
-    return ChunkEntry(chunk.key, nbytes, chunk.depth // chunk_tokens(chunk.geometry.page_size), above)
+    tokens = chunk_tokens(chunk.geometry.page_size)
+    return _entry(chunk.key, chunk.parent, chunk.depth, tokens, chunk.key_id, nbytes)
+
+
+def _entry(key: ChunkKey, parent: bytes, depth: int, tokens: int, key_id: str, nbytes: int) -> ChunkEntry:
+    above = replace(key, identity=parent) if depth else None  # As much hidden as the chunk itself.
+    return ChunkEntry(key, nbytes, depth // tokens, above, key_id=key_id)

@@ -1,9 +1,10 @@
 """The disk tier: chunks in one or several directories, which take them in turn (HCache 4.2.1).
 
 What is where is kept in memory, so that only reading a chunk touches a disk. The map is made from the names of files at
-the start, and :meth:`DiskBackend.entries` makes sure of each by its header. A directory that cannot be used, or in
-which nothing can be read any more, is left out until :meth:`DiskBackend.retake` finds that it can be; one to which a
-write failed is passed over while others take them.
+the start, and :meth:`DiskBackend.entries` makes sure of each by its header. It is of names at rest (``chunk_names``);
+callers use those of the cell. A directory that cannot be used, or in which nothing can be read any more, is left out
+until :meth:`DiskBackend.retake` finds that it can be; one to which a write failed is passed over while others take
+them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+from services.storage import measures
 from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, Unreadable, check_ranges
 from services.storage.backends.blob_names import entry_in
 from services.storage.backends.disk_directory import DiskDirectory
@@ -26,8 +28,9 @@ from services.storage.backends.file_calls import FileCalls
 from services.storage.backends.heat_file import NotedHeats, pack_heats
 from services.storage.backends.key_locks import Holding, KeyLocks
 from services.storage.backends.opening import open_in_time
+from services.storage.chunk_names import ChunkNames
 from shared import logs
-from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, TransportError
+from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, KeyMissing, TransportError
 
 SCAN_THREADS = 8
 _SCANNED_AT_ONCE = 256
@@ -55,6 +58,8 @@ class _Place:
     nbytes: int
     is_checked: bool
     """Whether its header was read, or it was written here."""
+    key: ChunkKey
+    """Its name in the cell, or that at rest as long as the former is not known."""
 
 
 class DiskBackend:
@@ -68,6 +73,7 @@ class DiskBackend:
         *,
         is_direct_wanted: bool = True,
         calls: FileCalls | None = None,
+        names: ChunkNames | None = None,
         on_found: Callable[[int], None] = lambda chunks: None,
     ) -> None:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
@@ -83,9 +89,14 @@ class DiskBackend:
         self._calls = calls or FileCalls()
         self._lock = threading.Lock()
         self._keys = KeyLocks()
-        self._places: dict[ChunkKey, _Place] = {}
+        self._names = names or ChunkNames()
+        self._places: dict[ChunkKey, _Place] = {}  # By names at rest.
+        # By names of the cell, those at rest of what was written or read here: a chunk whose key is gone, or another
+        # now, can still be deleted.
+        self._at_rest: dict[ChunkKey, ChunkKey] = {}
         self._is_direct_wanted = is_direct_wanted
         self._is_closed = False
+        self._has_told = False
         self.left_out: dict[str, str] = {}
         """Directories that are not used, and why."""
         self.failing: dict[str, str] = {}
@@ -106,28 +117,34 @@ class DiskBackend:
         return sum(directory.quarantined for directory in self.directories)
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.ChunkBackend`. Raises InvalidRequest for a blob of no whole blocks."""
+        """See :class:`~services.storage.backends.ChunkBackend`. Raises InvalidRequest for a blob of no whole blocks,
+        and KeyMissing for one that is sealed with a key that there is not any more.
+        """
         if not blob.nbytes or blob.nbytes % BLOCK_BYTES:
             raise InvalidRequest(f"a blob of {blob.nbytes} bytes is not whole blocks")
         deadline_s = time.monotonic() + timeout_s
-        with self._keys.hold(key, deadline_s) as holding:
-            if self._find(key) is not None:
+        name = self._name(key)
+        if name is None:
+            name = self._names.at_rest(key)
+        with self._keys.hold(name, deadline_s) as holding:
+            if self._find(name) is not None:
                 return False
-            directory = self._write(key, blob, stripe, deadline_s, holding)
+            directory = self._write(name, blob, stripe, deadline_s, holding)
             with self._lock:
                 if directory not in self.directories:
                     raise TransportError(f"directory {directory.path} was left out meanwhile")
-                self._places[key] = _Place(directory, blob.nbytes, True)
+                self._place(name, _Place(directory, blob.nbytes, True, key))
             return True
 
     def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
         """See :class:`~services.storage.backends.ChunkBackend`."""
-        place = self._find(key)
-        if place is None:
+        name = self._name(key)
+        place = self._find(name)
+        if name is None or place is None:
             return 0
-        nbytes = place.directory.get(key.path, place.nbytes, into)
+        nbytes = place.directory.get(name.path, place.nbytes, into)
         if not nbytes:
-            self._forget(key, place, time.monotonic() + timeout_s)
+            self._forget(name, place, time.monotonic() + timeout_s)
         return nbytes
 
     def read_ranges(
@@ -135,24 +152,28 @@ class DiskBackend:
     ) -> int:
         """See :class:`~services.storage.backends.PartialReads`."""
         check_ranges(ranges, into, first)
-        place = self._find(key)
-        if place is None:
+        name = self._name(key)
+        place = self._find(name)
+        if name is None or place is None:
             return 0
-        if not place.directory.read_ranges(key.path, ranges, into, first, time.monotonic() + timeout_s):
-            self._forget(key, place, time.monotonic() + timeout_s)
+        if not place.directory.read_ranges(name.path, ranges, into, first, time.monotonic() + timeout_s):
+            self._forget(name, place, time.monotonic() + timeout_s)
             return 0
         return place.nbytes
 
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.PartialReads`."""
         deadline_s = time.monotonic() + timeout_s
-        with self._keys.hold(key, deadline_s) as holding:
-            place = self._find(key)
+        name = self._name(key)
+        if name is None:
+            return False
+        with self._keys.hold(name, deadline_s) as holding:
+            place = self._find(name)
             if place is None or place.nbytes != blob.nbytes:
                 return False
             holding.where = place.directory
             # In its own directory, whichever that is: a name must not be in two.
-            place.directory.replace(key.path, blob, deadline_s)
+            place.directory.replace(name.path, blob, deadline_s)
             return True
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
@@ -173,35 +194,38 @@ class DiskBackend:
 
     def place_of(self, key: ChunkKey) -> tuple[str, int]:
         """See :class:`~services.storage.backends.Directories`."""
-        place = self._find(key)
+        place = self._find(self._name(key))
         return ("", 0) if place is None else (place.directory.path, place.nbytes)
 
     def disown(self, key: ChunkKey) -> None:
         """See :class:`~services.storage.backends.Directories`."""
+        name = self._name(key)
         with self._lock:
-            self._places.pop(key, None)
+            if name is not None:
+                self._pop(name)
 
     def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
         """See :class:`~services.storage.backends.Directories`: other files of the directory show whether it is bad.
         The chunk's own file goes to the quarantine. Nothing is removed from a directory that is bad as a whole.
         """
         deadline_s = time.monotonic() + timeout_s
-        place = self._find(key)
-        if place is None:
+        name = self._name(key)
+        place = self._find(name)
+        if name is None or place is None:
             return Unreadable()
         path = place.directory.path
-        if not self._can_be_read(place.directory, key, deadline_s):
+        if not self._can_be_read(place.directory, name, deadline_s):
             return Unreadable(directory=path, keys=self.leave(path, reason))
-        with self._keys.hold(key, deadline_s, place.directory):
-            if self._find(key) is not place:
+        with self._keys.hold(name, deadline_s, place.directory):
+            if self._find(name) is not place:
                 return Unreadable()
             left_bytes = 0
             try:
-                place.directory.quarantine(key.path)
+                place.directory.quarantine(name.path)
             except (CapacityError, TransportError) as error:
                 left_bytes = place.nbytes
                 self._note_failing(place.directory, error.message)
-            self._drop(key, place)
+            self._drop(name, place)
             return Unreadable(left_bytes=left_bytes)
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
@@ -211,9 +235,8 @@ class DiskBackend:
             if directory is None:
                 return ()
             self.directories = [each for each in self.directories if each is not directory]
-            keys = tuple(key for key, place in self._places.items() if place.directory is directory)
-            for key in keys:
-                del self._places[key]
+            names = [name for name, place in self._places.items() if place.directory is directory]
+            keys = tuple(self._pop(name) for name in names)
             self.failing.pop(directory.path, None)
             self._noted.pop(directory, None)
         self._keys.let_go(directory)
@@ -232,8 +255,9 @@ class DiskBackend:
         rest = iter(heats.items())
         while some := list(islice(rest, _SCANNED_AT_ONCE)):
             with self._lock:  # Not for long: whoever reads needs it.
-                places = ((key, heat, self._places.get(key)) for key, heat in some)
-                of_it |= {key: heat for key, heat, place in places if place and place.directory is directory}
+                named = ((self._at_rest.get(key, key), heat) for key, heat in some)
+                places = ((name, heat, self._places.get(name)) for name, heat in named)
+                of_it |= {name: heat for name, heat, place in places if place and place.directory is directory}
         try:
             directory.note_heats(pack_heats(of_it), time.monotonic() + PROBE_S)
         except (CapacityError, TransportError) as error:
@@ -265,25 +289,26 @@ class DiskBackend:
 
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
         """See :class:`~services.storage.backends.ChunkBackend`. Reads headers that were not read before, a few ahead of
-        the caller; a file whose header is not that of its chunk is quarantined.
+        the caller; a file whose header is not that of its chunk is quarantined, and one whose name tells what is
+        sealed in it is deleted.
         """
         with self._lock:
             self._check_open()
-            keys = [key for key in self._places if not namespace or key.namespace == namespace]
-        yield from self._entries(keys)
+            names = [name for name in self._places if not namespace or name.namespace == namespace]
+        yield from self._entries(names)
 
     def entries_in(self, path: str) -> Iterator[ChunkEntry]:
         """See :class:`~services.storage.backends.Directories`."""
         directory = self._directory(path)
         with self._lock:
             self._check_open()
-            keys = [key for key, place in self._places.items() if place.directory is directory]
-        yield from self._entries(keys)
+            names = [name for name, place in self._places.items() if place.directory is directory]
+        yield from self._entries(names)
 
-    def _entries(self, keys: Sequence[ChunkKey]) -> Iterator[ChunkEntry]:
+    def _entries(self, names: Sequence[ChunkKey]) -> Iterator[ChunkEntry]:
         with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as executor:
-            for start in range(0, len(keys), _SCANNED_AT_ONCE):
-                for entry in executor.map(self._entry, keys[start : start + _SCANNED_AT_ONCE]):
+            for start in range(0, len(names), _SCANNED_AT_ONCE):
+                for entry in executor.map(self._entry, names[start : start + _SCANNED_AT_ONCE]):
                     if entry is not None:
                         yield entry
 
@@ -294,6 +319,7 @@ class DiskBackend:
         with self._lock:
             self._is_closed = True
             self._places.clear()
+            self._at_rest.clear()
         self._release()
 
     def _take(self, path: str, on_found: Callable[[int], None] = lambda chunks: None) -> DiskDirectory | None:
@@ -315,7 +341,7 @@ class DiskBackend:
                 # Written again while this directory was left out; equal names are equal chunks.
                 twice = [key for key, _ in found if key in self._places]
                 self._places.update(
-                    (key, _Place(directory, nbytes, False)) for key, nbytes in found if key not in self._places
+                    (key, _Place(directory, nbytes, False, key)) for key, nbytes in found if key not in self._places
                 )
                 self.directories = [*self.directories, directory]
                 self._noted[directory] = heats
@@ -397,64 +423,107 @@ class DiskBackend:
             return True
         return False
 
-    def _find(self, key: ChunkKey) -> _Place | None:
+    def _name(self, key: ChunkKey) -> ChunkKey | None:
+        """The name at rest under which a chunk is here, or would be; None if there is no key to tell."""
+        with self._lock:
+            known = self._at_rest.get(key)
+            if known is not None or key in self._places:
+                return known or key
+        try:
+            return self._names.at_rest(key)
+        except KeyMissing:
+            return None
+
+    def _place(self, name: ChunkKey, place: _Place) -> None:
+        """Remember where a chunk is, under the lock."""
+        self._places[name] = place
+        if place.key != name:
+            self._at_rest[place.key] = name
+
+    def _pop(self, name: ChunkKey) -> ChunkKey:
+        """Take a name at rest out of the maps, under the lock; returns the chunk's name in the cell."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return name
+        self._at_rest.pop(place.key, None)
+        return place.key
+
+    def _find(self, name: ChunkKey | None) -> _Place | None:
         with self._lock:
             self._check_open()
-            return self._places.get(key)
+            return None if name is None else self._places.get(name)
 
     def _remove(self, key: ChunkKey, timeout_s: float, how: Callable[[DiskDirectory, str], bool]) -> bool:
-        with self._keys.hold(key, time.monotonic() + timeout_s) as holding:
-            place = self._find(key)
+        name = self._name(key)
+        if name is None:
+            return False
+        with self._keys.hold(name, time.monotonic() + timeout_s) as holding:
+            place = self._find(name)
             if place is None:
                 return False
             holding.where = place.directory
-            is_gone = how(place.directory, key.path)
-            self._drop(key, place)
+            is_gone = how(place.directory, name.path)
+            self._drop(name, place)
             return is_gone
 
-    def _drop(self, key: ChunkKey, place: _Place) -> None:
+    def _drop(self, name: ChunkKey, place: _Place) -> None:
         """The file of a chunk is gone; it may be elsewhere already, if that took so long that it was left out."""
         with self._lock:
-            if self._places.get(key) is place:
-                del self._places[key]
+            if self._places.get(name) is place:
+                self._pop(name)
 
-    def _forget(self, key: ChunkKey, place: _Place, deadline_s: float) -> None:
+    def _forget(self, name: ChunkKey, place: _Place, deadline_s: float) -> None:
         """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
-        with self._keys.hold(key, deadline_s, place.directory):
-            if self._find(key) is place and not place.directory.head(key.path, 1)[1]:
-                _log.warning("chunk_vanished", chunk=key.path, directory=place.directory.path)
-                self._drop(key, place)
+        with self._keys.hold(name, deadline_s, place.directory):
+            if self._find(name) is place and not place.directory.head(name.path, 1)[1]:
+                _log.warning("chunk_vanished", chunk=name.path, directory=place.directory.path)
+                self._drop(name, place)
 
-    def _entry(self, key: ChunkKey) -> ChunkEntry | None:
+    def _entry(self, name: ChunkKey) -> ChunkEntry | None:
         """The chunk's line of the inventory; None if it is gone or not sound. Where it belongs is said once, when its
         header is read.
         """
-        place = self._find(key)
+        place = self._find(name)
         if place is None:
             return None
         if place.is_checked:
-            return ChunkEntry(key, place.nbytes)
+            return ChunkEntry(place.key, place.nbytes)
         try:
-            head, nbytes = place.directory.head(key.path, BLOCK_BYTES)
+            head, nbytes = place.directory.head(name.path, BLOCK_BYTES)
             if not nbytes:
-                self._forget(key, place, time.monotonic() + CLOSE_S)
+                self._forget(name, place, time.monotonic() + CLOSE_S)
                 return None
             found = entry_in(memoryview(head), nbytes)
-            if found.key != key:
+            if found.key != name:
                 raise IntegrityError(f"it is chunk {found.key.path}", code="wrong_identity")
+            if found.key_id and not name.is_sealed:
+                self._drop_telling(name)
+                return None
         except IntegrityError as error:
-            if self.quarantine(key, timeout_s=CLOSE_S):
-                _log.warning("chunk_quarantined", chunk=key.path, reason=error.message, code=error.code)
+            if self.quarantine(name, timeout_s=CLOSE_S):
+                _log.warning("chunk_quarantined", chunk=name.path, reason=error.message, code=error.code)
             return None
         except TransportError as error:
             # It takes its room all the same. Whoever reads it will find out.
-            _log.warning("chunk_header_not_read", chunk=key.path, reason=error.message)
-            return ChunkEntry(key, place.nbytes)
+            _log.warning("chunk_header_not_read", chunk=name.path, reason=error.message)
+            return ChunkEntry(place.key, place.nbytes)
+        self._names.learn(name.namespace, found.key_id)
+        key = self._names.in_cell(name)
+        parent = self._names.in_cell(found.parent) if found.parent is not None else None
         with self._lock:
-            if self._places.get(key) is place:
-                self._places[key] = _Place(place.directory, nbytes, True)
+            if self._places.get(name) is place:
+                self._place(name, _Place(place.directory, nbytes, True, key))
             noted = self._noted.get(place.directory)
-        return replace(found, heat=noted.of(key) if noted is not None else None)
+        return replace(found, key=key, parent=parent, heat=noted.of(name) if noted is not None else None)
+
+    def _drop_telling(self, name: ChunkKey) -> None:
+        """A chunk that an earlier release has sealed under a name that tells its tokens: not even kept aside."""
+        if self.delete(name, timeout_s=CLOSE_S):
+            measures.BAD_CHUNKS.labels(self.name, "tells_tokens").inc()
+            with self._lock:
+                is_first, self._has_told = not self._has_told, True
+            if is_first:
+                _log.warning("telling_chunks_deleted", reason="names of releases before 0.3 tell what is sealed")
 
     def _release(self) -> None:
         for directory in self.directories:

@@ -8,10 +8,12 @@
     quarantine/                                          a few of the files that turned out not to be their chunk
     heats                                                what chunks were worth when that was noted last (``heat_file``)
 
-A chunk is written to ``writing/``, its data made durable, then renamed, then the directory that holds the new name is
-made durable. Ended anywhere before the rename, the file is a leftover of ``writing/``; after it, the chunk is whole.
-What is known to be there is replaced only by ``replace``, in the same way: the old file or the new one has the name.
-The backend holds the chunk's name meanwhile (``key_locks``).
+A chunk is written to ``writing/``, then renamed. A process that ends before the rename leaves a file in ``writing/``;
+after it, the chunk is whole. Nothing waits for the disk's own memory: after a loss of power what was written last may
+be missing, or torn under its name. Every byte of a chunk is checked before it is used, so either is a miss (ADR 0050).
+Data that goes through the page cache is synced all the same, which bounds what lies there unwritten and hears of a disk
+that cannot write it. What is known to be there is replaced only by ``replace``, in the same way: the old or the new
+file has the name. The backend holds the chunk's name meanwhile (``key_locks``).
 """
 
 from __future__ import annotations
@@ -65,13 +67,12 @@ class DiskDirectory:
         self.quarantined = 0
         """Files moved to ``quarantine/``, or deleted because it was full, since the start."""
         self._making = threading.Lock()
-        self._durable: set[str] = set()
+        self._made: set[str] = set()
         with translated(f"directory {self.path} cannot be used"):
             self._lock = DirectoryLock(os.path.join(self.path, LOCK_FILE))
             try:
                 for part in (self._chunks, self._writing, self._quarantine):
                     self._make_directory(part)
-                calls.sync_directory(self.path)
                 self.leftovers = self._empty_writing()
                 self.is_direct = is_direct_wanted and self._allows_direct()
             except BaseException:
@@ -79,7 +80,7 @@ class DiskDirectory:
                 raise
 
     def put(self, path: str, blob: memoryview, deadline_s: float) -> None:
-        """Keep ``blob``, durably, under a name that is free (or holds what nobody knows of).
+        """Keep ``blob`` under a name that is free (or holds what nobody knows of).
 
         Raises CapacityError, or TransportError, also when ``deadline_s`` (``time.monotonic``) passes between two
         calls; then nothing is left of it.
@@ -94,8 +95,6 @@ class DiskDirectory:
                 self._make_parents(os.path.dirname(final))
                 _check_time(deadline_s)
                 self._calls.rename(temporary, final)
-                name = final
-                self._calls.sync_directory(os.path.dirname(final))
             except BaseException as error:
                 if isinstance(error, FileNotFoundError):
                     # Somebody removed directories. Those that can be made again are, the next time.
@@ -137,10 +136,9 @@ class DiskDirectory:
             except BaseException:
                 self._remove_quietly(temporary)
                 raise
-            self._calls.sync_directory(os.path.dirname(final))
 
     def probe(self, deadline_s: float) -> None:
-        """Write one block, durably, and remove it. Raises CapacityError or TransportError if that cannot be done."""
+        """Write one block, and remove it. Raises CapacityError or TransportError if that cannot be done."""
         temporary = os.path.join(self._writing, f"probe.{next(self._names)}")
         with translated(f"directory {self.path} cannot be written to"):
             try:
@@ -255,13 +253,15 @@ class DiskDirectory:
         return f"{self._chunks}/{path}{SUFFIX}"
 
     def _write(self, path: str, blob: memoryview, deadline_s: float) -> None:
-        fd = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._direct(blob))
+        direct = self._direct(blob)
+        fd = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct)
         try:
             offset = 0
             while offset < blob.nbytes:
                 offset += self._calls.write(fd, blob[offset:], offset)
                 _check_time(deadline_s)
-            self._calls.sync_data(fd)
+            if not direct:
+                self._calls.sync_data(fd)
         except BaseException:
             self._remove_quietly(path)
             raise
@@ -304,23 +304,20 @@ class DiskDirectory:
             pass
 
     def _make_parents(self, directory: str) -> None:
-        """Make a chunk's directories, and their names durable, once in this process: a predecessor may have been
-        killed between the two.
-        """
-        if directory in self._durable:
+        """Make a chunk's directories, once in this process."""
+        if directory in self._made:
             return
         with self._making:
             levels = os.path.relpath(directory, self._chunks).split(os.sep)
             for depth in range(1, len(levels) + 1):
                 level = os.path.join(self._chunks, *levels[:depth])
-                if level not in self._durable:
+                if level not in self._made:
                     self._make_directory(level)
-                    self._calls.sync_directory(os.path.dirname(level))
-                    self._durable.add(level)
+                    self._made.add(level)
 
     def _forget_parents(self) -> None:
         with self._making:
-            self._durable.clear()
+            self._made.clear()
 
     def _check_present(self) -> None:
         """Raise FileNotFoundError if it is not one chunk that is missing but the directory: its disk went away."""

@@ -35,14 +35,6 @@ class FileCalls:
         """The file's data and size are durable when this returns; its name need not be."""
         os.fdatasync(fd)
 
-    def sync_directory(self, path: str) -> None:
-        """The names in a directory are durable when this returns."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
     def make_directory(self, path: str) -> None:
         os.mkdir(path, 0o700)
 

@@ -1,6 +1,7 @@
 """The remote tier: chunks in an object store, or in a directory that nodes share.
 
-Chunks are named by their contents, so nodes that write one name write the same chunk. A write is conditional
+Chunks are named by their contents, so nodes that write one name write the same chunk, also under names at rest
+(``chunk_names``) if they have the same keys. A write is conditional
 ("create"): the first writer's blob stays and the others learn that it is there. A store without conditional writes is
 asked first instead, and of two that write at the same moment the last one writes the same chunk over the first.
 
@@ -30,6 +31,7 @@ from services.storage.backends.store_errors import (
     is_there_already,
     lacks_conditional_writes,
 )
+from services.storage.chunk_names import ChunkNames
 from services.storage.config import StorageConfig
 from services.storage.core.absence import AbsenceCache
 from shared import logs
@@ -45,7 +47,9 @@ PROBE_NAME = "thermocline-probe"
 _log = logs.get_logger("storage")
 
 
-def open_remote(config: StorageConfig, *, environ: Mapping[str, str] | None = None) -> ChunkBackend | None:
+def open_remote(
+    config: StorageConfig, *, environ: Mapping[str, str] | None = None, names: ChunkNames | None = None
+) -> ChunkBackend | None:
     """The remote tier that ``config.remote`` names, or None. Raises ConfigError; asks nothing of the store yet."""
     if not config.remote:
         return None
@@ -53,7 +57,7 @@ def open_remote(config: StorageConfig, *, environ: Mapping[str, str] | None = No
     timeout_s = config.remote_timeout_ms / 1000
     store = connect(location, timeout_s=timeout_s, environ=os.environ if environ is None else environ)
     calls = GuardedCalls(str(location), timeout_s=timeout_s, slots=config.io_threads)
-    return ObjectStoreBackend(location, StoreCalls(location, store), calls)
+    return ObjectStoreBackend(location, StoreCalls(location, store), calls, names=names)
 
 
 class ObjectStoreBackend:
@@ -68,8 +72,10 @@ class ObjectStoreBackend:
         calls: GuardedCalls,
         *,
         clock: Callable[[], float] = time.monotonic,
+        names: ChunkNames | None = None,
     ) -> None:
         self.location = location
+        self._names = names or ChunkNames()
         self._store = store
         self._calls = calls
         self._clock = clock
@@ -81,7 +87,8 @@ class ObjectStoreBackend:
         """Keep a blob; ``stripe`` means nothing to a store of one place."""
         # A copy, because a write that was given up may still be read from when the caller uses its buffer again.
         body = bytes(blob)
-        is_new = self._calls.call("put", lambda: self._put(key.path, body), timeout_s=timeout_s)
+        path = self._names.at_rest(key).path
+        is_new = self._calls.call("put", lambda: self._put(path, body), timeout_s=timeout_s)
         with self._absence_lock:
             self._absence.forget(key, self._clock())
         if is_new:
@@ -92,10 +99,10 @@ class ObjectStoreBackend:
         """Read a whole blob; one that is larger than ``into`` is refused before its body is read."""
         if self._is_known_absent(key):
             return 0
-        asked_s = self._clock()
-        nbytes, body = self._calls.call("get", lambda: self._get(key.path, len(into)), timeout_s=timeout_s)
+        asked_s, path = self._clock(), self._names.at_rest(key).path
+        nbytes, body = self._calls.call("get", lambda: self._get(path, len(into)), timeout_s=timeout_s)
         if nbytes > len(into):
-            raise IntegrityError(f"{key.path} has {nbytes} bytes in {self.location}, more than {len(into)}")
+            raise IntegrityError(f"{path} has {nbytes} bytes in {self.location}, more than {len(into)}")
         if body is None:
             self._note_absent(key, asked_s)
             return 0
@@ -107,7 +114,8 @@ class ObjectStoreBackend:
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """Drop a blob. It is asked for first, since stores answer alike whether there was one or not."""
-        return self._calls.call("delete", lambda: self._delete(key.path), timeout_s=timeout_s)
+        path = self._names.at_rest(key).path
+        return self._calls.call("delete", lambda: self._delete(path), timeout_s=timeout_s)
 
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
         """The chunks of a namespace, page by page; objects of other names are passed over.
@@ -121,7 +129,7 @@ class ObjectStoreBackend:
                     key = ChunkKey.parse(meta["path"])
                 except InvalidRequest:
                     continue
-                yield ChunkEntry(key, meta["size"])
+                yield ChunkEntry(self._names.in_cell(key), meta["size"])
 
     @property
     def fault(self) -> str:

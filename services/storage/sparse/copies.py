@@ -99,12 +99,14 @@ class SparseCopies:
         """A copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if there is
         one already, or memory for it is not to be had at once.
 
-        ``key_id`` is whose key it is sealed with, ``value`` as in the save. Never raises for want of anything.
+        ``key_id`` is whose key it is sealed with, ``value`` as in the save. Raises KeyMissing, and nothing for want
+        of anything else.
         """
         if not self.is_lacking(header):
             return None
         key = self._layout.key(header.namespace, header.identity)
         check_key_id(key_id)
+        sparse = SparseHeader.of(header, self._layout, key_id=key_id, cipher=self._keys.cipher)
         try:
             buffer = self._staging.take(timeout_s=0.0)
         except CapacityError:
@@ -112,14 +114,6 @@ class SparseCopies:
             return None
         place = header.depth // self._layout.tokens
         above = key_above(header.namespace, header.parent, header.depth, self._layout.shape)
-        sparse = SparseHeader(
-            namespace=header.namespace,
-            identity=header.identity,
-            layout=self._layout,
-            key_id=key_id,
-            depth=header.depth,
-            parent=header.parent,
-        )
         copy = SparseCopy(Arrival(key, sparse.blob_bytes, place, above, value), sparse, buffer)
         self._under_way[key] = copy
         payload = payload_view(blob, self._layout.geometry)

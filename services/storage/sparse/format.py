@@ -1,4 +1,4 @@
-"""The header of a sparse copy, format version 1: whose KV it is, in which layout, and what each unit hashes to.
+"""The header of a sparse copy, format versions 1 and 2: whose KV it is, in which layout, and what each unit hashes to.
 
 ``docs/reference/sparse-format.md`` is the byte by byte table. The fixed header of 256 bytes has two checksums: its own,
 and that of everything behind it up to the probe keys. There lie the **tables**: the ``mapping``, which says for each
@@ -17,6 +17,7 @@ Codes of IntegrityError are those of ``chunk_format``: ``not_a_chunk``, ``unknow
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -24,14 +25,16 @@ import numpy.typing as npt
 import xxhash
 
 from services.storage.backends import ChunkKey
-from services.storage.sparse.layout import CHECKSUM_BYTES, FIXED_BYTES, MAPPING_BYTES, SEAL_BYTES, VERSION, SparseLayout
+from services.storage.chunk_format import PLAIN_VERSION, SEALED_VERSION, ChunkHeader
+from services.storage.chunk_sealing import Cipher
+from services.storage.sparse.layout import CHECKSUM_BYTES, FIXED_BYTES, MAPPING_BYTES, SEAL_BYTES, SparseLayout
 from shared.errors import IntegrityError
 from shared.ids import DIGEST_BYTES
 from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCSPARSE"
 CHECKSUM = "xxh3_64"
-IS_SEALED = 1  # The only flag of version 1.
+IS_SEALED = 1  # The only flag.
 
 # magic, version, header bytes, blob bytes, flags, tokens, probe heads, block tokens, geometry (layers, heads, head_dim,
 # page_size), dtype, namespace, identity, key id, checksum's name, depth and parent (zeros where they are not said),
@@ -44,8 +47,12 @@ _VERSION = struct.Struct("<I")
 
 
 class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The fixed header. ``key_id`` is "" where the copy is not sealed, ``parent`` zeros where its place is unknown."""
+    """The fixed header. ``key_id`` is "" where the copy is not sealed, ``parent`` zeros where its place is unknown.
 
+    ``identity`` and ``parent`` are hidden where :attr:`hides_names`.
+    """
+
+    version: int = PLAIN_VERSION
     namespace: str
     identity: bytes
     layout: SparseLayout
@@ -55,14 +62,37 @@ class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
     parent: bytes = bytes(DIGEST_BYTES)
     """As in the header of the chunk: the page before it, the namespace's root at depth 0."""
 
+    @classmethod
+    def of(cls, chunk: ChunkHeader, layout: SparseLayout, *, key_id: str = "", cipher: Cipher) -> SparseHeader:
+        """Of the copy of a chunk of this header, which is not sealed; sealed unless ``key_id`` is "". Raises
+        KeyMissing.
+        """
+        plain = cls(
+            namespace=chunk.namespace, identity=chunk.identity, layout=layout, depth=chunk.depth, parent=chunk.parent
+        )
+        if not key_id:
+            return plain
+        return msgspec.structs.replace(
+            plain,
+            version=SEALED_VERSION,
+            identity=cipher.hide(key_id, chunk.identity),
+            parent=cipher.hide(key_id, chunk.parent),
+            key_id=key_id,
+        )
+
+    @property
+    def hides_names(self) -> bool:
+        """Whether ``identity`` is encrypted (``Cipher.hide``)."""
+        return self.version == SEALED_VERSION
+
     @property
     def is_sealed(self) -> bool:
         return bool(self.key_id)
 
     @property
     def key(self) -> ChunkKey:
-        """The name under which this copy belongs."""
-        return self.layout.key(self.namespace, self.identity)
+        """The name under which this copy belongs, at rest where it is sealed."""
+        return replace(self.layout.key(self.namespace, self.identity), is_sealed=self.hides_names)
 
     @property
     def header_bytes(self) -> int:
@@ -89,7 +119,7 @@ def fixed_fields(header: SparseHeader) -> bytes:
     layout, geometry = header.layout, header.layout.geometry
     return _FIELDS.pack(
         MAGIC,
-        VERSION,
+        header.version,
         header.header_bytes,
         header.blob_bytes,
         IS_SEALED if header.is_sealed else 0,
@@ -149,8 +179,11 @@ def read_fixed(head: memoryview, nbytes: int) -> SparseHeader:
     if min(head.nbytes, nbytes) < FIXED_BYTES:
         raise IntegrityError(f"the sparse copy ends after {nbytes} bytes, within its header", code="truncated")
     (version,) = _VERSION.unpack_from(head, len(MAGIC))
-    if version != VERSION:
-        raise IntegrityError(f"the sparse copy has format version {version}, not {VERSION}", code="unknown_version")
+    if version not in (PLAIN_VERSION, SEALED_VERSION):
+        raise IntegrityError(
+            f"the sparse copy has format version {version}, not {PLAIN_VERSION} or {SEALED_VERSION}",
+            code="unknown_version",
+        )
     if _CHECKSUM.unpack_from(head, _CHECKSUM_AT) != (_digest(head[:_CHECKSUM_AT]),):
         raise IntegrityError("the header of the sparse copy is damaged", code="header_checksum")
     header = _parsed(head)
@@ -178,7 +211,8 @@ def read_head(head: memoryview, nbytes: int) -> tuple[SparseHeader, memoryview]:
 def check(header: SparseHeader, key: ChunkKey, layout: SparseLayout) -> None:
     """Raise IntegrityError unless ``header`` is that of the copy called ``key`` in ``layout``.
 
-    Codes: ``wrong_namespace``, ``wrong_dtype``, ``wrong_geometry``, ``wrong_identity``.
+    An identity that is hidden is for :func:`check_hidden`. Codes: ``wrong_namespace``, ``wrong_dtype``,
+    ``wrong_geometry``, ``wrong_identity``.
     """
     if header.namespace != key.namespace:
         raise _wrong("namespace", header.namespace, key.namespace)
@@ -186,13 +220,21 @@ def check(header: SparseHeader, key: ChunkKey, layout: SparseLayout) -> None:
         raise _wrong("dtype", header.layout.geometry.dtype, layout.geometry.dtype)
     if header.layout != layout or layout.shape != key.geometry:
         raise _wrong("geometry", str(header.layout), f"{layout} ({key.geometry.hex()})")
-    if header.identity != key.identity:
+    if not header.hides_names and header.identity != key.identity:
         raise _wrong("identity", header.identity.hex(), key.identity.hex())
+
+
+def check_hidden(header: SparseHeader, key: ChunkKey, cipher: Cipher) -> None:
+    """Raise IntegrityError(code="wrong_identity") if ``header`` hides another identity than that of ``key``, or
+    KeyMissing.
+    """
+    if header.hides_names and (found := cipher.show(header.key_id, header.identity)) != key.identity:
+        raise _wrong("identity", found.hex(), key.identity.hex())
 
 
 def _parsed(head: memoryview) -> SparseHeader:
     fields = _FIELDS.unpack_from(head)
-    header_bytes, blob_bytes, flags, tokens, probe_heads, block_tokens = fields[2:8]
+    version, header_bytes, blob_bytes, flags, tokens, probe_heads, block_tokens = fields[1:8]
     layers, kv_heads, head_dim, page_size = fields[8:12]
     dtype, namespace, identity, key_id, checksum, depth, parent, zeros = fields[12:]
     try:
@@ -201,6 +243,7 @@ def _parsed(head: memoryview) -> SparseHeader:
         )
         layout = SparseLayout(geometry, probe_heads, block_tokens)
         header = SparseHeader(
+            version=version,
             namespace=namespace.hex(),
             identity=identity,
             layout=layout,
@@ -214,6 +257,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             and tokens == layout.tokens
             and (header_bytes, blob_bytes) == (header.header_bytes, header.blob_bytes)
             and flags == (IS_SEALED if header.is_sealed else 0)
+            and (header.is_sealed or not header.hides_names)
             and _text(checksum) == CHECKSUM
             and depth % layout.tokens == 0
             and not any(zeros)

@@ -27,7 +27,7 @@ from shared.errors import InvalidRequest
 from shared.importance import PROBE_HEADS
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
 
-VERSION = 1
+VERSION = 1  # Of this layout, which is in the names of copies.
 FIXED_BYTES = 256
 MAPPING_BYTES = 4  # Of one row: uint32.
 CHECKSUM_BYTES = 8

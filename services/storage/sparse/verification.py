@@ -7,7 +7,7 @@ import xxhash
 from services.storage.backends import ChunkKey
 from services.storage.chunk_format import is_zero
 from services.storage.chunk_sealing import Cipher
-from services.storage.sparse.format import SparseHeader, SparseTables, check, read_head, unpack_tables
+from services.storage.sparse.format import SparseHeader, SparseTables, check, check_hidden, read_head, unpack_tables
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.making import gaps
 from services.storage.sparse.unit_sealing import UnitSealing, open_tables
@@ -29,6 +29,7 @@ def verify_head(
             f"sparse copy {header.identity.hex()} is sealed with key {header.key_id or 'none'}, not {key_id or 'none'}",
             code="wrong_key",
         )
+    check_hidden(header, key, cipher)
     return header, unpack_tables(open_tables(body, header, cipher), layout, is_sealed=header.is_sealed)
 
 

@@ -37,6 +37,7 @@ MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "thermocline-mha"
 FACTS = ModelFacts(
     name="test-model",
     fingerprint="0123456789abcdef0123456789abcdef",
+    answer_fingerprint="89abcdef0123456789abcdef01234567",
     vocab_size=load_config(MODEL_DIR)["vocab_size"],
     max_context=512,
     defaults=SamplingDefaults(),

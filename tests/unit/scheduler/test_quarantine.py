@@ -14,7 +14,7 @@ from services.scheduler.fold import StepFailed
 from services.scheduler.leadership import Progress
 from services.scheduler.quarantine import FAILURES, MOST_AT_ONCE, decide, read_skips
 from services.scheduler.record import record
-from services.scheduler.recording import Header, RecordingWriter
+from services.scheduler.recording import Header
 from services.scheduler.replay import main as replay_main
 from services.scheduler.replay import replay
 from services.scheduler.snapshots import decode_snapshot, object_name
@@ -26,6 +26,7 @@ from shared.messages.cell_events import InputFailed, InputSkipped, SkipInput
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SubmitRequest
 from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.recording_files import writing
 from tests.scripted_cell import submit, worker_joined
 from tests.unit.scheduler.test_shell_standby import Cell, Process, check_that_none_contradicts
 from tests.waiting import until
@@ -430,7 +431,7 @@ def test_recording_from_before_the_decision_says_where_it_fails(
 ) -> None:
     """It ends where the live cell stood still, with the input and the error, and not with a traceback."""
     path = tmp_path / "stuck.tcrec"
-    with RecordingWriter(path, Header()) as writer:
+    with writing(path, Header()) as writer:
         writer.write_input(StreamMessage(1, 1, "tc.in.cell", encode(submit(POISON, [2] * 20))))
 
     code = replay_main([str(path)])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared import model_files
 from shared.errors import OperatorError
+from shared.numerics import NUMERICS_EPOCH
 
 OLD_NS = 1_600_000_000_000_000_000
 
@@ -42,9 +45,9 @@ def test_exact_mode_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
     assert model_files.fingerprint(model_dir, is_exact=False) == model_files.fingerprint(model_dir)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_any_relevant_byte_changes_the_fingerprint(model_dir: Path, name: str) -> None:
-    """Configuration, tokenizer, template and weights are all part of it."""
+    """Configuration, tokenizer and weights are all part of it."""
     before = model_files.fingerprint(model_dir)
     path = model_dir / name
     path.write_bytes((path.read_bytes() if path.exists() else b"") + b" ")
@@ -52,31 +55,89 @@ def test_any_relevant_byte_changes_the_fingerprint(model_dir: Path, name: str) -
     assert model_files.fingerprint(model_dir) != before
 
 
-def test_a_settled_weight_file_is_read_once(model_dir: Path, tmp_path: Path) -> None:
-    """With a cache, equal path, size and time answer from memory; without one the bytes are read."""
+@pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja", "chat_template.json"])
+def test_what_touches_no_kv_leaves_the_fingerprint_and_changes_that_of_answers(model_dir: Path, name: str) -> None:
+    """A new template or another temperature makes other prompts and answers; what is cached stays."""
+    before = model_files.fingerprint(model_dir)
+    answers = model_files.answer_fingerprint(model_dir, before)
+    (model_dir / name).write_text("{}")
+
+    assert model_files.fingerprint(model_dir) == before
+    assert model_files.answer_fingerprint(model_dir, before) != answers
+
+
+def test_a_template_within_the_tokenizer_s_configuration_leaves_the_fingerprint(model_dir: Path) -> None:
+    """All else in that file is part of it."""
+    path = model_dir / "tokenizer_config.json"
+    found, answers = [], []
+    for fields in ({"bos": 1}, {"bos": 1, "chat_template": "a"}, {"chat_template": "b", "bos": 1}, {"bos": 2}):
+        path.write_text(json.dumps(fields | {"chat_template": fields.get("chat_template", "")}))
+        found.append(model_files.fingerprint(model_dir))
+        answers.append(model_files.answer_fingerprint(model_dir, found[-1]))
+
+    assert found[0] == found[1] == found[2] != found[3]
+    assert len(set(answers)) == 4
+
+
+def test_another_epoch_of_numerics_is_another_fingerprint(model_dir: Path) -> None:
+    """KV of kernels that rounded differently is not found."""
+    now = model_files.fingerprint(model_dir)
+
+    assert model_files.fingerprint(model_dir, epoch=NUMERICS_EPOCH) == now
+    assert model_files.fingerprint(model_dir, epoch=NUMERICS_EPOCH + 1) != now
+
+
+def _much_later_ns() -> int:
+    """When a file that was just written is settled."""
+    return time.time_ns() + 60 * 10**9
+
+
+def _reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose bytes are digested from now on."""
+    read: list[str] = []
+    digest = model_files._file_digest
+
+    def noted(path: Path, *rest: Any) -> Any:
+        read.append(path.name)
+        return digest(path, *rest)
+
+    monkeypatch.setattr(model_files, "_file_digest", noted)
+    return read
+
+
+def test_a_settled_weight_file_is_read_once(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cache, a file that is the same answers from memory; without one its bytes are read."""
     cache = tmp_path / "cache"
-    first = model_files.fingerprint(model_dir, cache)
-    (model_dir / "model.safetensors").write_bytes(b"changed"[:7])
-    os.utime(model_dir / "model.safetensors", ns=(OLD_NS, OLD_NS))
+    first = model_files.fingerprint(model_dir, cache, clock_ns=_much_later_ns)
+    read = _reads(monkeypatch)
 
-    assert model_files.fingerprint(model_dir, cache) == first
-    assert model_files.fingerprint(model_dir) != first
-
-
-def test_a_changed_time_is_read_again(model_dir: Path, tmp_path: Path) -> None:
-    """A newer modification time makes the remembered digest void."""
-    cache = tmp_path / "cache"
-    first = model_files.fingerprint(model_dir, cache)
-    (model_dir / "model.safetensors").write_bytes(b"changed")
-    os.utime(model_dir / "model.safetensors", ns=(OLD_NS + 1, OLD_NS + 1))
-
-    assert model_files.fingerprint(model_dir, cache) != first
+    assert model_files.fingerprint(model_dir, cache, clock_ns=_much_later_ns) == first
+    assert "model.safetensors" not in read
+    assert model_files.fingerprint(model_dir) == first
+    assert "model.safetensors" in read
 
 
-def test_a_file_written_just_now_is_not_remembered(model_dir: Path, tmp_path: Path) -> None:
-    """Within a tick of the file system's clock a file can change unseen, so its digest is not kept."""
+@pytest.mark.parametrize("how", ["in place", "renamed over it"])
+def test_a_file_of_equal_size_and_time_is_read_again(model_dir: Path, tmp_path: Path, how: str) -> None:
+    """Another revision of a model may have both, as tools that copy keep times: its KV is not that of the first."""
+    cache, path = tmp_path / "cache", model_dir / "model.safetensors"
+    first = model_files.fingerprint(model_dir, cache, clock_ns=_much_later_ns)
+    new = path if how == "in place" else model_dir / "download"
+    new.write_bytes(b"another"[:7])
+    os.utime(new, ns=(OLD_NS, OLD_NS))
+    new.rename(path)
+
+    assert model_files.fingerprint(model_dir, cache, clock_ns=_much_later_ns) != first
+
+
+def test_a_file_changed_just_now_is_not_remembered(model_dir: Path, tmp_path: Path) -> None:
+    """Within a tick of the file system's clock a file can change unseen, so its digest is not kept. An old time that
+    was given to it says nothing.
+    """
     (model_dir / "model.safetensors").write_bytes(b"fresh")
-    model_files.fingerprint(model_dir, tmp_path / "cache")
+    os.utime(model_dir / "model.safetensors", ns=(OLD_NS, OLD_NS))
+    changed_ns = (model_dir / "model.safetensors").stat().st_ctime_ns
+    model_files.fingerprint(model_dir, tmp_path / "cache", clock_ns=lambda: changed_ns + 1)
 
     assert not (tmp_path / "cache" / model_files.CACHE_FILE).exists()
 
@@ -87,7 +148,9 @@ def test_a_torn_cache_file_is_ignored(model_dir: Path, tmp_path: Path) -> None:
     cache.mkdir()
     (cache / model_files.CACHE_FILE).write_bytes(b'{"files": {"x"')
 
-    assert model_files.fingerprint(model_dir, cache) == model_files.fingerprint(model_dir)
+    found = model_files.fingerprint(model_dir, cache, clock_ns=_much_later_ns)
+
+    assert found == model_files.fingerprint(model_dir)
     assert json.loads((cache / model_files.CACHE_FILE).read_bytes())["files"]
     assert [path.name for path in cache.iterdir()] == [model_files.CACHE_FILE]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.secret_file import BY_GROUP, BY_OTHERS, WRITTEN_BY_GROUP, read_secrets, version_of
+from shared.secret_file import BY_GROUP, BY_OTHERS, WRITTEN_BY_GROUP, look_at, read_secrets, version_of
 
 
 def secret(tmp_path: Path, content: bytes = b"word", mode: int = 0o600) -> Path:
@@ -72,3 +72,12 @@ def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_path:
         read(tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path)
+
+
+async def test_coroutines_see_the_same_version(tmp_path: Path) -> None:
+    """Of a file that is there, and none of one that is not."""
+    path = tmp_path / "secrets"
+    path.write_text("a")
+
+    assert await look_at(path) == version_of(path) is not None
+    assert await look_at(tmp_path / "none") is None

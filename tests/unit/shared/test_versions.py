@@ -13,7 +13,6 @@ import pytest
 
 from services.scheduler import core, recording, snapshots
 from services.storage import chunk_format
-from services.storage.sparse import layout
 from shared import versions
 from thermocline.__main__ import main
 
@@ -31,8 +30,8 @@ def in_pyproject() -> str:
 def test_the_table_is_what_is_written() -> None:
     """Formats that carry their version carry the major one of the table."""
     written = {
-        versions.CHUNK: chunk_format.VERSION,
-        versions.SPARSE: layout.VERSION,
+        versions.CHUNK: chunk_format.SEALED_VERSION,
+        versions.SPARSE: chunk_format.SEALED_VERSION,
         versions.RECORDING: recording.VERSION,
         versions.SNAPSHOT: snapshots.VERSION,
         versions.STATE: msgspec.msgpack.decode(core.encode_state(core.new_state()))["version"],

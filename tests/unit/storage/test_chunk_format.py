@@ -174,7 +174,8 @@ def test_checksums_are_those_of_host_pools() -> None:
     ("offset", "data", "code"),
     [
         (0, b"X", "not_a_chunk"),
-        (8, b"\x02", "unknown_version"),
+        (8, b"\x02", "wrong_layout"),  # Of what is sealed.
+        (8, b"\x03", "unknown_version"),
         (12, struct.pack("<I", 8192), "wrong_layout"),
         (16, struct.pack("<Q", 1), "wrong_layout"),
         (24, b"\x01", "wrong_layout"),

@@ -138,7 +138,7 @@ async def test_a_cell_with_another_model_makes_the_router_degraded() -> None:
 
     assert (health_view(router).status, health_view(router).cells_open) == ("degraded", 1)
     assert found["a"] == ""
-    assert found["b"].startswith("its m has another configuration, tokenizer or weights")
+    assert found["b"].startswith("its m has another configuration, tokenizer, template or weights")
 
 
 async def _speaks_no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

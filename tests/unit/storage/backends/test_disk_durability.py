@@ -1,118 +1,92 @@
-"""What a loss of power would leave of the disk tier, by a model of what the kernel promises and nothing more.
+"""What a loss of power may leave of the disk tier: whole chunks, and what every reader takes for a miss.
 
-A killed process tests none of the syncs, because the kernel still has everything. So the tier's system calls are
-recorded, and a model keeps what is durable: data of a file after ``sync_data``, a name after ``sync_directory`` of the
-directory that holds it. Everything else is lost, as badly as it could be.
+A killed process loses nothing that it wrote, because the kernel still has it. Of what the disk itself had not made
+durable a loss of power may leave anything, so files are spoilt as badly as they could be, behind the tier's back.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from services.storage.backends import BLOCK_BYTES
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.file_calls import FileCalls
-from tests.chunk_makers import MadeChunk, make_chain
+from services.storage.chunk_keys import NoCipher
+from services.storage.chunk_reading import VerifiedRead
+from shared.errors import IntegrityError
+from tests.chunk_makers import SMALL, MadeChunk, aligned, make_chain
 
-CHUNKS = make_chain(6, seed=31) + make_chain(3, seed=32, model="another model")
+CHUNKS = make_chain(3, seed=31)
+TIMEOUT_S = 30.0
+READ = VerifiedRead(SMALL, NoCipher(), "")
 
 
-class PowerModel(FileCalls):
-    """What of the tier is on the platter after each call."""
+class CountedCalls(FileCalls):
+    """How many syncs were asked for."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, str] = {}
-        self._is_data_durable: dict[str, bool] = {}
-        self._names: set[str] = set()
-        self.durable_names: set[str] = set()
-        self.faults: list[str] = []
-
-    def open(self, path: str, flags: int) -> int:
-        fd = super().open(path, flags)
-        self._paths[fd] = path
-        if flags & os.O_CREAT:
-            self._names.add(path)
-        return fd
-
-    def write(self, fd: int, data: memoryview, offset: int) -> int:
-        self._is_data_durable[self._paths[fd]] = False
-        return super().write(fd, data, offset)
+        self.syncs = 0
 
     def sync_data(self, fd: int) -> None:
-        self._is_data_durable[self._paths[fd]] = True
+        self.syncs += 1
         super().sync_data(fd)
 
-    def make_directory(self, path: str) -> None:
-        super().make_directory(path)
-        self._names.add(path)
 
-    def rename(self, source: str, target: str) -> None:
-        if not self._is_data_durable.get(source, False):
-            self.faults.append(f"{target} has a name before it has data")
-        super().rename(source, target)
-        self._names = self._names - {source} | {target}
-        self._is_data_durable[target] = self._is_data_durable.pop(source)
-
-    def unlink(self, path: str) -> None:
-        super().unlink(path)
-        self._names.discard(path)
-
-    def sync_directory(self, path: str) -> None:
-        super().sync_directory(path)
-        inside = {name for name in self._names if os.path.dirname(name) == path}
-        gone = {name for name in self.durable_names if os.path.dirname(name) == path} - inside
-        self.durable_names = (self.durable_names | inside) - gone
-
-    def survives(self, file: str, root: str) -> bool:
-        """Whether the file, with its data and every directory down to it from ``root``, is on the platter."""
-        names = [file]
-        while (parent := os.path.dirname(names[-1])) != root:
-            names.append(parent)
-        return self._is_data_durable.get(file, False) and self.durable_names.issuperset(names)
+def _file_of(root: Path, chunk: MadeChunk) -> Path:
+    return root / "chunks" / f"{chunk.key.path}.chunk"
 
 
-def file_of(path: str, chunk: MadeChunk) -> str:
-    return f"{path}/chunks/{chunk.key.path}.chunk"
+def _write(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
 
 
-def test_what_was_answered_survives_a_loss_of_power(tmp_path: Path) -> None:
-    """When a put has returned, the data, the name and all directories down to it are durable."""
-    paths = [str(tmp_path / name) for name in ("one", "two")]
-    for path in paths:
-        os.mkdir(path)
-    model = PowerModel()
-    backend = DiskBackend(paths, calls=model)
+SPOILT: dict[str, Callable[[Path, bytes], object]] = {
+    "the name is lost": lambda file, data: file.unlink(),
+    "no data": lambda file, data: _write(file, b""),
+    "zeros": lambda file, data: _write(file, bytes(len(data))),
+    "a block of zeros at the end": lambda file, data: _write(file, data[:-BLOCK_BYTES] + bytes(BLOCK_BYTES)),
+    "a block of zeros at the front": lambda file, data: _write(file, bytes(BLOCK_BYTES) + data[BLOCK_BYTES:]),
+    "cut off": lambda file, data: _write(file, data[:BLOCK_BYTES]),
+    "of another file": lambda file, data: _write(file, bytes(CHUNKS[2].blob)),
+}
 
-    for place, chunk in enumerate(CHUNKS):
-        backend.put(chunk.key, chunk.blob, stripe=place, timeout_s=30.0)
 
-        root = paths[place % 2]
-        assert model.survives(file_of(root, chunk), root)
-    assert model.faults == []
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_a_loss_of_power_has_torn_is_a_miss(tmp_path: Path, how: str) -> None:
+    """The next start finds the others whole, and nobody gets a byte of it; it can be written anew."""
+    backend = DiskBackend([str(tmp_path)])
+    for chunk in CHUNKS:
+        backend.put(chunk.key, chunk.blob, stripe=0, timeout_s=TIMEOUT_S)
     backend.close()
+    torn = CHUNKS[1]
+    SPOILT[how](_file_of(tmp_path, torn), bytes(torn.blob))
+
+    again, into, found = DiskBackend([str(tmp_path)]), aligned(torn.blob.nbytes), []
+    for entry in again.entries():
+        try:
+            if READ(again, entry.key, into, timeout_s=TIMEOUT_S) is not None:
+                found.append(entry.key)
+        except IntegrityError:
+            again.quarantine(entry.key, timeout_s=TIMEOUT_S)
+
+    assert sorted(found) == sorted([CHUNKS[0].key, CHUNKS[2].key])
+    assert again.put(torn.key, torn.blob, stripe=0, timeout_s=TIMEOUT_S)
+    assert READ(again, torn.key, into, timeout_s=TIMEOUT_S) == torn.header
+    again.close()
 
 
-def test_directories_of_a_predecessor_are_not_trusted(tmp_path: Path) -> None:
-    """A directory that is there may have been made by a process that was killed before its name was durable."""
-    path = str(tmp_path)
-    first = DiskBackend([path])
-    first.put(CHUNKS[0].key, CHUNKS[0].blob, stripe=0, timeout_s=30.0)
-    first.delete(CHUNKS[0].key, timeout_s=30.0)
-    first.close()
-    folder = os.path.dirname(file_of(path, CHUNKS[0]))
-    model = PowerModel()
-    synced: list[str] = []
-    model.sync_directory = synced.append  # type: ignore[assignment, method-assign]
-    second = DiskBackend([path], calls=model)
-    synced.clear()
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_chunk_waits_for_no_more_than_its_data(tmp_path: Path, is_direct: bool) -> None:
+    """Past the page cache nothing is synced at all; through it each chunk's data is, once."""
+    calls = CountedCalls()
+    backend = DiskBackend([str(tmp_path)], is_direct_wanted=is_direct, calls=calls)
+    if backend.directories[0].is_direct != is_direct:
+        pytest.skip("this file system takes nothing past the page cache")
+    for chunk in CHUNKS:
+        backend.put(chunk.key, chunk.blob, stripe=0, timeout_s=TIMEOUT_S)
 
-    second.put(CHUNKS[0].key, CHUNKS[0].blob, stripe=0, timeout_s=30.0)
-    second.put(CHUNKS[1].key, CHUNKS[1].blob, stripe=0, timeout_s=30.0)
-
-    levels = [f"{path}/chunks"]
-    for part in os.path.relpath(folder, levels[0]).split(os.sep):
-        levels.append(f"{levels[-1]}/{part}")
-    assert synced[:4] == levels
-    assert synced[-1] == os.path.dirname(file_of(path, CHUNKS[1]))
-    assert synced.count(f"{path}/chunks") == 1
-    second.close()
+    assert calls.syncs == (0 if is_direct else len(CHUNKS))
+    backend.close()

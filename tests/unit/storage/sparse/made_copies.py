@@ -56,14 +56,7 @@ def copy_of(
     chunk: MadeChunk, layout: SparseLayout = LAYOUT, *, key_id: str = "", order: Sequence[int] | None = None
 ) -> memoryview:
     """The copy of a chunk, sealed where there is a key, with its rows in another order if one is given."""
-    header = SparseHeader(
-        namespace=chunk.header.namespace,
-        identity=chunk.header.identity,
-        layout=layout,
-        key_id=key_id,
-        depth=chunk.header.depth,
-        parent=chunk.header.parent,
-    )
+    header = SparseHeader.of(chunk.header, layout, key_id=key_id, cipher=CIPHER)
     blob, plain = aligned(header.blob_bytes), np.arange(layout.tokens, dtype=np.uint32)
     blob[:] = b"\xa5" * blob.nbytes  # Buffers are used again.
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,7 +42,7 @@ GEOMETRIES = st.builds(
 )
 @settings(max_examples=60)
 def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int, key_id: str, seed: int | None) -> None:
-    """Probe keys and rows are those of the pages, the mapping says where, and the name is found without a key."""
+    """Probe keys and rows are those of the pages, the mapping says where, and its name at rest needs no key."""
     layout = SparseLayout.of(geometry, block_tokens=block_tokens)
     (chunk,) = make_chain(1, seed=1, geometry=geometry)
     order = None if seed is None else np.random.default_rng(seed).permutation(layout.tokens).tolist()
@@ -51,7 +53,9 @@ def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int,
 
     kv = kv_of(chunk)
     probes, rows = areas(blob, layout, is_sealed=bool(key_id))
-    assert (name, header.key, header.layout) == (ChunkEntry(key, blob.nbytes, 0), key, layout)
+    hidden = replace(key, identity=CIPHER.hide(key_id, key.identity), is_sealed=True) if key_id else key
+    assert name == ChunkEntry(hidden, blob.nbytes, 0, key_id=key_id)
+    assert (header.key, header.layout) == (hidden, layout)
     assert blob.nbytes == layout.blob_bytes(is_sealed=bool(key_id))
     assert blob.nbytes % BLOCK_BYTES == 0
     assert tables.mapping.tolist() == (order or list(range(layout.tokens)))

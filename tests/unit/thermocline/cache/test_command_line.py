@@ -11,7 +11,7 @@ import pytest
 from shared.errors import OperatorError
 from thermocline.cache.__main__ import EXIT_USAGE, arguments_of, main
 from thermocline.cache.argument_types import duration_ms, namespace, whole_number
-from thermocline.cache.pin import read_tokens
+from thermocline.cache.pin import read_text, read_tokens
 
 TOKENS = ["--tokens-file", "f"]
 
@@ -105,17 +105,23 @@ def test_keys_come_from_the_environment_and_stay_out_of_help(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1.5]", '["a"]', "[true]", "[-1]", f"[{2**31}]"])
-def test_a_file_without_token_ids_is_refused(text: str, tmp_path: Path) -> None:
+async def test_a_file_without_token_ids_is_refused(text: str, tmp_path: Path) -> None:
     """One JSON array of them is wanted."""
     file = tmp_path / "tokens.json"
     file.write_text(text)
     with pytest.raises(OperatorError, match=r"tokens\.json"):
-        read_tokens(file)
+        await read_tokens(file)
 
 
-def test_token_ids_are_read(tmp_path: Path) -> None:
+async def test_token_ids_are_read(tmp_path: Path) -> None:
     """In their order."""
     file = tmp_path / "tokens.json"
     file.write_text(json.dumps([3, 1, 2]))
 
-    assert read_tokens(file) == [3, 1, 2]
+    assert await read_tokens(file) == [3, 1, 2]
+
+
+async def test_a_file_that_is_longer_than_any_context_is_refused() -> None:
+    """Of one that has no end no more is read than may be."""
+    with pytest.raises(OperatorError, match="larger than"):
+        await read_text(Path("/dev/zero"))

@@ -1,0 +1,63 @@
+"""The names under which chunks lie at rest.
+
+In the cell a chunk is known by its identity, a digest of its tokens: who guesses them from the root confirms the guess
+by the name alone. So a sealed chunk has another name at rest, its identity encrypted as one block under the tenant's
+key (``cipher.Cipher.hide``). Equal chunks still have equal names, so that nodes with one key share them, and who has
+the key gets the identity back from the name. Chunks that are not sealed keep their own names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+from services.storage.backends import ChunkKey
+from services.storage.chunk_sealing import Cipher
+from shared.errors import KeyMissing
+
+MAX_NAMESPACES = 65_536
+"""Of which it is known whose key seals them. One that was forgotten is learnt again by its next order."""
+
+
+class ChunkNames:
+    """Between names of the cell and names at rest. Any thread may call it."""
+
+    def __init__(self, cipher: Cipher | None = None) -> None:
+        """Without a cipher nothing is sealed, and names are the same."""
+        self._cipher = cipher
+        self._lock = threading.Lock()
+        self._key_ids: OrderedDict[str, str] = OrderedDict()  # By namespace, the last used at the end.
+
+    def learn(self, namespace: str, key_id: str) -> None:
+        """Chunks of this namespace are sealed with this key; "" is none."""
+        if self._cipher is None or not key_id:
+            return
+        with self._lock:
+            self._key_ids[namespace] = key_id
+            self._key_ids.move_to_end(namespace)
+            if len(self._key_ids) > MAX_NAMESPACES:
+                self._key_ids.popitem(last=False)
+
+    def at_rest(self, key: ChunkKey) -> ChunkKey:
+        """The name at rest of a chunk; one that is such a name already stays. Raises KeyMissing."""
+        if self._cipher is None or key.is_sealed:
+            return key
+        key_id = self._key_id(key.namespace)
+        if not key_id:
+            raise KeyMissing(f"it is not known whose key seals namespace {key.namespace}")
+        return replace(key, identity=self._cipher.hide(key_id, key.identity), is_sealed=True)
+
+    def in_cell(self, name: ChunkKey) -> ChunkKey:
+        """The chunk whose name at rest this is; ``name`` itself where the key is not at hand, which nobody asks for."""
+        key_id = self._key_id(name.namespace)
+        if self._cipher is None or not name.is_sealed or not key_id:
+            return name
+        try:
+            return replace(name, identity=self._cipher.show(key_id, name.identity), is_sealed=False)
+        except KeyMissing:
+            return name
+
+    def _key_id(self, namespace: str) -> str:
+        with self._lock:
+            return self._key_ids.get(namespace, "")
