@@ -13,16 +13,17 @@ def test_steps_are_cut_where_the_device_begins_and_ends(monkeypatch: pytest.Monk
     """Both parts take time; tables of the next step are made in the second, which begins with the launch."""
     monkeypatch.setattr(step_host, "STEPS", 6)
     monkeypatch.setattr(step_host, "WARM_UP", 2)
-    made: list[tuple[int, int]] = []  # Launches and reads of steps before tables of a step are made.
+    made: list[tuple[int, int]] = []  # Launches and reads of steps before tables of a step are made, in ordinary order.
     models: list[step_host.NoModel] = []
     start, build = step_host.NoModel.__init__, ForwardMeta.build
 
-    def noting(model: step_host.NoModel, requests: int) -> None:
-        start(model, requests)
+    def noting(model: step_host.NoModel, requests: int, **order: bool) -> None:
+        start(model, requests, **order)
         models.append(model)
 
     def building(*arguments: object) -> ForwardMeta:
-        made.append((len(models[0].launched_ns), len(models[0].asked_ns)))
+        if not models[1].launched_ns:  # The other order has not begun.
+            made.append((len(models[0].launched_ns), len(models[0].asked_ns)))
         return build(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(step_host.NoModel, "__init__", noting)
@@ -32,6 +33,7 @@ def test_steps_are_cut_where_the_device_begins_and_ends(monkeypatch: pytest.Monk
 
     assert found["requests"] == 2
     assert found["before_us"] > 0 < found["beside_us"]
+    assert found["ahead_us"] > 0
     assert made[-5:] == [(step + 1, step) for step in range(1, 6)]
 
 
