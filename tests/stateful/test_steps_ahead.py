@@ -18,7 +18,7 @@ from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import SampleRow, sample
 from services.worker.reports import Event
 from shared.messages.requests import SamplingParams
-from shared.messages.worker_events import LeaseRequested, RequestFinished, RequestPreempted
+from shared.messages.worker_events import FinishedToo, LeaseRequested, RequestFinished, RequestPreempted
 from tests.cuda.late_device import LateMover, LateRunner
 from tests.unit.worker.driven_executor import Driven, abort, admit, batch, chunk, extend, preempt
 from tests.unit.worker.fake_model import EOS, GEOMETRY, PAGE_SIZE, VOCAB_SIZE, kv_of, next_token
@@ -138,12 +138,14 @@ class AheadCell(RuleBasedStateMachine):
     def _hear(self, event: Event) -> None:
         match event:
             case RequestFinished():
-                for end in (event, *event.others):
+                ends: list[RequestFinished | FinishedToo] = [event, *event.others]
+                for end in ends:
                     self._end(end.request_id, np.frombuffer(end.output, dtype="<i4").tolist())
             case RequestPreempted():
                 self._end(event.request_id, np.frombuffer(event.output, dtype="<i4").tolist())
             case LeaseRequested():
-                self.wanting |= {each.request_id for each in (event, *event.others)} & self.running.keys()
+                names = {event.request_id, *(each.request_id for each in event.others)}
+                self.wanting |= names & self.running.keys()
             case _:
                 pass
 
