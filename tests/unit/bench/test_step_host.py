@@ -14,19 +14,19 @@ def test_steps_are_cut_where_the_device_begins_and_ends(monkeypatch: pytest.Monk
     monkeypatch.setattr(step_host, "STEPS", 6)
     monkeypatch.setattr(step_host, "WARM_UP", 2)
     made: list[tuple[int, int]] = []  # Launches and reads of steps before tables of a step are made, in ordinary order.
-    models: list[step_host.NoModel] = []
-    start, build = step_host.NoModel.__init__, ForwardMeta.build
+    models: list[step_host.NoModel] = []  # Of the orders that have begun; the ordinary one is the first.
+    decode, build = step_host._decode, ForwardMeta.build
 
-    def noting(model: step_host.NoModel, requests: int, **order: bool) -> None:
-        start(model, requests, **order)
+    def decoding(model: step_host.NoModel, requests: int) -> None:
         models.append(model)
+        decode(model, requests)
 
     def building(*arguments: object) -> ForwardMeta:
-        if not models[1].launched_ns:  # The other order has not begun.
+        if len(models) == 1:
             made.append((len(models[0].launched_ns), len(models[0].asked_ns)))
         return build(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(step_host.NoModel, "__init__", noting)
+    monkeypatch.setattr(step_host, "_decode", decoding)
     monkeypatch.setattr(ForwardMeta, "build", building)
 
     found = step_host.measure(2)
