@@ -6,10 +6,14 @@ vocabulary on the host, so that choosing greedy tokens is negligible. Not in it:
 that choose tokens and the wait for them, and the event loop, which encodes and sends what is reported on another thread
 of the same interpreter. Processor time of this thread, so a loaded machine does not count.
 
-A step is cut where a GPU would begin and end to work:
+In the ordinary order a step is cut where a GPU would begin and end to work:
 
 - ``before_us``: from the tokens of the last step to the launch of this one. The GPU waits.
 - ``beside_us``: from the launch to where the tokens are asked for. The GPU computes.
+
+Where steps are launched ahead of their tokens:
+
+- ``ahead_us``: from tokens to tokens. The GPU computes, and waits only where this is longer than a step.
 
 Usage: ``python -m bench.step_host`` (writes bench/results/step_host.json)
 """
@@ -34,8 +38,9 @@ from services.worker.detokenizer import Vocabulary
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import NOTHING_TO_PROVE
 from services.worker.engine.sample_row import Sampled, SampleRow
-from services.worker.engine.sampler import sample
+from services.worker.engine.sampler import choose_unread, sample
 from services.worker.engine.static_batch import StaticBatch
+from services.worker.engine.unread_tokens import Following, UnreadTokens
 from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.inbox import Arrival, Inbox
@@ -74,7 +79,8 @@ class NoModel:
     eos_token_ids = ()
     proofs = NOTHING_TO_PROVE
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, *, is_ahead: bool = False) -> None:
+        self.launcher = self if is_ahead else None
         pages = -(-self.max_context // GEOMETRY.page_size)
         self.geometry = GEOMETRY
         storage = torch.empty(requests * pages * GEOMETRY.page_bytes, dtype=torch.uint8, device="meta")
@@ -96,6 +102,15 @@ class NoModel:
             self.launched_ns.append(time.thread_time_ns())
         return self._logits[: len(last_rows)]
 
+    @torch.inference_mode()
+    def launch(
+        self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
+    ) -> UnreadTokens:
+        """The host's part of a captured step whose tokens nobody waits for."""
+        given = ids.ids() if isinstance(ids, Following) else ids
+        chosen = choose_unread(self.forward(given, positions, meta, torch.arange(len(rows))), rows)
+        return UnreadTokens(chosen, chosen, _Asked(self.asked_ns))
+
     def ask(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """As ``sample``, which is where the host waits for the device."""
         self.asked_ns.append(time.thread_time_ns())
@@ -105,9 +120,36 @@ class NoModel:
         """There is nothing to wait for."""
 
 
+class _Asked:
+    """An event that has passed, and notes when it was waited for."""
+
+    def __init__(self, asked_ns: list[int]) -> None:
+        self._asked_ns = asked_ns
+
+    def synchronize(self) -> None:
+        self._asked_ns.append(time.thread_time_ns())
+
+
 def measure(requests: int) -> dict[str, Any]:
     """Medians of one step of so many requests behind ``CONTEXT`` tokens, in microseconds."""
-    runner, inbox, reports = NoModel(requests), Inbox(), list[Report]()
+    ordinary, ahead = NoModel(requests), NoModel(requests, is_ahead=True)
+    for runner in (ordinary, ahead):
+        _decode(runner, requests)
+    launched, asked = ordinary.launched_ns, ordinary.asked_ns
+    before = [launch - ask for launch, ask in zip(launched[1:], asked, strict=False)]
+    beside = [ask - launch for launch, ask in zip(launched, asked, strict=True)]
+    whole = [later - ask for ask, later in itertools.pairwise(ahead.asked_ns)]
+    return {
+        "requests": requests,
+        "before_us": statistics.median(before) / 1e3,
+        "beside_us": statistics.median(beside) / 1e3,
+        "ahead_us": statistics.median(whole) / 1e3,
+    }
+
+
+def _decode(runner: NoModel, requests: int) -> None:
+    """Run the worker's executor over a runner, which has the times of the steps behind the first ones then."""
+    inbox, reports = Inbox(), list[Report]()
     pool = runner.pool
     loads = Loads(
         GEOMETRY,
@@ -145,16 +187,11 @@ def measure(requests: int) -> dict[str, Any]:
         runner.asked_ns.clear()
         for _ in range(STEPS):
             executor.run_one_step()
-    launched, asked = runner.launched_ns[WARM_UP:], runner.asked_ns[WARM_UP:]
-    if len(launched) != STEPS - WARM_UP or len(asked) != len(launched):
-        raise RuntimeError(f"{len(launched)} launches and {len(asked)} reads of {STEPS - WARM_UP} steps")
-    before = [launch - ask for launch, ask in zip(launched[1:], asked, strict=False)]
-    beside = [ask - launch for launch, ask in zip(launched, asked, strict=True)]
-    return {
-        "requests": requests,
-        "before_us": statistics.median(before) / 1e3,
-        "beside_us": statistics.median(beside) / 1e3,
-    }
+    launched, asked = len(runner.launched_ns), len(runner.asked_ns)
+    # A step that is launched ahead is asked for one step later.
+    if asked != STEPS or launched != STEPS + (runner.launcher is not None):
+        raise RuntimeError(f"{launched} launches and {asked} reads of {STEPS} steps")
+    del runner.launched_ns[:WARM_UP], runner.asked_ns[:WARM_UP]
 
 
 def main() -> None:

@@ -4,6 +4,9 @@
 what only that needs: PyTorch with CUDA's libraries, for one. Without ``FILE`` everything is in the bundle. The folder
 gets the wheels, ``requirements.txt`` with their digests, ``bundle.json`` and ``INSTALL.txt``.
 
+A bundle for a machine that has PyTorch, Triton and Transformers is bounded, because what such a machine lacks is small:
+one above the bound is not written, and its largest wheels are named. ``tools/gpu_machine.txt`` lists such a machine.
+
 Versions are resolved from the public index's metadata (tools/resolution.py); pip fetches the wheels from the index that
 it is configured for, and takes only those whose digests the public one has.
 """
@@ -36,6 +39,14 @@ GLIBC = 31
 
 TEST_TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 """What the tests of ``tests/gpu`` need besides, which the GPU benchmark begins with."""
+
+MOST_MB = 35.0
+"""Bound of a bundle for a machine that has :data:`LARGE`, in 10^6 bytes: it may come there by a slow or narrow way."""
+
+LARGE = frozenset({"torch", "transformers", "triton"})
+"""What makes a bundle large, with what only that needs. Machines with GPUs often have it."""
+
+_NAMED_MOST = 12
 
 _OLDEST_GLIBC = 5
 _ALIASES = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
@@ -157,6 +168,20 @@ def own_wheel(folder: Path) -> None:
         shutil.copy2(wheel, folder)
 
 
+def check_size(folder: Path, most_mb: float | None) -> None:
+    """Raise BundleFault, which names the largest wheels, where those in ``folder`` come to more than ``most_mb``."""
+    sizes = {each.name: each.stat().st_size for each in folder.glob("*.whl")}
+    nbytes = sum(sizes.values())
+    if most_mb is None or nbytes <= most_mb * 1e6:
+        return
+    largest = sorted(sizes.items(), key=lambda each: (-each[1], each[0]))[:_NAMED_MOST]
+    named = "".join(f"\n  {size / 1e6:6.2f} MB  {name}" for name, size in largest)
+    raise BundleFault(
+        f"{len(sizes)} wheels are {nbytes / 1e6:.2f} MB, {nbytes / 1e6 - most_mb:.2f} more than {most_mb:g} "
+        f"(--most-mb). The largest:{named}"
+    )
+
+
 def describe(folder: Path, choice: Choice, target: Target) -> int:
     """Write the list of what is needed, the manifest and how to install; returns the bytes of the wheels."""
     project_version = read_project()["version"]
@@ -188,8 +213,11 @@ def _names(choice: Choice) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(choice.left_out.items())) or "nothing"
 
 
-def bundle(out: Path, target: Target, *, has_project: bool, has_tests: bool = False) -> Iterator[str]:
-    """Make the bundle in ``out``, which must be empty or missing; yields what there is to say.
+def bundle(
+    out: Path, target: Target, *, has_project: bool, has_tests: bool = False, most_mb: float | None = None
+) -> Iterator[str]:
+    """Make the bundle in ``out``, which must be empty or missing; yields what there is to say. Wheels of more than
+    ``most_mb`` are a fault: by default ``MOST_MB`` for a machine that has ``LARGE``, and no bound for others.
 
     Raises BundleFault, ReleaseFault, Unresolvable and NoIndex, and leaves nothing half made.
     """
@@ -203,6 +231,7 @@ def bundle(out: Path, target: Target, *, has_project: bool, has_tests: bool = Fa
         fetch(choice.carried, target, folder)
         if has_project:
             own_wheel(folder)
+        check_size(folder, MOST_MB if most_mb is None and choice.left_out.keys() >= LARGE else most_mb)
         nbytes = describe(folder, choice, target)
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(folder, out, dirs_exist_ok=True)
@@ -221,11 +250,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bundle", help="folder, empty or new")
     parser.add_argument("--without-project", action="store_true", help="no wheel of Thermocline: for a checkout")
     parser.add_argument("--with-tests", action="store_true", help="pytest too: for the GPU benchmark in a checkout")
+    parser.add_argument(
+        "--most-mb", type=float, metavar="MB", default=None,
+        help=f"fail above this; default {MOST_MB:g} for a machine that has {', '.join(sorted(LARGE))}, else none",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     try:
         installed = read_installed(options.installed.read_text(encoding="utf-8")) if options.installed else {}
         target = Target(options.python, options.machine, installed)
-        for said in bundle(options.out, target, has_project=not options.without_project, has_tests=options.with_tests):
+        for said in bundle(
+            options.out,
+            target,
+            has_project=not options.without_project,
+            has_tests=options.with_tests,
+            most_mb=options.most_mb,
+        ):
             print(f"bundle: {said}")
     except (BundleFault, ReleaseFault, Unresolvable, NoIndex, OSError) as error:
         print(f"bundle: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ TARGETS = (
            ("decode", "decode_floor", "decode_budget")),
     Target("batch 64", "the same with 64 requests: not below vLLM",
            ("over_vllm_64_1024", "over_vllm_64_4096", "over_vllm_64_1024_behind", "over_vllm_64_4096_behind",
-            "over_vllm_64_1024_hidden", "over_vllm_64_4096_hidden", "parity_1024", "parity_4096")),
+            "over_vllm_64_1024_read_first", "over_vllm_64_4096_read_first", "parity_1024", "parity_4096")),
     Target("attention", "attention behind a seam of backends, near the roofline",
            ("attention_1_1024", "attention_1_16384", "attention_64_4096")),
     Target("prefill", "prefill near the roofline", ("prefill_2048_roofline", "prefill_8192_roofline")),
@@ -38,7 +38,8 @@ TARGETS = (
     Target("device-sized defaults", "max_running and the token budget follow the device",
            reason="no speed: what they come to is [a table of its own](gpu-defaults.md)"),
     Target("overlap", "the host prepares step n+1 while step n runs",
-           ("device_waits_64", "device_waits_1", "read_first_64", "read_first_1", "beside_64", "beside_1")),
+           ("host_share_64", "host_share_1", "device_waits_64", "device_waits_1", "read_first_64", "read_first_1",
+            "beside_64", "beside_1")),
     Target("no host read", "nothing is read by the host in a captured step",
            reason="no figure: [counted as none](gpu-step.md#kernels-of-a-step), for all types that can be captured"),
 )  # fmt: skip

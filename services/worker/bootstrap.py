@@ -60,6 +60,7 @@ from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.step_results import StepResults
 from services.worker.step_rows import StepRows
+from services.worker.steps_ahead import StepsAhead
 from services.worker.store_calls import StoreCalls
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
@@ -211,8 +212,9 @@ def make_executor(
         vocabulary.tokenizer_json, limits.vocab_size, limits.eos_token_ids, inbox.wake
     )
     roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars)
+    computer = StepComputer(runner, sparse, rows=rows)
     passes = Passes(
-        StepComputer(runner, sparse, rows=rows),
+        computer,
         saving,
         roster.requests,
         counters,
@@ -225,6 +227,7 @@ def make_executor(
         roster,
         passes,
         StepResults(roster, reporter, counters, grammars, lease_low_tokens=lease_low_tokens),
+        StepsAhead(computer, saving, clock_ns),
         loads=loads,
         saving=saving,
         sparse=sparse,

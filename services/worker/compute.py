@@ -21,9 +21,10 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
-from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
+from services.worker.engine.sampler import Sampled, SampleRow, may_be_unread, prompt_logprobs, sample
 from services.worker.engine.tables_ahead import TablesAhead
 from services.worker.engine.token_masks import without
+from services.worker.engine.unread_tokens import Following, UnreadTokens
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
@@ -39,6 +40,17 @@ LOGITS_BYTES = 64 * 2**20
 """Bound on the float32 logits of one pass over prompt rows (vocabularies reach 256k tokens)."""
 
 
+class Launcher(Protocol):
+    """Launches steps whose tokens nobody waits for; ``engine.model_runner.ModelRunner`` on a GPU."""
+
+    def launch(
+        self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
+    ) -> UnreadTokens:
+        """One step of single rows, int64 [R] each, of which the device chooses the tokens (``sampler.choose_unread``).
+        The host reads nothing. Raises whatever the model raises; what was launched until then is not awaited.
+        """
+
+
 class Runner(PassRunner, Protocol):
     """What is asked of ``engine.model_runner.ModelRunner``."""
 
@@ -48,6 +60,10 @@ class Runner(PassRunner, Protocol):
 
     @property
     def attention(self) -> AttentionBackend: ...
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """None where the host chooses the tokens of a step before there can be a next one."""
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -135,6 +151,29 @@ class StepComputer:
             for (one, _), sampled in zip(sampling, drawn, strict=True):
                 one.sampled = sampled
 
+    def launch(self, work: Sequence[Work], after: Following | None) -> UnreadTokens | None:
+        """One step of ``work``, behind the step whose tokens it goes on from; None: the host knows them. It is not
+        awaited. Raises whatever the model raises.
+
+        None where a step has to be read before the next: it does not only decode, has more rows than a pass, or the
+        host has a part in choosing its tokens.
+        """
+        launcher = self._runner.launcher
+        if launcher is None or not 0 < len(work) == self._rows.at_most(len(work)):
+            return None
+        if any(item.is_chunk or item.request.grammar or item.request.sparse for item in work):
+            return None
+        rows = [self._sample_row(item) for item in work]
+        if not all(may_be_unread(row) for row in rows):
+            return None
+        segments = [Segment(1, item.start, item.request.pages) for item in work]
+        meta = self._tables.of_step(segments, None)
+        positions = torch.tensor([item.start for item in work], dtype=torch.int64)
+        ids = after or torch.tensor([item.request.tokens[item.start] for item in work], dtype=torch.int64)
+        tokens = launcher.launch(ids, positions, meta, rows)
+        self._tables.expect_after(segments)
+        return tokens
+
     def isolate(
         self, work: Sequence[Work], saved: SavedStep = NOT_SAVED
     ) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
@@ -213,6 +252,8 @@ class StepComputer:
     def _sample_row(self, work: Work) -> SampleRow:
         request = work.request
         position = len(request.answer.tokens)
+        if not work.is_chunk:
+            position += work.start - request.computed  # Tokens that the host has not read yet.
         forbid = forbidden_ids(request.sampling, position, self._runner.eos_token_ids)
         allowed, fault = None, ""
         if request.grammar is not None:

@@ -30,6 +30,7 @@ from services.worker.roster import Roster
 from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.step_results import StepResults
 from services.worker.steps import Work, chunks, decodes
+from services.worker.steps_ahead import StepsAhead
 from shared.errors import InternalError
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_plans import (
@@ -56,6 +57,7 @@ class Executor:
         roster: Roster,
         passes: Passes,
         results: StepResults,
+        ahead: StepsAhead,
         *,
         loads: Loads,
         saving: HiddenSaving,
@@ -73,7 +75,7 @@ class Executor:
         self.inbox = inbox
         self.counters = counters
         self.last_executed = 0  # Number of the last plan that is done.
-        self._roster, self._passes, self._results = roster, passes, results
+        self._roster, self._passes, self._results, self._ahead = roster, passes, results, ahead
         self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
         self._reporter, self._pace, self._geometry = reporter, pace, geometry
         self._grammars = grammars
@@ -94,6 +96,7 @@ class Executor:
             while not self.inbox.is_closed:
                 if not self.run_one_step():
                     self.inbox.wait()
+            self._land()
         finally:
             self._restoring.close()
             self._sparse.close()
@@ -103,7 +106,12 @@ class Executor:
         self._post()
 
     def run_one_step(self) -> bool:
-        """Carry out what has arrived, up to one step. False if there was nothing to compute."""
+        """Carry out what has arrived, up to one step. False if there was nothing to compute.
+
+        Whatever arrives waits for the step that is under way.
+        """
+        if self._land():
+            return True
         batch = self._apply_orders()
         # Answers to orders do not wait for the step, which may take long.
         self._post()
@@ -111,11 +119,11 @@ class Executor:
         work = decodes(self._roster.requests.values())
         if batch is None and not work:
             return False
-        if batch is None:
-            self._decode(work)
-        else:
+        if batch is not None:
             self._run_batch(batch)
             self._executed(batch)
+        elif not (self._ahead.begin(work) and self._land()):
+            self._decode(work)
         self._post()
         return True
 
@@ -179,7 +187,7 @@ class Executor:
             saved = self._hidden_saved.popleft()
             counting.count_saved(self.counters, saved)
             self._reporter.hidden_saved(saved)
-        report = self._reporter.take(self.counters.steps)
+        report = self._reporter.take(self.counters.steps, self._ahead.held)
         if not report.is_empty:
             self._post_report(report)
 
@@ -200,6 +208,29 @@ class Executor:
         self._take_in(outcome, started_ns, None)
         if not outcome.is_repeated:
             self._pace.note_decode(outcome.took_ns)
+
+    def _land(self) -> bool:
+        """Take in the step under way, if there is one, behind the launch of the next, if nothing has to be done between
+        them. False if there is none, or it brought nothing.
+        """
+        if not self._ahead.is_under_way:
+            return False
+        landed = self._ahead.advance(may_launch=self._has_no_news())
+        if landed is None:
+            counting.count_repeat(self.counters)
+            return False
+        outcome, started_ns = landed
+        if outcome.done:
+            self._take_in(outcome, started_ns, None)
+            self._pace.note_decode(outcome.took_ns)
+        self._post()
+        return bool(outcome.done)
+
+    def _has_no_news(self) -> bool:
+        """Whether the next step is all that there is to do."""
+        if self.inbox.is_closed or len(self.inbox):
+            return False
+        return not any(request.held_logits is not None for request in self._roster.requests.values())
 
     def _run_batch(self, batch: Arrival) -> None:
         """A batch: its loads, a bubble if it asks for one, its restorations, and the step with its chunks."""

@@ -164,11 +164,16 @@ class HiddenSaving:
 
     # -- steps ------------------------------------------------------------------------------------------------
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is saved of a step."""
+        return self._saver is None or self._saver.two_stage.is_idle
+
     @contextmanager
     def step(self) -> Iterator[SavedStep]:
         """Within this block run a step's forward passes, and whatever may void them (``TwoStageSaver.step``)."""
         saver = self._saver
-        if saver is None or saver.two_stage.is_idle:
+        if saver is None or self.is_idle:
             yield NOT_SAVED
             return
         inputs = None if self._projection is None else self._projection.inputs

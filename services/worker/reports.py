@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -71,13 +71,23 @@ class Reporter:
     def __init__(self, worker_id: str, incarnation: str) -> None:
         self._who = {"worker_id": worker_id, "incarnation": incarnation}
         self.report = Report(step=0)
-        self._finished_bytes = 0  # Of outputs in the last event of ended requests.
 
-    def take(self, step: int) -> Report:
-        """The report so far; a new one begins."""
+    def take(self, step: int, held: Collection[str] = ()) -> Report:
+        """The report so far; a new one begins, with the ends of the requests ``held``."""
         report, self.report = self.report, Report(step=step)
         report.step = step
+        if held:
+            self._hold_ends(report, held)
         return report
+
+    def _hold_ends(self, report: Report, held: Collection[str]) -> None:
+        events, report.events = report.events, []
+        for event in events:
+            if isinstance(event, RequestFinished):
+                for end in _ends_of(event):
+                    self._add_end(self.report if end.request_id in held else report, end)
+            else:
+                report.events.append(event)
 
     def batch_done(
         self,
@@ -146,24 +156,25 @@ class Reporter:
 
     def finished(self, request_id: str, attempt: int, reason: FinishReason, output: list[int], error: str = "") -> None:
         """Tell the scheduler of an end: in the event of the one before it, unless that is large."""
-        packed = pack_int32(output)
-        nbytes = len(packed) + len(error)
-        first = self.report.events[-1] if self.report.events else None
-        if isinstance(first, RequestFinished) and self._finished_bytes + nbytes <= FINISHED_BYTES:
-            self._finished_bytes += nbytes
-            ended = FinishedToo(request_id=request_id, attempt=attempt, reason=reason, output=packed, error=error)
-            self.report.events[-1] = msgspec.structs.replace(first, others=(*first.others, ended))
+        ended = FinishedToo(
+            request_id=request_id, attempt=attempt, reason=reason, output=pack_int32(output), error=error
+        )  # fmt: skip
+        self._add_end(self.report, ended)
+
+    def _add_end(self, report: Report, ended: FinishedToo) -> None:
+        last = report.events[-1] if report.events else None
+        if isinstance(last, RequestFinished) and _output_bytes([*_ends_of(last), ended]) <= FINISHED_BYTES:
+            report.events[-1] = msgspec.structs.replace(last, others=(*last.others, ended))
             return
-        self._finished_bytes = nbytes
-        self.report.events.append(
+        report.events.append(
             RequestFinished(
                 worker_id=self._who["worker_id"],
                 incarnation=self._who["incarnation"],
-                request_id=request_id,
-                attempt=attempt,
-                reason=reason,
-                output=packed,
-                error=error,
+                request_id=ended.request_id,
+                attempt=ended.attempt,
+                reason=ended.reason,
+                output=ended.output,
+                error=ended.error,
             )
         )
 
@@ -226,6 +237,17 @@ class Reporter:
         )
         request.items_sent += 1
         self.report.items.setdefault(request.gateway_id, []).append(item)
+
+
+def _ends_of(event: RequestFinished) -> list[FinishedToo]:
+    first = FinishedToo(
+        request_id=event.request_id, attempt=event.attempt, reason=event.reason, output=event.output, error=event.error
+    )
+    return [first, *event.others]
+
+
+def _output_bytes(ends: Sequence[FinishedToo]) -> int:
+    return sum(len(each.output) + len(each.error) for each in ends)
 
 
 def usage_of(request: RunningRequest) -> Usage:

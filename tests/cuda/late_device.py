@@ -7,7 +7,7 @@ other processes' code can look at the bytes between a report and the next synchr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,9 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.sample_row import SampleRow
+from services.worker.engine.sampler import choose_unread
+from services.worker.engine.unread_tokens import Following, UnreadTokens
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.protocol import Known
@@ -71,9 +74,11 @@ class LateRunner(FakeRunner):
     that has none of them is launched and left.
     """
 
-    def __init__(self, pages: int = 64, on_work: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, pages: int = 64, on_work: Callable[[], object] = lambda: None, *, is_ahead: bool = True) -> None:
+        """``is_ahead``: steps may be launched before the tokens of the step before are read."""
         super().__init__(pages)
         self.stream = LateStream(on_work)
+        self.launcher = self if is_ahead else None
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -86,6 +91,22 @@ class LateRunner(FakeRunner):
         if len(last_rows):
             self.stream.synchronize()
         return self.logits(meta, last_rows)
+
+    def launch(
+        self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
+    ) -> UnreadTokens:
+        """As ``ModelRunner.launch``: nothing has happened when it returns, and tokens are there when they are read."""
+        chosen, host = (torch.full((2, len(rows)), -1, dtype=torch.int64) for _ in "12")
+
+        def write(layer: int) -> None:
+            self._write(layer, ids.ids() if isinstance(ids, Following) else ids, positions, meta)
+
+        for layer in range(GEOMETRY.layers):
+            self.stream.launch(partial(write, layer))
+        self.steps.append([(segment.context, segment.rows) for segment in meta.segments])
+        self.stream.launch(lambda: chosen.copy_(choose_unread(self.logits(meta, torch.arange(len(rows))), rows)))
+        self.stream.launch(lambda: host.copy_(chosen))
+        return UnreadTokens(chosen, host, self.stream.record())
 
     def settle(self) -> None:
         self.stream.record().synchronize()

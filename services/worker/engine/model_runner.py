@@ -7,7 +7,7 @@ GPUs (:mod:`services.worker.engine.fused_gpu`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,12 +33,15 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.sample_row import SampleRow
+from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
-from services.worker.proving.parts import FUSED, IPC
+from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
@@ -232,6 +235,21 @@ class ModelRunner:
         if self._fused is not None:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
+
+    @property
+    def launcher(self) -> ModelRunner | None:
+        """What launches steps ahead: a runner with captured steps, where that is proven."""
+        is_proven = self.proofs.way(AHEAD, "ahead") == "ahead"
+        return self if self._graphs is not None and is_proven else None
+
+    @torch.inference_mode()
+    def launch(
+        self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
+    ) -> UnreadTokens:
+        """See ``compute.Launcher``."""
+        given = ids.ids() if isinstance(ids, Following) else ids
+        logits = self.forward(given, positions, meta, torch.arange(len(rows)))
+        return send_home(choose_unread(logits, rows))
 
     def settle(self) -> None:
         """Return when the pool holds what all steps so far have written, for any stream and any process."""

@@ -18,12 +18,14 @@ from services.worker.engine.logprobs import token_logprobs
 from services.worker.engine.row_choice import choose_in_row
 from services.worker.engine.sample_row import Sampled, SampleRow
 from services.worker.engine.token_choice import choose
+from services.worker.engine.token_choice import choose_unread as draw_unread
 from services.worker.engine.token_masks import allowed_ids, ban_others
 from services.worker.engine.uniform import uniform
+from services.worker.engine.uploads import upload
 from shared.errors import InternalError
 from shared.messages.tokens import TokenLogprob
 
-__all__ = ["SampleRow", "Sampled", "prompt_logprobs", "sample"]
+__all__ = ["SampleRow", "Sampled", "choose_unread", "may_be_unread", "prompt_logprobs", "sample"]
 
 
 @torch.inference_mode()
@@ -108,6 +110,34 @@ def _choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[
         for number, token in zip(drawn, chosen, strict=True):
             tokens[number] = token
     return tokens, usable
+
+
+def may_be_unread(row: SampleRow) -> bool:
+    """Whether :func:`choose_unread` chooses for such a row: its logits stay as they are, and none is asked for."""
+    return not is_edited(row) and row.allowed is None and not row.fault and row.params.logprobs is None
+
+
+@torch.inference_mode()
+def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """What :func:`sample` chooses for rows of ``logits`` float32 [R, vocab], with nothing read by the host: int64
+    [2, R] on their device.
+
+    The first row holds tokens, every one below ``vocab``; the second says whether it is the token of :func:`sample` (1)
+    or that has to be asked (0): the logits are not finite, or a guess was wrong (``token_choice.choose_unread``).
+    """
+    best, tokens = logits.max(dim=1)
+    is_right = torch.isfinite(best)
+    drawn = [number for number, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        (which,) = upload([np.array(drawn, dtype=np.int64)], logits.device)
+        is_finite = is_right[which]
+        # Weights of what is not finite would be no weights, and what they choose no token.
+        finite = torch.where(is_finite[:, None], logits[which], 0.0)
+        params = [rows[number].params for number in drawn]
+        uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
+        tokens[which], is_complete = draw_unread(finite, torch.where(is_finite, best[which], 0.0), params, uniforms)
+        is_right[which] = is_finite & is_complete
+    return torch.stack([tokens, is_right.to(tokens.dtype)])
 
 
 @torch.inference_mode()

@@ -25,7 +25,8 @@ WEIGHT_ONE = 2**30
 _BLOCK = 256
 LEAST_TEMPERATURE = 1e-30
 """Still a normal float32. From far above it on, only tokens equal to the likeliest have any weight."""
-_TOP_P_CANDIDATES = 1024
+TOP_P_CANDIDATES = 1024
+"""Tokens among which top-p is looked for first."""
 
 
 def choose(
@@ -34,20 +35,42 @@ def choose(
     """One token for each row of ``logits`` float32 [R, vocab], whose maxima are ``best`` [R]; int64 [R].
 
     All rows have a positive temperature and a finite maximum. Row r gets the first token, in order of ids, at
-    which the cumulative weight exceeds ``uniforms[r]`` of the whole.
+    which the cumulative weight exceeds ``uniforms[r]`` of the whole. The host may read how many tokens are heavy.
     """
+    return _choose(logits, best, params, uniforms, may_read=True)[0]
+
+
+def choose_unread(
+    logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`choose` with nothing read by the host; also bool [R], on the device: whether the token is that of
+    :func:`choose`. It may be another where top-p keeps more than ``TOP_P_CANDIDATES`` tokens, and no top-k bounds them.
+    """
+    return _choose(logits, best, params, uniforms, may_read=False)
+
+
+def _choose(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[float],
+    *,
+    may_read: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     vocab_size = logits.shape[1]
     weights = _weights(logits, best, params)
     if any(p.min_p > 0 for p in params):
         least = _column([p.min_p * WEIGHT_ONE for p in params], logits).ceil().to(torch.int32)
         weights.masked_fill_(weights < least, 0)
+    is_complete = torch.ones(len(params), dtype=torch.bool, device=logits.device)
     filtered = [number for number, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
     if len(filtered) == len(params):
-        weights = _keep_heaviest(weights, params)
+        weights, is_complete = _keep_heaviest(weights, params, may_read=may_read)
     elif filtered:
         (which,) = upload([np.array(filtered)], logits.device)
-        weights[which] = _keep_heaviest(weights[which], [params[number] for number in filtered])
-    return _invert(weights, _column(uniforms, logits))
+        kept = _keep_heaviest(weights[which], [params[number] for number in filtered], may_read=may_read)
+        weights[which], is_complete[which] = kept
+    return _invert(weights, _column(uniforms, logits)), is_complete
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
@@ -82,26 +105,30 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return (block * _BLOCK + torch.searchsorted(inside, target - before, right=True))[:, 0]
 
 
-def _keep_heaviest(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """``weights`` with zeros beyond each row's top-k and top-p."""
+def _keep_heaviest(
+    weights: torch.Tensor, params: Sequence[SamplingParams], *, may_read: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weights`` with zeros beyond each row's top-k and top-p; and bool [R], whether that is all that they keep."""
     width = weights.shape[1]
     limits = [p.top_k if 0 < p.top_k < width else width for p in params]
     # Without top-k, guess how many tokens make up top-p; a wrong guess costs another round, never another result.
-    wanted = max(limit if limit < width else _TOP_P_CANDIDATES for limit in limits)
+    wanted = max(limit if limit < width else TOP_P_CANDIDATES for limit in limits)
     top_k, top_p = _column(limits, weights), _column([p.top_p for p in params], weights)
     total = weights.sum(dim=1, keepdim=True)
     while True:
         heaviest = weights.topk(min(wanted, width), dim=1).values
-        counts, is_complete = _count_kept(heaviest, total, top_k, top_p)
-        if is_complete or wanted >= width:
-            return _zero_beyond(weights, heaviest, counts)
+        counts, is_short = _count_kept(heaviest, total, top_k, top_p)
+        if wanted >= width or not may_read or not bool(is_short.any()):
+            return _zero_beyond(weights, heaviest, counts), ~is_short
         wanted *= 16
 
 
 def _count_kept(
     heaviest: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, bool]:
-    """How many of the heaviest weights (descending, [R, n]) each row keeps, [R, 1]; and whether n was enough."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of the heaviest weights (descending, [R, n]) each row keeps, [R, 1]; and bool [R], whether it may keep
+    more than n.
+    """
     candidates = heaviest.shape[1]
     within_k = torch.arange(candidates, device=heaviest.device) < top_k
     before = heaviest.cumsum(dim=1) - heaviest
@@ -110,8 +137,7 @@ def _count_kept(
     kept = within_k & (before < kept_by_k * top_p)
     kept[:, 0] = True
     counts = kept.sum(dim=1, keepdim=True)
-    is_short = (counts == candidates) & (top_k > candidates)
-    return counts, not bool(is_short.any())
+    return counts, ((counts == candidates) & (top_k > candidates))[:, 0]
 
 
 def _zero_beyond(weights: torch.Tensor, heaviest: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

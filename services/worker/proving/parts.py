@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from services.worker.proving.ahead_proofs import prove_ahead
 from services.worker.proving.attention_proofs import (
     prove_torch_attention,
     prove_triton,
@@ -27,6 +28,9 @@ from services.worker.proving.part import Part, Way
 TRITON, ATTENTION, KV_WRITE, FUSED, GRAPHS = "triton", "attention", "kv write", "fused operators", "decode graphs"
 REGISTRATION, CHECKSUMS, MOVER = "host registration", "checksums of loads", "mover"
 IPC, COLLECTIVES = "cuda ipc", "collectives"
+
+AHEAD = "steps ahead"
+"""Captured steps that are launched before the tokens of the step before are read."""
 
 FLASHINFER = "flashinfer"
 """Attention by FlashInfer, in ordinary steps and captured ones."""
@@ -55,6 +59,7 @@ PARTS: tuple[Part, ...] = (
         GRAPHS,
         (Way("graphs", prove_graphs, ((ATTENTION, "triton"), (KV_WRITE, "triton"))), Way("eager")),
     ),
+    Part(AHEAD, (Way("ahead", prove_ahead, ((GRAPHS, "graphs"),)), Way("one by one"))),
     Part(REGISTRATION, (Way("registered", prove_registration), Way("staged"))),
     Part(CHECKSUMS, (Way("on the device", prove_device_checksums, _WITH_TRITON), Way("on the host"))),
     Part(
@@ -87,7 +92,7 @@ def parts_of(
     if ranks == 1:
         left_out.add(COLLECTIVES)
     if ranks > 1 or not has_graphs:
-        left_out |= {KV_WRITE, GRAPHS}
+        left_out |= {KV_WRITE, GRAPHS, AHEAD}
     if ranks > 1:
         left_out.add(FUSED)
     # Rank 0 of a group reaches the memory of the others in no other way.

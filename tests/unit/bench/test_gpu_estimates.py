@@ -146,21 +146,24 @@ def test_products_that_compute_longer_than_they_read_take_as_long_as_they_comput
 
 
 def test_equal_systems_are_equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine; with attention behind, or the processor between steps, ours is slower everywhere."""
+    """Whatever the machine; with attention behind, or the processor between steps, ours is slower everywhere. Ahead of
+    the device the processor costs nothing as long as it needs less than a step.
+    """
     monkeypatch.setattr(vllm_step, "kernels", lambda: (370, 370))
-    alike = batch.Ours(370, (0.0, 0.0, 0.0))
+    alike = batch.Ours(370, (500.0, 250.0, 900.0), (800.0, 400.0, 1200.0))
+    slow = batch.Ours(370, (500.0, 250.0, 900.0), (1e5, 1e5, 1e5))
 
     assert batch.ratios(H200, alike, 4096) == pytest.approx([1.0] * (1 + 2 * 2 * 16))
     assert max(batch.ratios(H200, alike, 4096, behind=0.9)) < 1.0
-    waiting = batch.Ours(370, (500.0, 250.0, 900.0))
-    assert max(batch.ratios(H200, waiting, 4096)) < 1.0
-    assert batch.ratios(H200, waiting, 4096, hidden=True) == pytest.approx([1.0] * (1 + 2 * 2 * 16))
+    assert max(batch.ratios(H200, alike, 4096, reads_first=True)) < 1.0
+    assert max(batch.ratios(H200, slow, 4096)) < 0.3
+    assert batch.step_s(H200, slow.systems()[0], batch.LIKELY, 4096) == 0.1
 
 
 def test_attention_at_parity_makes_both_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It pays for the processor's part, so it is above vLLM's share."""
-    monkeypatch.setattr(vllm_step, "kernels", lambda: (370, 370))
-    ours = batch.Ours(370, (500.0, 250.0, 900.0))
+    """It pays for kernels that vLLM has not, so it is above vLLM's share."""
+    monkeypatch.setattr(vllm_step, "kernels", lambda: (300, 300))
+    ours = batch.Ours(370, (500.0, 250.0, 900.0), (800.0, 400.0, 1200.0))
 
     need = batch.attention_at_parity(H200, ours, 4096)
 
@@ -179,7 +182,9 @@ def test_launches_of_vllm_are_counted_by_layer() -> None:
 
 
 def test_the_processors_part_is_what_was_measured(tmp_path: Path) -> None:
-    """With assumed launches; half of that is the least, and what is assumed to be unkind the most."""
+    """With assumed launches; half of that is the least, and what is assumed to be unkind the most. Ahead of the device
+    what is done beside it counts, too.
+    """
     step = {
         "cases": [{"rows": 64, "forward": "fused", "kernels": 359, "around": 12}],
         "assumptions": {"unkind": {"host_us": 300, "request_us": 10}},
@@ -188,7 +193,7 @@ def test_the_processors_part_is_what_was_measured(tmp_path: Path) -> None:
     host = {"points": [{"requests": 64, "before_us": 440.0, "beside_us": 100.0}]}
     (tmp_path / "step_host.json").write_text(json.dumps({"results": host}))
 
-    assert batch.ours_of(tmp_path) == batch.Ours(371, (500.0, 250.0, 940.0))
+    assert batch.ours_of(tmp_path) == batch.Ours(371, (500.0, 250.0, 940.0), (600.0, 300.0, 1040.0))
 
 
 def test_a_document_is_read_once_for_sixteen() -> None:
@@ -238,11 +243,16 @@ def test_tiles_that_begin_another_wave_take_as_long_as_a_whole_one() -> None:
 
 
 def test_what_is_behind_a_read_is_what_the_device_waits_for() -> None:
-    """The read, and the host's part up to the next launch; what is done beside the device is not in it."""
+    """The read, and the host's part up to the next launch; what is done beside the device is not in it. Where nobody
+    reads first, all of the host's part is done beside the step before.
+    """
     found = {row.key: row for row in overlap.estimates(H200, 327, RESULTS)}
     point = overlap.points(RESULTS)[64]
 
     assert found["read_first_64"].estimate == pytest.approx(1.5 + 5.0 + point["before_us"] + batch.LAUNCHES_US)
+    whole = point["before_us"] + point["beside_us"] + batch.LAUNCHES_US
+    step_s = batch.step_s(H200, batch.System(batch.ours_of(RESULTS).kernels, 0.0), batch.LIKELY, 1024)
+    assert found["host_share_64"].estimate == pytest.approx(whole / 1e6 / step_s)
     assert found["beside_64"].estimate == point["beside_us"] / (point["beside_us"] + point["before_us"])
 
 

@@ -13,25 +13,27 @@ def test_steps_are_cut_where_the_device_begins_and_ends(monkeypatch: pytest.Monk
     """Both parts take time; tables of the next step are made in the second, which begins with the launch."""
     monkeypatch.setattr(step_host, "STEPS", 6)
     monkeypatch.setattr(step_host, "WARM_UP", 2)
-    made: list[tuple[int, int]] = []  # Launches and reads of steps before tables of a step are made.
-    models: list[step_host.NoModel] = []
-    start, build = step_host.NoModel.__init__, ForwardMeta.build
+    made: list[tuple[int, int]] = []  # Launches and reads of steps before tables of a step are made, in ordinary order.
+    models: list[step_host.NoModel] = []  # Of the orders that have begun; the ordinary one is the first.
+    decode, build = step_host._decode, ForwardMeta.build
 
-    def noting(model: step_host.NoModel, requests: int) -> None:
-        start(model, requests)
+    def decoding(model: step_host.NoModel, requests: int) -> None:
         models.append(model)
+        decode(model, requests)
 
     def building(*arguments: object) -> ForwardMeta:
-        made.append((len(models[0].launched_ns), len(models[0].asked_ns)))
+        if len(models) == 1:
+            made.append((len(models[0].launched_ns), len(models[0].asked_ns)))
         return build(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(step_host.NoModel, "__init__", noting)
+    monkeypatch.setattr(step_host, "_decode", decoding)
     monkeypatch.setattr(ForwardMeta, "build", building)
 
     found = step_host.measure(2)
 
     assert found["requests"] == 2
     assert found["before_us"] > 0 < found["beside_us"]
+    assert found["ahead_us"] > 0
     assert made[-5:] == [(step + 1, step) for step in range(1, 6)]
 
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from tools import bundle
 from tools.bundle import TEST_TOOLS, BundleFault, Choice, Target, choose, describe, fetch, read_installed, requirements
-from tools.lock import read_project, requirements_of
+from tools.lock import ROOT, read_project, requirements_of
 from tools.release_check import sha256
 from tools.resolution import NoIndex
 
@@ -23,12 +23,13 @@ GPU_MACHINE = {"torch": "2.11.0", "triton": "3.6.0", "transformers": "5.17.0", "
 """What a machine with GPUs often has."""
 
 
-def make_wheel(folder: Path, name: str, version: str) -> Path:
-    """A wheel of one module."""
+def make_wheel(folder: Path, name: str, version: str, filling: int = 0) -> Path:
+    """A wheel of one module, and of so many bytes besides."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{name}.bin", bytes(filling))
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -125,3 +126,57 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pyt
 
     assert "is not empty" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index of two wheels, ``large`` of 0.2 MB and ``small``, which every bundle carries."""
+    wheels = tmp_path / "index"
+    wheels.mkdir()
+    made = [make_wheel(wheels, "large", "1.0", 200_000), make_wheel(wheels, "small", "1.0")]
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    carried = "".join(f"{each.name.split('-')[0]}==1.0 --hash=sha256:{sha256(each)}\n" for each in made)
+    monkeypatch.setattr(bundle, "choose", lambda _home, _asked, target: Choice(carried, target.installed))
+    return tmp_path
+
+
+def make(folder: Path, *flags: str, installed: tuple[str, ...] = tuple(GPU_MACHINE)) -> tuple[int, Path]:
+    """The exit code, and where the bundle would be."""
+    listed, out = folder / "installed.txt", folder / "out"
+    listed.write_text("".join(f"{name}=={GPU_MACHINE[name]}\n" for name in installed), encoding="utf-8")
+    return bundle.main(
+        ["--python", HERE, "--machine", "x86_64", "--installed", str(listed), "--out", str(out), "--without-project",
+         *flags]
+    ), out  # fmt: skip
+
+
+def test_a_bundle_above_its_bound_is_not_written_and_its_largest_wheels_are_named(
+    index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest first, with their sizes."""
+    code, out = make(index, "--most-mb", "0.1")
+
+    assert (code, out.exists()) == (1, False)
+    said = capsys.readouterr().err
+    assert "2 wheels are 0.20 MB, 0.10 more than 0.1" in said
+    assert [line.split()[-1].split("-")[0] for line in said.splitlines()[1:]] == ["large", "small"]
+    assert "0.20 MB  large-1.0" in said
+
+
+def test_machines_that_have_the_large_parts_have_a_bound(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is set otherwise; and where PyTorch is carried no bound would be sensible."""
+    monkeypatch.setattr(bundle, "MOST_MB", 0.1)
+
+    assert make(index)[0] == 1
+    assert make(index, "--most-mb", "1", "--out", str(index / "wider"))[0] == 0
+    assert make(index, installed=("triton", "transformers", "numpy"))[0] == 0
+
+
+def test_a_bundle_is_bounded_as_was_promised() -> None:
+    """35 MB, wherever the three are left out; the machine that stands for such ones has them."""
+    assert bundle.MOST_MB == 35
+    listed = read_installed((ROOT / "tools" / "gpu_machine.txt").read_text(encoding="utf-8"))
+    assert {name: listed[name] for name in bundle.LARGE} == {
+        "torch": "2.11.0", "transformers": "5.17.0", "triton": "3.6.0",
+    }  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from services.worker.compute import Launcher
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import NOTHING_TO_PROVE
 from services.worker.kv.device_pool import DevicePool
@@ -60,6 +61,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
     proofs = NOTHING_TO_PROVE
+    launcher: Launcher | None = None
 
     def __init__(self, pages: int = 64) -> None:
         self.pool = DevicePool.create(GEOMETRY, pages, device="cpu", shm_prefix=SHM_PREFIX)

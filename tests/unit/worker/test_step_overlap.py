@@ -1,12 +1,13 @@
-"""On a GPU the host prepares step n+1 while step n runs, and reads nothing of the device but the tokens of a step.
+"""On a GPU the host launches step n+1 while step n runs, and reads nothing of the device but the tokens of a step.
 
 A real model, its captured decode steps and the executor over fake CUDA tensors, which have no numbers: whatever read
-one would fail. The choice of tokens, where the host does read, is played.
+one would fail. What the host reads, tokens that have come home, is played.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from bench.step_kernels.counting import Counted, DeviceCounter, HostRead, counting
 from bench.step_kernels.steps import runner_of
 from services.worker import compute, kernels
+from services.worker.engine import model_runner
 from services.worker.engine.cuda_graphs import DecodeGraphs
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.sampler import Sampled, SampleRow
 from services.worker.engine.sampler import sample as choose
+from services.worker.engine.unread_tokens import UnreadTokens
+from shared.messages.requests import SamplingParams
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 
 LLAMA = LlamaConfig(
@@ -53,6 +57,14 @@ class PlayedGraph:
         self._run()
 
 
+class NotedEvent:
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def synchronize(self) -> None:
+        self._note("read")
+
+
 class Host:
     """An executor whose runner lies on a fake GPU. ``done`` is what the host did, in its order."""
 
@@ -66,6 +78,7 @@ class Host:
         monkeypatch.setattr(runner, "_graphs", graphs)
         monkeypatch.setattr(runner, "settle", lambda: self.done.append("settle"))
         monkeypatch.setattr(compute, "sample", self._choose)
+        monkeypatch.setattr(model_runner, "send_home", self._send_home)
         self._watch_tables(monkeypatch)
         self.driven = Driven(runner)
 
@@ -75,6 +88,13 @@ class Host:
         with pytest.raises(HostRead):
             choose(logits, rows)
         return [Sampled(SAID)] * len(rows)
+
+    def _send_home(self, chosen: torch.Tensor) -> UnreadTokens:
+        """Its copy and its event need CUDA; whoever waits for them gets the same tokens everywhere."""
+        with pytest.raises(HostRead):
+            torch.empty(chosen.shape, dtype=chosen.dtype).copy_(chosen)
+        rows = chosen.shape[1]
+        return UnreadTokens(chosen, torch.tensor([[SAID] * rows, [1] * rows]), NotedEvent(self.done.append))
 
     def _watch_tables(self, monkeypatch: pytest.MonkeyPatch) -> None:
         build = ForwardMeta.build
@@ -101,31 +121,66 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         made.driven.close()
 
 
-def test_tables_of_the_next_step_are_made_while_this_one_runs(host: Host) -> None:
-    """Behind the launch of a step and before its tokens are read, and then the next step makes none of its own."""
-    host.driven.give(admit(PROMPT, [7]), admit(OTHER, [3], request_id="q"))
+def give_two(host: Host, **params: Any) -> None:
+    """Requests of 10 and 7 tokens, of the same parameters."""
+    wanted = SamplingParams(**{"max_tokens": 8, "temperature": 0, **params})
+    host.driven.give(admit(PROMPT, [7], params=wanted), admit(OTHER, [3], request_id="q", params=wanted))
     host.driven.give(batch(chunk(0, 10), chunk(0, 7, request_id="q")))
     host.step()
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read(host: Host) -> None:
+    """Its tables have been made by then, and those of the next are made before the host waits."""
+    give_two(host)
+    assert host.step() == [
+        "tables of 11 and 8", "launch", "tables of 12 and 9", "launch", "tables of 13 and 10", "read",
+    ]  # fmt: skip
+
+    assert host.step() == ["launch", "tables of 14 and 11", "read"]
+    assert host.step() == ["launch", "tables of 15 and 12", "read"]
+
+
+def test_tables_of_the_next_step_are_made_while_this_one_runs(host: Host) -> None:
+    """In the ordinary order, too: behind the launch of a step and before its tokens are read."""
+    give_two(host, presence_penalty=1.0)
     assert host.step() == ["tables of 11 and 8", "launch", "tables of 12 and 9", "read", "settle"]
 
     assert host.step() == ["launch", "tables of 13 and 10", "read", "settle"]
-    assert host.step() == ["launch", "tables of 14 and 11", "read", "settle"]
 
 
-def test_nothing_is_read_between_a_launch_and_the_tokens(host: Host) -> None:
-    """A read of a fake GPU fails, and the step would be tried again, one request at a time. What goes there is the
-    step's tokens and positions, in one copy, and tables of the next step in another.
+@pytest.mark.parametrize(
+    ("params", "drawn_with"),
+    [({}, 0), ({"temperature": 0.7, "seed": 1, "top_p": 0.9}, 5), ({"temperature": 1.0, "top_k": 5, "min_p": 0.1}, 6)],
+    ids=["greedy", "top-p", "top-k and min-p"],
+)
+def test_nothing_is_read_but_tokens_that_have_come_home(host: Host, params: dict[str, Any], drawn_with: int) -> None:
+    """A read of a fake GPU fails, and the step would be taken in the ordinary order. What goes there are positions and
+    what tokens are drawn with, each in one copy, and tables of the next step.
     """
-    host.driven.give(admit(PROMPT, [7]), admit(OTHER, [3], request_id="q"))
-    host.driven.give(batch(chunk(0, 10), chunk(0, 7, request_id="q")))
-    for _ in range(3):
+    give_two(host, **params)
+    for _ in range(2):
         host.step()
 
-    host.step()
+    assert host.step() == ["launch", "tables of 15 and 12", "read"]
 
-    assert host.counter.counted.uploads.total() == 2
+    assert host.counter.counted.uploads.total() == 2 + drawn_with
     assert host.driven.executor.counters.steps == 4
+    assert host.driven.executor.counters.steps_repeated == 0
     assert (host.driven.tokens(), host.driven.tokens("q")) == ([SAID] * 4, [SAID] * 4)
+
+
+def test_a_row_less_costs_one_copy(host: Host) -> None:
+    """Tokens of the others are gathered where they are."""
+    host.driven.give(admit(PROMPT, [7], max_tokens=3), admit(OTHER, [3], request_id="q"))
+    host.driven.give(batch(chunk(0, 10), chunk(0, 7, request_id="q")))
+    host.step()
+    assert host.step()[:4] == ["tables of 11 and 8", "launch", "tables of 12 and 9", "launch"]
+
+    assert host.step() == ["tables of 10", "launch", "tables of 11", "read"]
+
+    # Positions, the row's number, and two steps' tables.
+    assert host.counter.counted.uploads.total() == 4
+    assert host.driven.tokens() == [SAID] * 3
 
 
 def test_a_read_in_a_captured_step_would_be_found(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

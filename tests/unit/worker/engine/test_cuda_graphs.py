@@ -17,8 +17,11 @@ from services.worker.engine.cuda_graphs import DecodeGraphs
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.sampler import SampleRow, sample
 from services.worker.engine.static_batch import PADDING, StaticBatch
+from services.worker.engine.unread_tokens import Following
 from services.worker.restore.attention_inputs import AttentionInputs
+from shared.messages.requests import SamplingParams
 from tests.engine_driver import page_tables, random_prompt
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.runners import LoadRunner
@@ -272,3 +275,29 @@ def test_padding_writes_nothing_and_reads_one_token(load_runner: LoadRunner) -> 
 
     assert batch.slots.tolist() == [*small.meta().slots.tolist(), PADDING, *large.meta().slots.tolist()[2:]]
     assert batch.context.tolist() == [2, 0, 40, 30]
+
+
+def test_steps_launched_ahead_give_the_tokens_of_steps_that_are_read(load_runner: LoadRunner) -> None:
+    """A real model: each step takes its tokens from where the one before has chosen them, and of fewer requests."""
+    runner = load_runner("llama", tokens=512)
+    decoding = Decoding(runner, [3, 20, 41])
+    rows = [SampleRow(SamplingParams(max_tokens=9, temperature=heat, seed=1), 0) for heat in (0.0, 0.9, 2.0)]
+    runner._graphs, played = graphs_of(runner)
+    launcher = runner.launcher
+    assert launcher is not None
+    segments = [Segment(1, length, table) for length, table in zip(decoding.lengths, decoding.tables, strict=True)]
+    fewer = [Segment(1, segments[row].context + 1, segments[row].pages) for row in (2, 0)]
+    after = ForwardMeta.build(fewer, decoding.page_size, "cpu")
+    where = torch.tensor([segment.context for segment in fewer])
+    first = sample(decoding.eager(), rows)
+    ids = torch.tensor([first[row].token for row in (2, 0)])
+    second = sample(runner.run(ids, where, runner.paged_step(after), torch.arange(2)), [rows[2], rows[0]])
+    before = decoding.pool()
+
+    one = launcher.launch(decoding.ids, decoding.positions, decoding.meta(), rows)
+    other = launcher.launch(Following(one, (2, 0)), where, after, [rows[2], rows[0]])
+
+    assert one.read() == ([each.token for each in first], [True] * 3)
+    assert other.read() == ([each.token for each in second], [True] * 2)
+    assert sum(graph.replays for graph in played.graphs) == 2 + len(played.graphs)  # Each was checked once.
+    torch.testing.assert_close(runner.pool.tensor, before, atol=1e-5, rtol=1e-4)

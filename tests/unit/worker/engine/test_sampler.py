@@ -11,8 +11,8 @@ import torch
 
 from services.worker.engine.row_choice import choose_in_row
 from services.worker.engine.sample_row import forbidden_ids
-from services.worker.engine.sampler import SampleRow, prompt_logprobs, sample
-from services.worker.engine.token_choice import choose
+from services.worker.engine.sampler import SampleRow, choose_unread, may_be_unread, prompt_logprobs, sample
+from services.worker.engine.token_choice import TOP_P_CANDIDATES, choose
 from services.worker.engine.uniform import uniform
 from shared.messages.requests import SamplingParams
 
@@ -320,3 +320,56 @@ def test_logits_stay_as_they_are() -> None:
 
     assert torch.equal(logits, before)
     assert sample(logits[:0], []) == []
+
+
+UNREAD = [setting for setting in SETTINGS if may_be_unread(SampleRow(setting, 0))]
+
+
+def test_tokens_that_nobody_reads_are_those_that_are_read() -> None:
+    """Greedy rows and drawn ones together, whatever filters each has."""
+    rows = [SampleRow(setting, position) for position, setting in enumerate([params(temperature=0), *UNREAD] * 3)]
+    logits = draw_logits(len(rows), seed=7)
+
+    tokens, are_right = choose_unread(logits, rows).tolist()
+
+    assert tokens == [each.token for each in sample(logits, rows)]
+    assert are_right == [1] * len(rows)
+
+
+def test_a_wrong_guess_of_top_p_is_told() -> None:
+    """Of two rows, one keeps more tokens than are looked at; with a top-k, or where it is looked at all, none does."""
+    vocab = 4 * TOP_P_CANDIDATES
+    logits = torch.stack([torch.zeros(vocab), torch.arange(vocab, 0, -1).float()])
+    wide = [SampleRow(params(top_p=0.9), 0), SampleRow(params(top_p=0.9), 0)]
+    bounded = [SampleRow(params(top_p=0.9, top_k=2000), 0)] * 2
+
+    assert choose_unread(logits, wide)[1].tolist() == [0, 1]
+    assert choose_unread(logits, bounded)[1].tolist() == [1, 1]
+    assert choose_unread(logits[:, :TOP_P_CANDIDATES], wide)[1].tolist() == [1, 1]
+    assert choose_unread(logits, wide)[0, 1] == sample(logits, wide)[1].token
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_rows_without_a_token_are_told_and_get_one_of_the_vocabulary(bad: float) -> None:
+    """The next step looks it up before anybody knows. Their neighbours are not affected."""
+    for setting in [params(temperature=0), *UNREAD]:
+        logits = draw_logits(3, seed=5)
+        expected = sample(logits, [SampleRow(setting, 0)] * 3)
+        logits[1] = bad
+
+        tokens, are_right = choose_unread(logits, [SampleRow(setting, 0)] * 3).tolist()
+
+        assert are_right == [1, 0, 1]
+        assert 0 <= tokens[1] < VOCAB
+        assert (tokens[0], tokens[2]) == (expected[0].token, expected[2].token)
+
+
+def test_what_needs_the_host_is_never_left_unread() -> None:
+    """Edits of logits, masks, and logprobs."""
+    mask = np.zeros(4, dtype=np.int32)
+
+    assert len(UNREAD) == 9
+    assert not may_be_unread(SampleRow(params(logprobs=0), 0))
+    assert not may_be_unread(SampleRow(params(), 0, forbid=(2,)))
+    assert not may_be_unread(SampleRow(params(), 0, allowed=mask))
+    assert not may_be_unread(SampleRow(params(), 0, fault="it cannot be followed"))

@@ -13,13 +13,15 @@ import torch
 
 from services.worker.engine.forward_meta import Segment
 from services.worker.engine.torch_attention import page_tables, torch_attention
+from services.worker.engine.unread_tokens import Following, UnreadTokens, behind_all
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.movers import make_mover
 from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.page_memory import PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
 from services.worker.parallel.collectives import make_store
-from services.worker.proving import attention_proofs, memory_proofs, parts
+from services.worker.proving import ahead_proofs, attention_proofs, memory_proofs, parts
+from services.worker.proving.ahead_proofs import prove_ahead
 from services.worker.proving.attention_proofs import prove_attention, prove_torch_attention
 from services.worker.proving.cases import SHARED_TOKENS, Step, steps
 from services.worker.proving.device import proofs_of
@@ -31,6 +33,7 @@ from shared.messages.pools import KvGeometry
 
 INTERPRETED = "tests.unit.worker.proving.interpreted_parts"
 
+CPU = torch.device("cpu")
 SHAPE = ServedShape(
     device="cpu",
     geometry=KvGeometry(layers=2, kv_heads=2, head_dim=16, page_size=16, dtype="float32"),
@@ -72,6 +75,7 @@ def interpreted() -> ProofTable:
         (parts.KV_WRITE, "triton"),
         (parts.FUSED, "fused"),
         (parts.GRAPHS, "graphs"),
+        (parts.AHEAD, "ahead"),
         (parts.REGISTRATION, "registered"),
         (parts.CHECKSUMS, "on the device"),
         (parts.MOVER, "gpu_assisted"),
@@ -274,6 +278,7 @@ def test_on_a_machine_without_a_gpu_the_last_ways_pass() -> None:
         parts.KV_WRITE: "torch",
         parts.FUSED: "separate",
         parts.GRAPHS: "eager",
+        parts.AHEAD: "one by one",
         parts.REGISTRATION: "staged",
         parts.CHECKSUMS: "on the host",
         parts.MOVER: "batched",
@@ -291,4 +296,19 @@ def test_a_group_has_parts_of_its_own() -> None:
     ]  # fmt: skip
     assert [way.name for way in group[-1].ways] == ["both ways"]
     assert parts.COLLECTIVES not in [part.name for part in alone]
-    assert parts.GRAPHS not in [part.name for part in eager]
+    assert not {parts.GRAPHS, parts.AHEAD} & {part.name for part in eager}
+
+
+def test_steps_ahead_that_choose_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that mixes rows up, and one whose tokens are read before they have come home."""
+    prove_ahead(SHAPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Following, "ids", lambda each: each.tokens.of_rows((0, 1, 2, 3)))
+        with pytest.raises(WrongResult, match="turn 1: tokens"):
+            prove_ahead(SHAPE)
+
+    monkeypatch.setattr(
+        ahead_proofs, "send_home", lambda chosen: UnreadTokens(chosen, torch.zeros_like(chosen), behind_all(CPU))
+    )
+    with pytest.raises(WrongResult, match="turn 0: tokens"):
+        prove_ahead(SHAPE)
