@@ -33,6 +33,10 @@ ones. The number of connections bounds what they take all together.
 RETRY_AFTER_MS = 1_000
 _COUNTED_BYTES = 2**18
 """A shorter body cannot have so many that it matters."""
+_TURNS_BETWEEN = 8
+"""Turns of the event loop between two long bodies. With one turn, whatever takes several, as a token on its way from
+the broker to its client does, waited for a decoding in each of them.
+"""
 
 
 class Bodies:
@@ -73,7 +77,8 @@ class Bodies:
             return decode_body(body, schema)
         async with self._decoding:
             decoded = decode_body(body, schema)
-            await asyncio.sleep(0)
+            for _ in range(_TURNS_BETWEEN):
+                await asyncio.sleep(0)
         return decoded
 
     async def _receive(self, request: Request, received: bytearray) -> None:

@@ -75,7 +75,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
     ] = "tokens"
     tool_parser: Annotated[
-        Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"],
+        Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json", "none"],
         Meta(description="format of tool calls in answers; auto: the one that the chat template shows"),
     ] = "auto"
     reasoning_parser: Annotated[

@@ -106,7 +106,6 @@ class Generation:
         self.choices = list(choices)
         self.is_streaming = is_streaming
         self.abandoned: ThermoclineError | None = None
-        self.turns: tuple[str, ...] = ()  # What became of earlier answers' ids, in order (``turns.splicing.Fate``).
         self._touched: dict[int, None] = {}  # A dictionary, since it keeps its order.
         self.take_news: Callable[[list[Choice]], bool] | None = None
         """Takes news of choices that go on while somebody waits for :meth:`changed`, which then is not woken; False

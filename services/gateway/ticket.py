@@ -50,8 +50,6 @@ class Ticket:
     def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
         """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
-        if self.turn is not None:
-            generation.turns = tuple(fate.value for fate in self.turn.fates)
         if self._gateway.reports is not None:
             self._gateway.reports.sent(generation)
 

@@ -28,6 +28,10 @@ CALLS = (
     f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 )
+TAGGED = (
+    "<tool_call>\n<function=look>\n<parameter=place>\nRome,\n  1\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +199,13 @@ async def test_parsers_can_be_switched_off(qwen: Tokenizer) -> None:
     assert refusal.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen3_coder", "mistral"])
 async def test_the_next_turn_begins_with_everything_that_was_said(name: str, tmp_path: Path) -> None:
     """Prompt and answer of the first turn, token by token, with its reasoning and whatever blanks arguments have."""
     template, text = {
         "hermes": (families.HERMES, "Let me see.\n" + CALLS),
         "qwen3": (families.QWEN3, "<think>\nhm\n</think>\n\nLet me see.\n" + CALLS),
+        "qwen3_coder": (families.QWEN3_CODER, "Let me see.\n" + TAGGED),
         "mistral": (
             families.MISTRAL,
             f'[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}}}, {{"name": "wait", "arguments": {{}}}}]',

@@ -30,10 +30,14 @@ TOOLS: Any = [
 ASK: Any = [{"role": "user", "content": "How is it in Rome?"}]
 
 
-@pytest.fixture(params=["hermes", "mistral"])
+@pytest.fixture(params=["hermes", "qwen3_coder", "mistral"])
 async def cell(request: pytest.FixtureRequest, nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cell]:
     """A cell with a random model and a template of this family, whose markers are special tokens."""
-    template = {"hermes": families.HERMES, "mistral": families.MISTRAL}[request.param]
+    template = {
+        "hermes": families.HERMES,
+        "qwen3_coder": families.QWEN3_CODER,
+        "mistral": families.MISTRAL,
+    }[request.param]
     model = make_checkpoint("llama", tmp_path / "llama")
     families.byte_tokenizer(model, template, families.SPECIALS)
     async with running_cell(nats_server.url, model, worker_settings={"page_size": PAGE_SIZE}) as running:

@@ -68,7 +68,7 @@ def ask_reply(
             is_short = formats.traits.has_short_ids
             reader = ToolReader(
                 calls[0].syntax,
-                known_names=calls[1].names,
+                schemas={tool.name: tool.parameters for tool in calls[1].tools},
                 new_id=lambda index: call_id(request_id, index, is_short=is_short),
             )
         count = None

@@ -46,8 +46,8 @@ class CallScanner:
         self._machine = self._only_arguments() if name else self._call()
         next(self._machine)
 
-    def feed(self, text: str) -> int:
-        """Take characters of ``text``; how many belong to the call. Mutates."""
+    def feed(self, text: str) -> str:
+        """Take characters of ``text``; returns those that do not belong to the call. Mutates."""
         taken: list[str] = []
         for character in text:
             try:
@@ -63,7 +63,10 @@ class CallScanner:
         if not self.has_begun:
             self.raw += "".join(taken)
             self._begin_if_known()
-        return len(taken)
+        return text[len(taken) :]
+
+    def end(self) -> None:
+        """The answer ends here. All that was taken is in ``raw`` anyhow, or said."""
 
     def take_arguments(self) -> str:
         """Arguments since the last call. Mutates."""

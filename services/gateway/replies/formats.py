@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.gateway.replies.reasoning_reader import ReasoningSyntax
+from services.gateway.replies.tagged_scanner import FUNCTION, FUNCTION_END
 from services.gateway.replies.tool_reader import ARGUMENTS_MARKER, ToolSyntax
 
 
@@ -58,6 +59,15 @@ _JSON = ToolFormat(
     CallShape(before='{"name": "', middle='", "arguments": ', after="}", between=", ", list_when_many=True),
 )
 
+_QWEN3_CODER = ToolFormat(
+    "qwen3_coder",
+    ToolSyntax(opener="<tool_call>", closer="</tool_call>", is_tagged=True),
+    CallShape(
+        before=f"<tool_call>\n{FUNCTION}", middle=">\n", after=f"{FUNCTION_END}\n</tool_call>", between="\n",
+        name_is_json=False,
+    ),
+)  # fmt: skip
+
 REASONING_PARSERS = ("auto", "think", "deepseek_r1", "none")
 """Values of ``--reasoning-parser``, beside two markers with a comma between them."""
 
@@ -71,7 +81,7 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
         name = _shown_by(template)
     if name == "mistral":
         return _MISTRAL_NAMES if ARGUMENTS_MARKER in template else _MISTRAL
-    return {"hermes": _HERMES, "llama3_json": _LLAMA, "json": _JSON}.get(name)
+    return {"hermes": _HERMES, "qwen3_coder": _QWEN3_CODER, "llama3_json": _LLAMA, "json": _JSON}.get(name)
 
 
 def reasoning_syntax(name: str, template: str) -> ReasoningSyntax | None:
@@ -99,8 +109,7 @@ def _shown_by(template: str) -> str:
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:
-        # Calls in XML (``<function=name>``) are in none of these formats.
-        return "none" if "<function=" in template else "hermes"
+        return "qwen3_coder" if FUNCTION in template else "hermes"
     if "<|python_tag|>" in template or "ipython" in template:
         return "llama3_json"
     return "json"

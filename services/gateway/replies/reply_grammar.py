@@ -10,11 +10,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from services.gateway.grammars.requested import ANY_OBJECT
 from services.gateway.grammars.schemas import json_rule
 from services.gateway.replies.formats import CallShape, ToolFormat
 from services.gateway.replies.reasoning_reader import BREAKS_BEHIND, ReasoningSyntax
+from services.gateway.replies.tagged_grammar import TaggedArguments
+from services.gateway.replies.tagged_scanner import FUNCTION
 from services.gateway.replies.tool_choice import ToolAsk
 from shared.errors import InvalidRequest
 from shared.messages.requests import Grammar
@@ -97,7 +100,7 @@ class _Rules:
     ) -> str:
         for number, tool in enumerate(ask.tools):
             schema = tool.parameters if ask.is_forced or tool.is_strict else ANY_OBJECT
-            self.lines.append(f"arguments_{number}: {_json(schema, param=f'{tool.param}.function.parameters')}")
+            self._arguments(f"arguments_{number}", schema, format_, param=f"{tool.param}.function.parameters")
         shape, opener = format_.shape, format_.syntax.opener
         self.lines.append(f"call: {self._call(shape, ask, shape.before)}")
         group = self._group(shape, "call", ask.is_parallel)
@@ -112,7 +115,15 @@ class _Rules:
             # Text that begins like a call is none, or a call could be said outside of the grammar.
             self.lines.append(f"FREE: /\\s*[^\\s{{\\[](?s:.*)/{without}")
             return f"({group}) | FREE?"
+        if format_.syntax.is_tagged:  # It would be read as a call.
+            without += f" & ~/(?s:.*){_quoted(FUNCTION)}(?s:.*)/"
         return self._between_text(shape, ask, opener, without)
+
+    def _arguments(self, name: str, schema: dict[str, Any], format_: ToolFormat, *, param: str) -> None:
+        if format_.syntax.is_tagged:
+            self.lines += TaggedArguments(name, schema, param=param).lines
+        else:
+            self.lines.append(f"{name}: {_json(schema, param=param)}")
 
     def _between_text(self, shape: CallShape, ask: ToolAsk, opener: str, without: str) -> str:
         """Free text, and calls from their marker on."""

@@ -37,10 +37,6 @@ class ToolAsk:
     def is_forced(self) -> bool:
         return self.mode != "auto"
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools)
-
 
 def asked_tools(
     tools: Sequence[dict[str, Any]] | None, tool_choice: str | dict[str, Any] | None, parallel: bool | None

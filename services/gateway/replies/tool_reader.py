@@ -1,4 +1,4 @@
-"""Tool calls in a model's text, for every syntax in which calls are JSON.
+"""Tool calls in a model's text, for every syntax: calls are JSON, or tags with a text in each.
 
 The reader is a small state machine over a buffer. What turns out to be no call is given as the text that it is, its
 markers included; what has begun as a call stays one. Blank space before the first call, between calls and behind the
@@ -8,14 +8,16 @@ last one belongs to the syntax, and goes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from services.gateway.replies.call_scanner import CallScanner, ScanState
 from services.gateway.replies.markers import find_first, withheld
 from services.gateway.replies.parts import CallArguments, CallBegun, Text
 from services.gateway.replies.stepped_reader import SteppedReader
+from services.gateway.replies.tagged_scanner import FUNCTION, TaggedScanner
 
 ARGUMENTS_MARKER = "[ARGS]"
 ID_MARKER = "[CALL_ID]"
@@ -26,13 +28,14 @@ _NAME_MOST = 256
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How calls are written around their JSON."""
+    """How calls are written."""
 
     opener: str = ""  # Begins calls anywhere in the text; "": there is none.
     closer: str = ""  # Ends each call.
     is_bare: bool = False  # An answer that begins with the JSON of a known tool is a call, without an opener.
     has_lists: bool = False  # ``[{...}, {...}]``.
     has_names: bool = False  # ``name[ARGS]{...}`` behind the opener.
+    is_tagged: bool = False  # ``<function=name>`` and a tag for each argument, behind the opener or without it.
     separators: str = ""  # Characters between calls without an opener of their own.
     joint: str = ""  # What templates write between text and the first call; it is no part of the text.
 
@@ -41,6 +44,11 @@ class ToolSyntax:
         """Texts that the reader must see, though they may be special tokens."""
         names = (ARGUMENTS_MARKER, ID_MARKER) if self.has_names else ()
         return tuple(marker for marker in (self.opener, self.closer, *names) if marker)
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """Texts that may begin a call anywhere in the text."""
+        return tuple(each for each in (self.opener, FUNCTION if self.is_tagged else "") if each)
 
 
 class _At(Enum):
@@ -54,16 +62,20 @@ class _At(Enum):
 class ToolReader(SteppedReader[_At]):
     """Implements ``ReplyReader``."""
 
-    def __init__(self, syntax: ToolSyntax, *, known_names: Collection[str], new_id: Callable[[int], str]) -> None:
-        """``new_id`` gives the id of a call by its index. Bare JSON is a call only of a tool of ``known_names``."""
+    def __init__(
+        self, syntax: ToolSyntax, *, schemas: Mapping[str, Mapping[str, Any]], new_id: Callable[[int], str]
+    ) -> None:
+        """``new_id`` gives the id of a call by its index, ``schemas`` are the tools' parameters by name. What no opener
+        marks is a call only of one of these tools.
+        """
         self._syntax = syntax
-        self._known_names = known_names
+        self._schemas = schemas
         self._new_id = new_id
-        self._openers = tuple({syntax.joint + syntax.opener: None, syntax.opener: None}) if syntax.opener else ()
+        self._openers = tuple(dict.fromkeys(joint + each for joint in (syntax.joint, "") for each in syntax.openers))
         self._head = ""  # Syntax in front of a call that has not begun: it is text where none does.
         self._is_marked = False  # An opener stands before this call.
         self._is_in_list = False
-        self._scanner: CallScanner | None = None
+        self._scanner: CallScanner | TaggedScanner | None = None
         self._calls = 0
         steps = {
             _At.START: self._start,
@@ -86,8 +98,7 @@ class ToolReader(SteppedReader[_At]):
             return True
         if not self._is_final and any(len(rest) < len(each) and each.startswith(rest) for each in self._openers):
             return False
-        if self._syntax.opener and rest.startswith(self._syntax.opener):
-            self._open(len(self._buffer) - len(rest), self._syntax.opener)
+        if self._open_if_begun(rest):
             return True
         self._at = _At.TEXT
         return True
@@ -103,24 +114,39 @@ class ToolReader(SteppedReader[_At]):
         self._say(self._take(len(self._buffer) - kept))
         return False
 
+    def _open_if_begun(self, rest: str) -> bool:
+        """Whether an opener stands at the beginning of ``rest``, the buffer without blanks."""
+        opener = next((each for each in self._syntax.openers if rest.startswith(each)), None)
+        if opener is not None:
+            self._open(len(self._buffer) - len(rest), opener)
+        return opener is not None
+
     def _open(self, place: int, opener: str) -> None:
-        self._head = self._take(place + len(opener))
-        self._is_marked = True
+        self._is_marked = not (self._syntax.is_tagged and opener.endswith(FUNCTION))
+        self._head = self._take(place + len(opener) - (0 if self._is_marked else len(FUNCTION)))
         self._at = _At.HEAD
 
     def _read_head(self) -> bool:
         rest = self._buffer.lstrip()
         if not rest:
             return self._give_up() if self._is_final else False
+        if self._syntax.is_tagged:
+            return self._read_tag(rest)
         if rest[0] == "[" and self._syntax.has_lists and not self._is_in_list:
             self._head += self._take(len(self._buffer) - len(rest) + 1)
             self._is_in_list = True
             return True
         if rest[0] == "{":
-            return self._scan(CallScanner(known_names=None if self._is_marked else self._known_names))
+            return self._scan(CallScanner(known_names=None if self._is_marked else self._schemas))
         if self._syntax.has_names and not self._is_in_list:
             return self._read_name(rest)
         return self._give_up()
+
+    def _read_tag(self, rest: str) -> bool:
+        if rest.startswith(FUNCTION):
+            self._head += self._take(len(self._buffer) - len(rest) + len(FUNCTION))
+            return self._scan(TaggedScanner(self._schemas, known_names=None if self._is_marked else self._schemas))
+        return not (FUNCTION.startswith(rest) and not self._is_final) and self._give_up()
 
     def _read_name(self, rest: str) -> bool:
         """``name[ARGS]{``, or ``name[CALL_ID]id[ARGS]{``, or ``name{``."""
@@ -139,7 +165,7 @@ class ToolReader(SteppedReader[_At]):
         self._head += self._take(len(self._buffer) - len(rest) + len(before))
         return self._scan(CallScanner(name=name))
 
-    def _scan(self, scanner: CallScanner) -> bool:
+    def _scan(self, scanner: CallScanner | TaggedScanner) -> bool:
         self._scanner = scanner
         self._at = _At.CALL
         return True
@@ -148,7 +174,9 @@ class ToolReader(SteppedReader[_At]):
         scanner = self._scanner
         assert scanner is not None, "a call is being read"
         had_begun = scanner.has_begun
-        self._buffer = self._buffer[scanner.feed(self._buffer) :]
+        self._buffer = scanner.feed(self._buffer)
+        if self._is_final:
+            scanner.end()
         if scanner.has_begun and not had_begun:
             self._head = ""
             self._parts.append(CallBegun(self._calls, self._new_id(self._calls), scanner.name))
@@ -175,10 +203,9 @@ class ToolReader(SteppedReader[_At]):
         if closer and rest.startswith(closer):
             self._buffer = rest[len(closer) :]
             return True
-        if self._syntax.opener and rest.startswith(self._syntax.opener):
+        if rest.startswith(self._syntax.openers):
             self._buffer = rest
-            self._open(0, self._syntax.opener)
-            return True
+            return self._open_if_begun(rest)
         if rest[0] in self._syntax.separators:
             behind = rest[1:].lstrip()
             if not behind and not self._is_final:
@@ -187,10 +214,10 @@ class ToolReader(SteppedReader[_At]):
                 self._head = self._take(len(self._buffer) - len(behind))
                 self._at = _At.HEAD
                 return True
-        elif rest[0] == "{" and (closer or self._syntax.separators):
+        elif rest[0] == "{" and (closer or self._syntax.separators) and not self._syntax.is_tagged:
             self._at = _At.HEAD
             return True
-        if not self._is_final and any(each.startswith(rest) for each in (closer, self._syntax.opener) if each):
+        if not self._is_final and any(each.startswith(rest) for each in (closer, *self._syntax.openers) if each):
             return False
         self._at = _At.TEXT
         return True

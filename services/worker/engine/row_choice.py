@@ -28,14 +28,20 @@ def choose_in_row(logits: npt.NDArray[np.float32], likeliest: int, params: Sampl
     row = torch.from_numpy(logits)
     temperature = torch.tensor([max(params.temperature, LEAST_TEMPERATURE)], dtype=torch.float32)
     scaled = (row - row[likeliest]).div_(temperature).exp_().mul_(WEIGHT_ONE)
-    return _choose(scaled.to(torch.int32).numpy(), params, uniform)
+    return choose_by_weight(scaled.to(torch.int32).numpy(), params, uniform)
 
 
-def _choose(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: float) -> int:
+def keeps_all(params: SamplingParams, tokens: int) -> bool:
+    """Whether no filter takes any of ``tokens`` tokens that have a weight."""
+    return math.ceil(params.min_p * WEIGHT_ONE) <= 1 and not 0 < params.top_k < tokens and params.top_p >= 1
+
+
+def choose_by_weight(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: float) -> int:
+    """The place of the token in one row of ``weights`` int32 [tokens], of which the largest is WEIGHT_ONE."""
+    if keeps_all(params, len(weights)):
+        return _find_among_all(weights, uniform)
     least = math.ceil(params.min_p * WEIGHT_ONE)
     top_k = params.top_k if 0 < params.top_k < len(weights) else len(weights)
-    if least <= 1 and top_k == len(weights) and params.top_p >= 1:
-        return _find_among_all(weights, uniform)
     if least > 1:
         ids = np.flatnonzero(weights >= least)
         total = int(weights[ids].sum(dtype=np.int64))
@@ -44,10 +50,10 @@ def _choose(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: flo
         ids = _find_candidates(weights, total, top_k, params.top_p)
     ids, heavy = _keep_heaviest(ids, weights[ids].astype(np.int64), total, top_k, params.top_p)
     edges = heavy.cumsum()
-    return int(ids[edges.searchsorted(_target(int(edges[-1]), uniform), side="right")])
+    return int(ids[edges.searchsorted(target_weight(int(edges[-1]), uniform), side="right")])
 
 
-def _target(total: int, uniform: float) -> int:
+def target_weight(total: int, uniform: float) -> int:
     """The first token whose cumulative weight exceeds this is chosen."""
     # The product may round up to the total itself.
     return min(math.floor(total * uniform), total - 1)
@@ -57,7 +63,7 @@ def _find_among_all(weights: npt.NDArray[np.int32], uniform: float) -> int:
     """First the block, then the token in it, which is several times cheaper than one cumulative sum over all."""
     sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.int64)
     edges = sums.cumsum()
-    target = _target(int(edges[-1]), uniform)
+    target = target_weight(int(edges[-1]), uniform)
     block = int(edges.searchsorted(target, side="right"))
     before = int(edges[block - 1]) if block else 0
     inside = weights[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.int64)

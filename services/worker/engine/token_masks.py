@@ -12,6 +12,10 @@ from services.worker.engine.uploads import upload
 
 Words = npt.NDArray[np.int32]
 
+_WORD_BITS = 32
+_FEW = 8
+"""Up to this part of all words it is cheaper to look at those alone in which anything is allowed, as is usual."""
+
 
 def without(words: Words, tokens: Sequence[int]) -> Words:
     """The mask less ``tokens``, or the mask itself where nothing would be left: the grammar outweighs them."""
@@ -21,17 +25,47 @@ def without(words: Words, tokens: Sequence[int]) -> Words:
     return less if less.any() else words
 
 
-def allowed_ids(words: Words, vocab_size: int) -> npt.NDArray[np.int64]:
-    """Ascending ids below ``vocab_size`` that a mask allows."""
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
+def allowed_ids(masks: Sequence[Words], vocab_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tokens below ``vocab_size`` that R masks allow.
+
+    Ascending ids, plus ``r * vocab_size`` for those of mask r; and edges [R + 1]: mask r has the ids from
+    ``edges[r]`` to ``edges[r + 1]``.
+    """
+    words = _stack(masks, vocab_size)
+    padded = words.shape[1] * _WORD_BITS
+    words[:, -1] &= _below(vocab_size % _WORD_BITS)
+    some = np.flatnonzero(words)
+    if len(some) > words.size // _FEW:
+        ids = _set_bits(words)
+    else:
+        bits = _set_bits(words.reshape(-1)[some])
+        ids = (some[bits >> 5] << 5) + (bits & 31)
+    edges = ids.searchsorted(np.arange(len(words) + 1) * padded)
+    if padded != vocab_size:
+        ids -= (np.arange(len(words)) * (padded - vocab_size)).repeat(np.diff(edges))
+    return ids, edges
 
 
 def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor:
     """A copy of ``logits`` float32 [R, vocab] in which row r keeps what ``masks[r]`` allows; other rows stay."""
     rows = np.fromiter(masks, dtype=np.int64, count=len(masks))
-    words, which = upload([np.stack(list(masks.values())), rows], logits.device)
-    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    words, which = upload([_stack(list(masks.values()), logits.shape[1]), rows], logits.device)
+    places = torch.arange(_WORD_BITS, dtype=torch.int32, device=logits.device)
     allowed = ((words[:, :, None] >> places) & 1).view(len(words), -1)[:, : logits.shape[1]]
     banned = logits.clone()
     banned[which] = banned[which].masked_fill_(allowed == 0, float("-inf"))
     return banned
+
+
+def _stack(masks: Sequence[Words], vocab_size: int) -> Words:
+    """The words of a vocabulary of all masks, a copy: a tokenizer may know more tokens than logits have columns."""
+    return np.stack([mask[: -(-vocab_size // _WORD_BITS)] for mask in masks])
+
+
+def _set_bits(words: Words) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_))
+
+
+def _below(count: int) -> np.int32:
+    """The word of its lowest ``count`` tokens; of all where there is no remainder."""
+    return np.int32((1 << count) - 1 if count else -1)

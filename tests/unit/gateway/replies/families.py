@@ -115,13 +115,25 @@ DEEPSEEK = """{{ '<s>' }}{%- for m in messages %}
 {%- if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"""
 """Opens reasoning in its prompt, drops that of earlier turns, tells a call by null content, and takes text alone."""
 
-XML = """{% for m in messages %}{{ '<|' + m.role + '|>' + (m.content or '') }}
-{%- for call in m.tool_calls or [] %}{{ '<tool_call><function=' + call.function.name + '>' }}
-{%- for key, value in call.function.arguments.items() %}
-    {{- '<parameter=' + key + '>' + value | string + '</parameter>' }}
+QWEN3_CODER = (
+    "{{ '<s>' }}"
+    + _TOOLS
+    + """{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+    {%- if m.content or not loop.first %}{{ '\n' }}{% endif %}
+    {{- '<tool_call>\n<function=' + call.function.name + '>\n' }}
+    {%- for key, value in call.function.arguments | items %}
+        {{- '<parameter=' + key + '>\n' }}{{ value if value is string else value | tojson }}{{ '\n</parameter>\n' }}
+    {%- endfor %}
+    {{- '</function>\n</tool_call>' }}
 {%- endfor %}
-{{- '</function></tool_call>' }}{% endfor %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
-"""Looks into arguments."""
+{{- '<|end|>' }}
+{%- endfor %}
+"""
+    + _PROMPT
+)
+"""Looks into arguments, and writes each in a tag."""
 
 SPECIALS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
 

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from services.gateway.replies.formats import tool_format
 from services.gateway.replies.parts import CallArguments, CallBegun, Reasoning, ReplyPart, ReplyReader, Text
 from services.gateway.replies.tool_reader import ToolReader
 
-NAMES = ("look", "add.up")
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "look": {
+        "type": "object",
+        "properties": {
+            "at": {"type": "string"},
+            "n": {"type": "integer"},
+            "deep": {"type": "boolean"},
+            "list": {"$ref": "#/$defs/list"},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "any": {},
+        },
+        "$defs": {"list": {"type": "array"}},
+    },
+    "add.up": {"type": "object", "additionalProperties": {"type": "number"}},
+}
 
 
-def tool_reader(name: str, known_names: Iterable[str] = NAMES) -> ToolReader:
+def tool_reader(name: str) -> ToolReader:
     """A reader of the format of this name; call ids are ``id-0`` and so on."""
     found = tool_format(name, "")
     assert found is not None
-    syntax = replace(found.syntax, joint="\n" if name == "hermes" else "")
-    return ToolReader(syntax, known_names=frozenset(known_names), new_id=lambda index: f"id-{index}")
+    syntax = replace(found.syntax, joint="\n" if name in ("hermes", "qwen3_coder") else "")
+    return ToolReader(syntax, schemas=SCHEMAS, new_id=lambda index: f"id-{index}")
 
 
 def read(reader: ReplyReader, pieces: Iterable[str]) -> list[ReplyPart]:

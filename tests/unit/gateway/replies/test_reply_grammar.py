@@ -84,6 +84,7 @@ def ask(
 
 ONE = {
     "hermes": '<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
     "llama3_json": '{"name": "look", "parameters": {"n": 1}}',
     "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": {"n": 1}}]',
     "mistral:[ARGS]": '[TOOL_CALLS]look[ARGS]{"n": 1}',
@@ -91,6 +92,7 @@ ONE = {
 }
 TWO = {
     "hermes": f'{ONE["hermes"]}\n<tool_call>\n{{"name": "looks", "arguments": {{"a": []}}}}\n</tool_call>',
+    "qwen3_coder": ONE["qwen3_coder"] + "\n" + ONE["qwen3_coder"].replace("look", "looks").replace("=n>", "=a>"),
     "llama3_json": ONE["llama3_json"] + '; {"name": "looks", "parameters": {}}',
     "mistral": ONE["mistral"][:-1] + ', {"name": "looks", "arguments": {}}]',
     "mistral:[ARGS]": ONE["mistral:[ARGS]"] + "[TOOL_CALLS]looks[ARGS]{}",

@@ -41,7 +41,7 @@ FOUND: list[tuple[str, str | None, str | None, TemplateTraits]] = [
     (families.LLAMA3, "llama3_json", None, TemplateTraits(arguments="verbatim", takes_many_calls=False)),
     (families.MISTRAL, "mistral", None, TemplateTraits(arguments="verbatim", has_short_ids=True)),
     (families.DEEPSEEK, None, "<think>", TemplateTraits(arguments="text", needs_null_content=True)),
-    (families.XML, None, None, TemplateTraits(arguments="object")),
+    (families.QWEN3_CODER, "qwen3_coder", None, TemplateTraits(arguments="object", joint="\n")),
 ]
 
 
@@ -66,7 +66,7 @@ def test_null_content_is_given_where_a_template_tells_calls_by_it(tokenizer_of: 
 
 def test_flags_choose_formats_that_a_template_does_not_show(tokenizer_of: Any) -> None:
     """And none switches them off."""
-    found = choose_formats(tokenizer_of(families.XML), "mistral", "<r>,</r>")
+    found = choose_formats(tokenizer_of(families.QWEN3_CODER), "mistral", "<r>,</r>")
     off = choose_formats(tokenizer_of(families.QWEN3), "none", "none")
 
     assert found.tools is not None
@@ -119,9 +119,9 @@ def test_canonical_arguments_render_as_transformers_has_them(template: str, toke
 
 def test_a_template_that_looks_into_arguments_gets_an_object(tokenizer_of: Any) -> None:
     """What is no JSON goes to it as text, which it refuses here."""
-    tokenizer = tokenizer_of(families.XML)
+    tokenizer = tokenizer_of(families.QWEN3_CODER)
 
-    assert "<parameter=place>Zürich</parameter>" in rendered(tokenizer, choose_formats(tokenizer), SAID)
+    assert "<parameter=place>\nZürich\n</parameter>" in rendered(tokenizer, choose_formats(tokenizer), SAID)
 
 
 def test_reasoning_is_given_to_templates_that_use_it(tokenizer_of: Any) -> None:

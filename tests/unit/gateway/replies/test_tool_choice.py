@@ -37,8 +37,8 @@ def test_a_call_is_forced_of_any_or_of_the_named_tool() -> None:
 
     assert any_of is not None
     assert named is not None
-    assert (any_of.mode, sorted(any_of.names), any_of.is_parallel) == ("required", ["a", "b"], False)
-    assert (named.mode, sorted(named.names), named.is_parallel) == ("named", ["b"], False)
+    assert (any_of.mode, [each.name for each in any_of.tools], any_of.is_parallel) == ("required", ["a", "b"], False)
+    assert (named.mode, sorted({each.name for each in named.tools}), named.is_parallel) == ("named", ["b"], False)
 
 
 def test_allowed_tools_are_the_only_ones() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.worker.engine.masked_choice import NO_TOKEN, choose_masked
+from services.worker.engine.row_choice import choose_in_row
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import sample
 from services.worker.engine.token_choice import choose
@@ -18,9 +22,9 @@ from shared.messages.requests import SamplingParams
 VOCAB_SIZE = 70
 
 
-def words(*tokens: int) -> np.ndarray:
+def words(*tokens: int, vocab_size: int = VOCAB_SIZE) -> np.ndarray:
     """The mask of these tokens."""
-    bits = np.zeros(96, dtype=np.uint8)
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
@@ -29,16 +33,68 @@ def params(**given: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 4, "temperature": 0, **given})  # type: ignore[arg-type]
 
 
+SETTINGS = [
+    params(temperature=temperature, seed=9, **filters)
+    for temperature in (0.0, 0.3, 1.0)
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01})
+]
+
+
 def test_only_what_a_mask_allows_keeps_its_logit() -> None:
     """Rows with a mask keep the logits of its tokens, also those of the last, incomplete word; other rows stay."""
     logits = torch.arange(3 * VOCAB_SIZE, dtype=torch.float32).view(3, VOCAB_SIZE)
-    banned = ban_others(logits, {2: words(0, 31, 32), 0: words(63, 64, 69)})
+    longer = np.append(words(63, 64, 69), np.int32(-1))  # Of a tokenizer that knows more tokens.
+    banned = ban_others(logits, {2: words(0, 31, 32), 0: longer})
 
     assert torch.isfinite(banned[2]).nonzero().flatten().tolist() == [0, 31, 32]
     assert torch.isfinite(banned[0]).nonzero().flatten().tolist() == [63, 64, 69]
     assert torch.equal(banned[1], logits[1])
     assert torch.equal(banned[0, 63:65], logits[0, 63:65])
-    assert allowed_ids(words(0, 31, 64, 70, 95), VOCAB_SIZE).tolist() == [0, 31, 64]
+
+
+@pytest.mark.parametrize("vocab_size", [70, 64, 4096])
+@pytest.mark.parametrize("kept", [0.0, 0.002, 0.7, 1.0])
+def test_allowed_ids_are_the_bits_that_are_set(vocab_size: int, kept: float) -> None:
+    """Few or many, of masks with more words than the vocabulary and of masks that allow nothing."""
+    rng = np.random.default_rng(7)
+    bits = rng.random((3, 64 * 67)) < kept
+    bits[1] = False
+    masks = [np.packbits(row, bitorder="little").view(np.int32)[: 200 if row is bits[2] else None] for row in bits]
+    ids, edges = allowed_ids(masks, vocab_size)
+
+    expected = [np.flatnonzero(row[:vocab_size]) + number * vocab_size for number, row in enumerate(bits)]
+    assert [ids[start:end].tolist() for start, end in itertools.pairwise(edges)] == [one.tolist() for one in expected]
+
+
+@given(data=st.data())
+def test_masked_rows_together_are_as_each_alone(data: st.DataObject) -> None:
+    """Whatever their filters, sizes and neighbours, those too that have no token."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    vocab_size = data.draw(st.sampled_from([7, 256, 5003]))
+    settings = data.draw(st.lists(st.sampled_from(SETTINGS), min_size=1, max_size=7))
+    logits = rng.standard_normal((len(settings), vocab_size), dtype=np.float32) * 4
+    logits[rng.random(logits.shape) < 0.2] = 1.5
+    allowed = [rng.random(vocab_size) < rng.choice([0.001, 0.03, 0.9]) for _ in settings]
+    for row in data.draw(st.sets(st.integers(0, len(settings) - 1), max_size=2)):
+        logits[row, np.flatnonzero(allowed[row])[:1]] = rng.choice([np.nan, np.inf])
+    rows = [SampleRow(each, number) for number, each in enumerate(settings)]
+    masks = [words(*np.flatnonzero(bits), vocab_size=vocab_size) for bits in allowed]
+    found = choose_masked(logits, rows, masks)
+
+    assert found == [
+        choose_alone(values, row, np.flatnonzero(bits)) for values, row, bits in zip(logits, rows, allowed, strict=True)
+    ]
+
+
+def choose_alone(values: np.ndarray, row: SampleRow, ids: np.ndarray) -> int:
+    """The token of one row, of ``ids``."""
+    kept = values[ids]
+    if not len(ids) or not np.isfinite(kept.max()):
+        return NO_TOKEN
+    if row.params.temperature == 0:
+        return int(ids[kept.argmax()])
+    chance = uniform(row.params.seed, row.output_position)
+    return int(ids[choose_in_row(kept, int(kept.argmax()), row.params, chance)])
 
 
 @given(data=st.data())

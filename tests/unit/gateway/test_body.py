@@ -1,0 +1,38 @@
+"""Long bodies are decoded so that the event loop goes on between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.gateway import body
+from services.gateway.openai_schema.chat import ChatRequest
+
+LONG = b'{"messages":[{"role":"user","content":"' + b"a" * 300_000 + b'"}]}'
+TURNS_OF_AN_ANSWER = 6
+"""Of the loop, that a token takes from the broker to its client, and no more."""
+
+
+async def test_between_two_long_bodies_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs several turns of the loop waits for one decoding, not for one in each turn."""
+    decode, events = body.decode_body, list[str]()
+
+    def noting(data: body.Body, schema: type[ChatRequest]) -> ChatRequest:
+        events.append("decoded")
+        return decode(data, schema)
+
+    async def answer() -> None:
+        for _ in range(TURNS_OF_AN_ANSWER):
+            await asyncio.sleep(0)
+        events.append("answered")
+
+    monkeypatch.setattr(body, "decode_body", noting)
+    bodies = body.Bodies(2**20, 1.0, 2**24)
+    decoding = [asyncio.create_task(bodies.decode(LONG, ChatRequest)) for _ in range(4)]
+    while not events:
+        await asyncio.sleep(0)
+    await asyncio.create_task(answer())
+    await asyncio.gather(*decoding)
+
+    assert events == ["decoded", "answered", "decoded", "decoded", "decoded"]
