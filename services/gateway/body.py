@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.failures import error_of_body
@@ -31,6 +32,7 @@ SMALL_BYTES = 64 * 1024
 ones. The number of connections bounds what they take all together.
 """
 RETRY_AFTER_MS = 1_000
+_COMMA, _BRACE = b",{"
 _COUNTED_BYTES = 2**18
 """A shorter body cannot have so many that it matters."""
 _TURNS_BETWEEN = 8
@@ -153,8 +155,9 @@ def _check_values(body: Body) -> None:
     # the body after the other, since counting takes a while where there are many.
     found = 0
     for start in range(0, len(body), _COUNTED_BYTES):
-        end = start + _COUNTED_BYTES
-        found += body.count(b",", start, end) + 4 * (body.count(b"{", start, end) + body.count(b"[", start, end))
+        part = np.frombuffer(body, np.uint8, min(_COUNTED_BYTES, len(body) - start), start)
+        # With bit 5 set "[" is "{", and nothing else is.
+        found += int(np.count_nonzero(part == _COMMA)) + 4 * int(np.count_nonzero(part | 0x20 == _BRACE))
         if found > MOST_VALUES:
             raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values")
 

@@ -28,6 +28,7 @@ from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
+from services.gateway.known_prompts import MOST_BYTES
 from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
@@ -128,7 +129,9 @@ def compose(
     gateway_id = f"{config.id}-{incarnation}"
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
     subject = subjects.request_input(gateway_id)
-    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases)
+    # Who wants no texts kept wants no prompts kept either.
+    known_bytes = min(MOST_BYTES, config.known_text_bytes)
+    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases, known_bytes)
     reports = None
     if config.cell:
         told = ((facts.name,), facts.answer_fingerprint)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from services.gateway import metrics
+from services.gateway.known_prompts import MOST_BYTES, KnownPrompts
 from services.gateway.outbox import Outbox
 from services.gateway.pending import Choice, Generation, PendingTable
 from services.gateway.prompt_bases import PromptBases
@@ -18,7 +19,6 @@ from shared.codec import encode
 from shared.errors import RequestCancelled, ThermoclineError, TransportError, Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
-from shared.prompt_chain import block_digests
 
 PARALLEL_SUBMITS = 32
 APPEND_S = 3.0
@@ -42,12 +42,16 @@ class Dispatcher:
         gateway_id: str,
         pending: PendingTable,
         takes_bases: Callable[[], bool] = lambda: False,
+        known_bytes: int = MOST_BYTES,
     ) -> None:
-        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last."""
+        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last;
+        ``known_bytes`` bounds the prompts that are kept to compare later ones with.
+        """
         self.gateway_id = gateway_id
         self.pending = pending
         self.outbox = Outbox(bus, subject)
         self.bases = PromptBases()
+        self._known = KnownPrompts(known_bytes)
         self._bus = bus
         self._subject = subject
         self._takes_bases = takes_bases
@@ -63,7 +67,7 @@ class Dispatcher:
         """Submit every choice. When one cannot be stored, none goes on and the typed error is raised."""
         self.check_open()
         if self._takes_bases():
-            await _find_blocks(generation)
+            await self._find_blocks(generation)
         self.pending.add(generation)  # Before the first append: its tokens may come before the acknowledgement.
         gate = asyncio.Semaphore(PARALLEL_SUBMITS)
 
@@ -83,6 +87,19 @@ class Dispatcher:
         if failure is not None:
             self.end(generation, reason="not_submitted", error=failure)
             raise failure
+
+    async def _find_blocks(self, generation: Generation) -> None:
+        """Give every choice the digests of its prompt's blocks. Choices of one prompt share them."""
+        found: dict[int, bytes] = {}
+        for choice in generation.choices:
+            if choice.prompt not in found:
+                namespace, prompt, keep = choice.request.namespace, choice.request.prompt, choice.request.cache.write
+                digests = self._known.block_digests
+                if len(prompt) > INLINE_BYTES:
+                    found[choice.prompt] = await asyncio.to_thread(digests, namespace, prompt, keep=keep)
+                else:
+                    found[choice.prompt] = digests(namespace, prompt, keep=keep)
+            choice.blocks = found[choice.prompt]
 
     def end(
         self, generation: Generation, reason: str = "client_disconnected", error: ThermoclineError | None = None
@@ -179,16 +196,3 @@ class Dispatcher:
                 return failure
             await asyncio.sleep(wait_s)
         return None
-
-
-async def _find_blocks(generation: Generation) -> None:
-    """Give every choice the digests of its prompt's blocks. Choices of one prompt share them."""
-    found: dict[int, bytes] = {}
-    for choice in generation.choices:
-        if choice.prompt not in found:
-            namespace, prompt = choice.request.namespace, choice.request.prompt
-            if len(prompt) > INLINE_BYTES:
-                found[choice.prompt] = await asyncio.to_thread(block_digests, namespace, prompt)
-            else:
-                found[choice.prompt] = block_digests(namespace, prompt)
-        choice.blocks = found[choice.prompt]

@@ -15,6 +15,9 @@ from typing import Any
 
 from services.gateway.known_texts.character_classes import kind_of
 
+MOST_OPENINGS = 4
+"""First characters of added tokens that are looked for one by one: published tokenizers have one or two."""
+
 
 class AddedTokens:
     """Those of a ``tokenizer.json``, as it lists them."""
@@ -43,9 +46,18 @@ class AddedTokens:
 
     def cuts(self) -> re.Pattern[str] | None:
         """A pattern of the tokens in front of which every text may be cut; None where there are none."""
+        found = self._cut_texts()
+        return re.compile("|".join(map(re.escape, found))) if found else None
+
+    def cut_openings(self) -> str:
+        """The characters that those begin with; "" where there are more than :data:`MOST_OPENINGS`."""
+        found = sorted({text[0] for text in self._cut_texts()})
+        return "".join(found) if len(found) <= MOST_OPENINGS else ""
+
+    def _cut_texts(self) -> list[str]:
         inner = {character for each in self._told for character in each["content"][1:]}
         takers = [each["content"] for each in self._told if each["lstrip"]]
-        found = sorted(
+        return sorted(
             each["content"]
             for each in self._told
             if not each["normalized"]
@@ -53,7 +65,6 @@ class AddedTokens:
             and not each["content"][0].isspace()
             and not any(taker.startswith(each["content"]) for taker in takers)
         )
-        return re.compile("|".join(map(re.escape, found))) if found else None
 
 
 def _pairs(content: str) -> set[tuple[str, str]]:

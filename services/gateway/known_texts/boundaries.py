@@ -37,7 +37,8 @@ class Boundaries:
 
     Of a segment that begins behind such a character the first ``left_out`` characters are not encoded. A segment is no
     shorter than ``least_characters``, for each costs a digest and a look into the index. Up to ``usual_characters`` it
-    ends in front of an added token, where one is; beyond them, wherever it may.
+    ends in front of an added token, where one is; beyond them, wherever it may. ``openings`` are the characters that
+    tokens begin with, "" where these are many.
     """
 
     tokens: re.Pattern[str] | None = None
@@ -45,6 +46,7 @@ class Boundaries:
     left_out: int = 0
     least_characters: int = 512
     usual_characters: int = 2_048
+    openings: str = ""
 
 
 class _Unproven(Exception):
@@ -96,7 +98,7 @@ def prove(told: dict[str, Any]) -> Boundaries:
     try:
         return _Prover(told, added).boundaries()
     except (_Unproven, UnprovablePattern, RecursionError):
-        return Boundaries(added.cuts())
+        return Boundaries(added.cuts(), openings=added.cut_openings())
 
 
 def links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
@@ -131,7 +133,8 @@ class _Prover:
             starts = [kind for kind in BEFORE if kind not in self._added.begin]
             following = f"[{''.join(map(_as_range, starts))}]"
         options = [f"[{before}](?=[{''.join(behind)}]{following})" for before, behind in found.items()]
-        return Boundaries(self._added.cuts(), re.compile("|".join(options)) if options else None, self._left_out)
+        others = re.compile("|".join(options)) if options else None
+        return Boundaries(self._added.cuts(), others, self._left_out, openings=self._added.cut_openings())
 
     def _holds(self, before: str, behind: str) -> bool:
         if self._added.forbid(before, behind):

@@ -6,12 +6,17 @@ same again from the first cut that both have in common: most often the next mess
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from services.gateway.known_texts.boundaries import Boundaries
 
 WINDOW_CHARACTERS = 16_384
 """So much of a text is searched for a boundary at once: other threads wait for two milliseconds at most."""
+
+MOST_TRIES = 16
+"""Where so many characters of a window begin no added token though they might, the window is searched for a whole one.
+"""
 
 MOST_SEARCHED = 262_144
 """Where so many characters have no boundary, the rest of the text is not searched."""
@@ -41,18 +46,43 @@ def segments(text: str, boundaries: Boundaries) -> Segments:
 
 def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] | None:
     """The next boundary behind ``start``, and how many characters behind it are left out."""
-    tokens, others = boundaries.tokens, boundaries.others
+    others = boundaries.others
     usual = start + boundaries.usual_characters
-    found = tokens.search(text, start + boundaries.least_characters, usual) if tokens is not None else None
-    if found is not None:
-        return found.start(), 0
+    token = _next_token(text, boundaries, start + boundaries.least_characters, usual, usual)
+    if token >= 0:
+        return token, 0
     for window in range(usual, min(len(text), usual + MOST_SEARCHED), WINDOW_CHARACTERS):
         end = window + WINDOW_CHARACTERS
         # What a window's end cuts through is found in none of both windows, which costs nothing but that boundary.
         behind = others.search(text, window - 1, end) if others is not None else None
-        found = tokens.search(text, window, end) if tokens is not None else None
-        if behind is not None and (found is None or behind.end() <= found.start()):
+        token = _next_token(text, boundaries, window, end if behind is None else behind.end(), end)
+        if token >= 0:
+            return token, 0
+        if behind is not None:
             return behind.end(), boundaries.left_out
-        if found is not None:
-            return found.start(), 0
     return None
+
+
+def _next_token(text: str, boundaries: Boundaries, start: int, before: int, end: int) -> int:
+    """Where the first added token begins within [start, before) that ends by ``end``; -1 for none."""
+    tokens = boundaries.tokens
+    if tokens is None:
+        return -1
+    if not boundaries.openings:
+        return _start(tokens.search(text, start, end), before)
+    found, nearest = -1, before
+    for opening in boundaries.openings:
+        # Looking for one character is many times faster than looking for what a pattern may begin with.
+        place, tries = text.find(opening, start, nearest), 0
+        while place >= 0 and tokens.match(text, place, end) is None:
+            tries += 1
+            if tries > MOST_TRIES:
+                return _start(tokens.search(text, start, end), before)
+            place = text.find(opening, place + 1, nearest)
+        if place >= 0:
+            found = nearest = place
+    return found
+
+
+def _start(found: re.Match[str] | None, before: int) -> int:
+    return found.start() if found is not None and found.start() < before else -1

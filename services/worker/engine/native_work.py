@@ -11,10 +11,13 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, pages_for
 from services.worker.native.decode import ITEM_KEYS, DecodeWork
-from services.worker.native.extend import ROWS, TILE_ROWS, ExtendWork
+from services.worker.native.extend import ROWS, SPAN_KEYS, TILE_ROWS, ExtendWork, Tiling
 
-_TILES_A_THREAD = 2
-"""A tile packs all keys that it sees; this many for each thread and KV head are enough to keep all threads at work."""
+_UNITS_A_THREAD = 2
+"""Of a step of few rows: enough to keep all threads at work, where more tiles would pack the same keys more often."""
+
+_MOST_PARTS = 2048
+"""Of a step, all KV heads' counted: 130 MB at 64 dimensions."""
 
 
 def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None:
@@ -98,22 +101,46 @@ def find_selected_work(
     )
 
 
-def cut_tiles(
-    spans: list[tuple[int, int, int]], bounds: npt.NDArray[np.int32], group: int, kv_heads: int
-) -> npt.NDArray[np.int32]:
-    """Cut ``spans`` (segment, first and last row) into tiles, those with most keys first; int32 [N, 3].
+def cut_tiles(ranges: list[tuple[int, int, int]], bounds: npt.NDArray[np.int32], group: int, kv_heads: int) -> Tiling:
+    """Cut ``ranges`` (segment, first and last row) into tiles and units, those with most work first.
 
-    How they are cut changes no result, only how well threads are occupied.
+    A range of few rows that see many keys is cut along its keys, others along their rows alone. How they are cut
+    changes no result, only how well threads are occupied.
     """
     step = ROWS // math.gcd(ROWS, group)  # Tokens whose rows fill whole packs.
-    rows = sum(last - first for _, first, last in spans)
-    wanted = -(-rows * kv_heads // (_TILES_A_THREAD * torch.get_num_threads()))
     most = max(1, TILE_ROWS // group)
-    tokens = min(-(-wanted // step) * step, most // step * step or most)
-    tiles = [
-        (segment, start, min(start + tokens, last))
-        for segment, first, last in spans
-        for start in range(first, last, tokens)
-    ]
-    tiles.sort(key=lambda tile: int(bounds[0, tile[1], 0]) - int(bounds[0, tile[2] - 1, 1]))
-    return np.array(tiles, dtype=np.int32)
+    most = most // step * step or most
+    costs = [(last - first) * _keys(bounds, first, last) for _, first, last in ranges]
+    wanted = -(-_UNITS_A_THREAD * torch.get_num_threads() // kv_heads)
+    tiles: list[tuple[int, int, int, int, int, int]] = []
+    units: list[tuple[int, int, int, int]] = []
+    parts = 0
+    for (segment, first, last), cost in zip(ranges, costs, strict=True):
+        fair = -(-wanted * cost // sum(costs))
+        spans = len(_spans(bounds, first, last))
+        tokens = -(-(last - first) // -(-fair // spans))
+        tokens = min(-(-tokens // step) * step, most)
+        starts = range(first, last, tokens)
+        is_split = len(starts) < fair and (parts + len(starts) * spans) * kv_heads <= _MOST_PARTS
+        for start in starts:
+            end = min(start + tokens, last)
+            seen = _spans(bounds, start, end)
+            count = len(seen) if is_split and len(seen) > 1 else 0
+            if count:
+                units += [(len(tiles), span, span + 1, part) for part, span in enumerate(seen, parts)]
+            else:
+                units.append((len(tiles), seen.start, seen.stop, -1))
+            tiles.append((segment, start, end, seen.start, parts, parts + count))
+            parts += count
+    units.sort(key=lambda unit: (unit[1] - unit[2]) * (tiles[unit[0]][2] - tiles[unit[0]][1]))
+    return Tiling(np.array(tiles, dtype=np.int32), np.array(units, dtype=np.int32), parts)
+
+
+def _keys(bounds: npt.NDArray[np.int32], first: int, last: int) -> int:
+    """Keys that rows [first, last) of a segment see."""
+    return int(bounds[:, last - 1, 1].max()) - int(bounds[:, first, 0].min())
+
+
+def _spans(bounds: npt.NDArray[np.int32], first: int, last: int) -> range:
+    """The spans that these lie in."""
+    return range(int(bounds[:, first, 0].min()) // SPAN_KEYS, -(-int(bounds[:, last - 1, 1].max()) // SPAN_KEYS))

@@ -1,14 +1,18 @@
 /* Prefill attention over paged KV.
 
-   The caller defines HEAD_DIM, GROUP (query heads of one KV head), KEYS, ROWS, TILE_ROWS, and BFLOAT16.
+   The caller defines HEAD_DIM, GROUP (query heads of one KV head), KEYS, ROWS, TILE_ROWS, SPAN_KEYS, and BFLOAT16.
 
    Blocked attention with an online softmax (FlashAttention, arXiv 2205.14135). A tile is some query rows of one segment
    with all query heads of one KV head; it passes over its keys in blocks of KEYS. A block is packed once, so that it is
    read with unit stride while the tile's rows go over it, ROWS at a time, in registers.
 
-   What a row gets depends on nothing but its query and the keys it sees: blocks begin at fixed positions, each product
-   is summed in the order of its terms, and keys that a row does not see add exact zeros. So neither the chunk in which
-   a row is computed, nor the tile, nor the number of threads moves a bit. */
+   Keys are summed span by span, and the spans' sums merged in order (flash-decoding). So a few rows that see many keys
+   are work for all threads: each takes spans of the same tile, which packs a key once, where tiles of less rows would
+   pack it once each.
+
+   What a row gets depends on nothing but its query and the keys it sees: blocks and spans begin at fixed positions,
+   each product is summed in the order of its terms, and keys that a row does not see add exact zeros. So neither the
+   chunk in which a row is computed, nor the tile, nor the number of threads moves a bit. */
 
 #include <math.h>
 #include <string.h>
@@ -92,7 +96,7 @@ INLINE void multiply_values(float (*restrict output)[PADDED], const float *scale
 /* Hide what a row does not see; its largest score so far, and in ``gap`` by how much that has grown. */
 INLINE float find_top(int pack, int r, int position, float scaling, float *gap, scratch_t *restrict s) {
     int first = s->first[pack][r] - position, last = s->last[pack][r] - position;
-    float *row = s->scores[r], before = s->top[pack][r];
+    float *row = s->scores[r], before = s->span.top[pack][r];
     for (int j = 0; j < first && j < KEYS; j++) row[j] = -INFINITY;
     for (int j = last > 0 ? last : 0; j < KEYS; j++) row[j] = -INFINITY;
     if (first >= KEYS || last <= 0 || first >= last) {
@@ -105,7 +109,7 @@ INLINE float find_top(int pack, int r, int position, float scaling, float *gap, 
     float top = largest(most) * scaling;
     top = top > before ? top : before;
     *gap = before - top;
-    s->top[pack][r] = top;
+    s->span.top[pack][r] = top;
     return top;
 }
 
@@ -126,7 +130,7 @@ INLINE void weigh(int pack, int position, float scaling, float *scale, scratch_t
             *(vector *)&s->weights[r][j] = weight;
 #endif
         }
-        s->sum[pack][r] = s->sum[pack][r] * scale[r] + sum;
+        s->span.sum[pack][r] = s->span.sum[pack][r] * scale[r] + sum;
     }
 }
 
@@ -137,17 +141,14 @@ static void attend_block(int pack, int position, int end, float scaling, scratch
     weigh(pack, position, scaling, scale, s);
     int terms = end - position < KEYS ? TERMS(end - position) : TERMS(KEYS), from = 0;
     for (; from + WIDE * LANES <= PADDED; from += WIDE * LANES)
-        multiply_values(s->output[pack], scale, terms, from, WIDE, s);
-    for (; from < PADDED; from += LANES) multiply_values(s->output[pack], scale, terms, from, 1, s);
+        multiply_values(s->span.output[pack], scale, terms, from, WIDE, s);
+    for (; from < PADDED; from += LANES) multiply_values(s->span.output[pack], scale, terms, from, 1, s);
 }
 
 static void load_rows(const element *query, int64_t row_stride, int64_t head_stride, const int32_t *bounds, int count,
                       scratch_t *restrict s) {
-    memset(s->output, 0, sizeof s->output);
-    memset(s->sum, 0, sizeof s->sum);
     for (int i = 0; i < (count + ROWS - 1) / ROWS * ROWS; i++) {
         int pack = i / ROWS, r = i % ROWS, token = i / GROUP;
-        s->top[pack][r] = -INFINITY;
         s->first[pack][r] = i < count ? bounds[2 * token] : 0;
         s->last[pack][r] = i < count ? bounds[2 * token + 1] : 0;
         const element *from = query + token * row_stride + i % GROUP * head_stride;
@@ -155,27 +156,53 @@ static void load_rows(const element *query, int64_t row_stride, int64_t head_str
     }
 }
 
-static void store_rows(element *out, int64_t row_stride, int count, scratch_t *restrict s) {
+static void empty(state_t *restrict state) {
+    memset(state, 0, sizeof *state);
+    for (int pack = 0; pack < PACKS; pack++)
+        for (int r = 0; r < ROWS; r++) state->top[pack][r] = -INFINITY;
+}
+
+/* Add what the rows got of one span to what they got of those before it; rows that see nothing of it are left alone. */
+static void merge(int span, const int32_t *bounds, int count, const state_t *restrict part, state_t *restrict all) {
     for (int i = 0; i < count; i++) {
+        const int32_t *bound = bounds + i / GROUP * 2;
+        if (bound[0] >= (span + 1) * SPAN_KEYS || bound[1] <= span * SPAN_KEYS) continue;
         int pack = i / ROWS, r = i % ROWS;
-        float total = 0;
-        for (int l = 0; l < LANES; l++) total += s->sum[pack][r][l];
-        element *row = out + i / GROUP * row_stride + i % GROUP * HEAD_DIM;
-        for (int d = 0; d < HEAD_DIM; d++) row[d] = narrow(s->output[pack][r][d] / total);
+        float one = all->top[pack][r], other = part->top[pack][r], top = other > one ? other : one;
+        vector before = exp2_negative((vector){0} + (one - top)), now = exp2_negative((vector){0} + (other - top));
+        all->top[pack][r] = top;
+        all->sum[pack][r] = all->sum[pack][r] * before + part->sum[pack][r] * now;
+        for (int d = 0; d < PADDED; d += LANES) {
+            vector *into = (vector *)&all->output[pack][r][d];
+            *into = *into * before + *(const vector *)&part->output[pack][r][d] * now;
+        }
     }
 }
 
-/* All packs of a tile over the keys that its rows see. */
-static __attribute__((noinline)) void attend_tile(const source_t *source, int count, float scaling,
+static void store_rows(element *out, int64_t row_stride, int count, const state_t *all) {
+    for (int i = 0; i < count; i++) {
+        int pack = i / ROWS, r = i % ROWS;
+        float total = 0;
+        for (int l = 0; l < LANES; l++) total += all->sum[pack][r][l];
+        element *row = out + i / GROUP * row_stride + i % GROUP * HEAD_DIM;
+        for (int d = 0; d < HEAD_DIM; d++) row[d] = narrow(all->output[pack][r][d] / total);
+    }
+}
+
+/* All packs of a tile over the keys of one span that its rows see. */
+static __attribute__((noinline)) void attend_span(const source_t *source, int span, int count, float scaling,
                                                   scratch_t *restrict s) {
     int packs = (count + ROWS - 1) / ROWS, first = INT32_MAX, last = 0;
     for (int i = 0; i < count; i++) {
         first = s->first[i / ROWS][i % ROWS] < first ? s->first[i / ROWS][i % ROWS] : first;
         last = s->last[i / ROWS][i % ROWS] > last ? s->last[i / ROWS][i % ROWS] : last;
     }
+    first = first > span * SPAN_KEYS ? first / KEYS * KEYS : span * SPAN_KEYS;
+    last = last < (span + 1) * SPAN_KEYS ? last : (span + 1) * SPAN_KEYS;
+    empty(&s->span);
     int64_t slots[KEYS];
-    find_slots(source, first / KEYS * KEYS, slots);
-    for (int position = first / KEYS * KEYS; position < last; position += KEYS) {
+    find_slots(source, first, slots);
+    for (int position = first; position < last; position += KEYS) {
         pack_keys(source->keys_at, slots, s);
         pack_values(source->values_at, slots, s);
         find_slots(source, position + KEYS, slots);
@@ -192,35 +219,63 @@ static __attribute__((noinline)) void attend_tile(const source_t *source, int co
     }
 }
 
+int64_t part_bytes(void) { return sizeof(state_t); }
+
 /* query [rows, heads, HEAD_DIM] by strides in elements; out [rows, heads, HEAD_DIM] contiguous. k and v are read at
    (page * page_size + offset) * slot_stride + head * kv_head_stride; tables holds the segments' page tables one after
-   the other. bounds [kv_heads or 1, rows, 2]: the first position that a row sees, and the one behind its last. */
+   the other. bounds [kv_heads or 1, rows, 2]: the first position that a row sees, and the one behind its last. parts,
+   aligned to 64 bytes, has room for what units of one span leave, each KV head's. */
 void extend(const element *query, int64_t row_stride, int64_t head_stride, const element *k, const element *v,
             int64_t slot_stride, int64_t kv_head_stride, int32_t page_size, int32_t kv_heads, const int32_t *tables,
-            const segment_t *segments, const tile_t *tiles, int32_t tile_count, const int32_t *bounds,
-            int64_t bounds_stride, element *out, float scaling, int32_t threads) {
-    int32_t units = tile_count * kv_heads;
-    #pragma omp parallel for schedule(dynamic) num_threads(threads) if (units > 1 && threads > 1)
-    for (int32_t unit = 0; unit < units; unit++) {
+            const segment_t *segments, const tile_t *tiles, int32_t tile_count, const unit_t *units, int32_t unit_count,
+            const int32_t *bounds, int64_t bounds_stride, state_t *parts, element *out, float scaling,
+            int32_t threads) {
+    #pragma omp parallel num_threads(threads) if (unit_count * kv_heads > 1 && threads > 1)
+    {
         scratch_t *own = &scratch;
         __asm__("" : "+r"(own)); /* Or the compiler would ask for the thread's own address in every loop. */
-        int head = unit % kv_heads;
-        const tile_t *tile = tiles + unit / kv_heads;
-        const segment_t *segment = segments + tile->segment;
-        source_t source = {
-            k + head * kv_head_stride,
-            v + head * kv_head_stride,
-            tables + segment->table,
-            slot_stride,
-            page_size,
-            segment->keys,
-            segment->shift,
-        };
-        int count = (tile->last - tile->first) * GROUP;
-        load_rows(query + tile->first * row_stride + (int64_t)head * GROUP * head_stride, row_stride, head_stride,
-                  bounds + head * bounds_stride + 2 * (int64_t)tile->first, count, own);
-        attend_tile(&source, count, scaling * 1.44269504f, own);
-        store_rows(out + ((int64_t)tile->first * kv_heads + head) * GROUP * HEAD_DIM,
-                   (int64_t)kv_heads * GROUP * HEAD_DIM, count, own);
+        #pragma omp for schedule(dynamic)
+        for (int32_t i = 0; i < unit_count * kv_heads; i++) {
+            int head = i % kv_heads;
+            const unit_t *unit = units + i / kv_heads;
+            const tile_t *tile = tiles + unit->tile;
+            const segment_t *segment = segments + tile->segment;
+            source_t source = {
+                k + head * kv_head_stride,
+                v + head * kv_head_stride,
+                tables + segment->table,
+                slot_stride,
+                page_size,
+                segment->keys,
+                segment->shift,
+            };
+            const int32_t *bound = bounds + head * bounds_stride + 2 * (int64_t)tile->first;
+            int count = (tile->last - tile->first) * GROUP;
+            load_rows(query + tile->first * row_stride + (int64_t)head * GROUP * head_stride, row_stride, head_stride,
+                      bound, count, own);
+            empty(&own->all);
+            for (int span = unit->first; span < unit->last; span++) {
+                attend_span(&source, span, count, scaling * 1.44269504f, own);
+                if (unit->part < 0) merge(span, bound, count, &own->span, &own->all);
+            }
+            if (unit->part < 0)
+                store_rows(out + ((int64_t)tile->first * kv_heads + head) * GROUP * HEAD_DIM,
+                           (int64_t)kv_heads * GROUP * HEAD_DIM, count, &own->all);
+            else
+                parts[(int64_t)unit->part * kv_heads + head] = own->span;
+        }
+        #pragma omp for schedule(dynamic)
+        for (int32_t i = 0; i < tile_count * kv_heads; i++) {
+            int head = i % kv_heads;
+            const tile_t *tile = tiles + i / kv_heads;
+            if (tile->first_part == tile->last_part) continue;
+            const int32_t *bound = bounds + head * bounds_stride + 2 * (int64_t)tile->first;
+            int count = (tile->last - tile->first) * GROUP, span = tile->first_span;
+            empty(&own->all);
+            for (int32_t part = tile->first_part; part < tile->last_part; part++, span++)
+                merge(span, bound, count, parts + (int64_t)part * kv_heads + head, &own->all);
+            store_rows(out + ((int64_t)tile->first * kv_heads + head) * GROUP * HEAD_DIM,
+                       (int64_t)kv_heads * GROUP * HEAD_DIM, count, &own->all);
+        }
     }
 }

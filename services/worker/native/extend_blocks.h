@@ -50,10 +50,17 @@ typedef struct {
     int32_t table, keys, shift;
 } segment_t;
 
-/* Rows [first, last) of the batch. */
+/* Rows [first, last) of the batch. Where each span is a unit of its own, [first_part, last_part) is what these leave,
+   from that of first_span on. */
 typedef struct {
-    int32_t segment, first, last;
+    int32_t segment, first, last, first_span, first_part, last_part;
 } tile_t;
+
+/* Spans [first, last) of the keys that a tile sees, which lie at multiples of SPAN_KEYS. ``part`` is where a unit of
+   one span leaves what it found; -1 where a unit has all spans of its tile. */
+typedef struct {
+    int32_t tile, first, last, part;
+} unit_t;
 
 typedef struct {
     const element *keys_at, *values_at;
@@ -62,11 +69,17 @@ typedef struct {
     int32_t page_size, keys, shift;
 } source_t;
 
+/* A tile's rows over some keys: the largest score, and sums of the weights relative to it and of the weighted values.
+ */
 typedef struct {
-    term query[PACKS][TERMS(HEAD_DIM)][ROWS];
     float output[PACKS][ROWS][PADDED] ALIGNED;
     vector sum[PACKS][ROWS];
     float top[PACKS][ROWS];
+} state_t;
+
+typedef struct {
+    term query[PACKS][TERMS(HEAD_DIM)][ROWS];
+    state_t span, all;                             /* Of the span at hand, and of those before it. */
     int32_t first[PACKS][ROWS], last[PACKS][ROWS]; /* Positions that a row sees; none at all where it is padding. */
     term keys[KEYS / (LANES * WIDE)][TERMS(HEAD_DIM)][LANES * WIDE] ALIGNED;
     term values[TERMS(KEYS)][PADDED] ALIGNED;

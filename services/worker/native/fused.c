@@ -30,9 +30,7 @@ typedef struct {
 typedef void job_t(const void *work, int row, int rows, team_t *team);
 
 int32_t is_tuned(void) {
-#if defined(__AVX512F__) && !BFLOAT16
-    return 1;
-#elif defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(__AVX512F__) && !(BFLOAT16 && defined(__AMX_BF16__))
     return 1;
 #else
     return 0;

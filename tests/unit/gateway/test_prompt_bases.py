@@ -325,17 +325,17 @@ async def test_a_scheduler_of_an_older_release_gets_the_whole_prompt() -> None:
 async def test_a_long_prompt_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is hashed in a thread, and referred to like any other."""
     monkeypatch.setattr("services.gateway.dispatcher.INLINE_BYTES", 16)
-    threads: list[Callable[..., object]] = []
+    threads: list[str] = []
     inline = asyncio.to_thread
 
-    async def noted(work: Callable[..., object], *arguments: object) -> object:
-        threads.append(work)
-        return await inline(work, *arguments)
+    async def noted(work: Callable[..., object], *arguments: object, **named: object) -> object:
+        threads.append(work.__name__)
+        return await inline(work, *arguments, **named)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
     running = Running()
     await running.answer(ask(PROMPT))
     await running.answer(ask([*PROMPT, 9], "r2"))
 
-    assert threads == [block_digests, block_digests]
+    assert threads == [block_digests.__name__] * 2
     assert running.told[-1].base is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,23 @@ def test_a_text_that_goes_on_has_the_same_segments(text: str, more: str) -> None
     front, whole = parts(text)[:-1], parts(text + more)
 
     assert whole[: max(0, len(front) - 1)] == front[:-1]
+
+
+@given(text=st.lists(st.sampled_from(["word", " ", "x", "<end>", "<", "[", "[end]", "<e"]), max_size=80).map("".join))
+def test_looking_for_what_tokens_begin_with_finds_the_same(text: str) -> None:
+    """As searching for the tokens, also where their first characters are many."""
+    tokens = re.compile(r"<end>|\[end\]")
+    searched = Boundaries(tokens, SMALL.others, least_characters=4, usual_characters=40)
+
+    assert parts(text, replace(searched, openings="<[")) == parts(text, searched)
+
+
+def test_many_beginnings_of_tokens_are_searched_for_whole_ones() -> None:
+    """So that a text of nothing else costs no more than a search."""
+    text = f"{'x' * 10}{'<' * 100}<end>{'[' * 100}[end]"
+    boundaries = Boundaries(re.compile(r"<end>|\[end\]"), None, 0, 4, 400, openings="[<")
+
+    assert parts(text, boundaries) == [f"{'x' * 10}{'<' * 100}", f"<end>{'[' * 100}", "[end]"]
 
 
 def test_a_segment_ends_in_front_of_a_token_where_one_is() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
+import numpy.typing as npt
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.native_work import cut_tiles, find_decode_work, find_extend_work
-from services.worker.native.extend import TILE_ROWS
+from services.worker.native.extend import SPAN_KEYS, TILE_ROWS
 
 
 def test_work_splits_a_segment_at_fixed_positions() -> None:
@@ -41,18 +46,68 @@ def test_only_segments_of_several_rows_are_work() -> None:
 
 
 @given(
-    spans=st.lists(st.integers(1, 500), min_size=1, max_size=5),
+    shapes=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 40_000)), min_size=1, max_size=5),
+    window=st.sampled_from([None, 100, 9_000]),
     group=st.integers(1, 300),
     kv_heads=st.integers(1, 9),
+    threads=st.sampled_from([1, 2, 16]),
 )
-def test_tiles_cover_every_row_once(spans: list[int], group: int, kv_heads: int) -> None:
-    """Whatever the group, no tile is larger than the kernel's scratch memory holds."""
-    ends = np.cumsum(spans)
-    cut = [(number, int(end - rows), int(end)) for number, (end, rows) in enumerate(zip(ends, spans, strict=True))]
+def test_tiles_cover_every_row_and_key_once(
+    shapes: list[tuple[int, int]], window: int | None, group: int, kv_heads: int, threads: int
+) -> None:
+    """Whatever the group, no tile is larger than the kernel's scratch memory holds, and its units hold its spans."""
+    bounds, ranges = _bounds(shapes, window)
+
+    with _threads(threads):
+        tiling = cut_tiles(ranges, bounds, group, kv_heads)
+
+    rows = [(segment, row) for segment, first, last, *_ in tiling.tiles.tolist() for row in range(first, last)]
+    assert sorted(rows) == [(segment, row) for segment, first, last in ranges for row in range(first, last)]
+    assert (tiling.tiles[:, 2] - tiling.tiles[:, 1]).max() <= max(1, TILE_ROWS // group)
+    for number, (_, first, last, first_span, first_part, last_part) in enumerate(tiling.tiles.tolist()):
+        seen = range(bounds[0, first, 0] // SPAN_KEYS, -(-bounds[0, last - 1, 1] // SPAN_KEYS))
+        units = sorted(unit for unit in tiling.units.tolist() if unit[0] == number)
+        if first_part == last_part:
+            assert units == [[number, seen.start, seen.stop, -1]]
+        else:
+            assert units == [[number, span, span + 1, first_part + span - seen.start] for span in seen]
+            assert (first_span, last_part - first_part) == (seen.start, len(seen))
+    left = sorted(unit[3] for unit in tiling.units.tolist() if unit[3] >= 0)
+    assert left == list(range(tiling.parts))
+
+
+def test_few_rows_that_see_many_keys_are_work_for_all_threads() -> None:
+    """A question about a long document is cut along the document; a chunk of a prompt is not, having rows enough."""
+    with _threads(2):
+        question, chunk = (
+            cut_tiles(ranges, bounds, 2, 1)
+            for bounds, ranges in (_bounds([(53, 130_480)], None), _bounds([(2_048, 130_480)], None))
+        )
+
+    assert (len(question.tiles), len(question.units), question.parts) == (1, 32, 32)
+    assert (len(chunk.tiles), len(chunk.units), chunk.parts) == (22, 22, 0)
+
+
+def _bounds(
+    shapes: list[tuple[int, int]], window: int | None
+) -> tuple[npt.NDArray[np.int32], list[tuple[int, int, int]]]:
+    """Of segments of (rows, context): what each row sees, and the rows of each."""
+    ends = np.cumsum([rows for rows, _ in shapes])
     bounds = np.zeros((1, int(ends[-1]), 2), dtype=np.int32)
+    ranges = []
+    for number, ((rows, context), end) in enumerate(zip(shapes, ends.tolist(), strict=True)):
+        bounds[0, end - rows : end, 1] = np.arange(context + 1, context + rows + 1)
+        ranges.append((number, end - rows, end))
+    if window is not None:
+        bounds[0, :, 0] = np.maximum(0, bounds[0, :, 1] - window)
+    return bounds, ranges
 
-    tiles = cut_tiles(cut, bounds, group, kv_heads)
 
-    rows = [(segment, row) for segment, first, last in tiles.tolist() for row in range(first, last)]
-    assert sorted(rows) == [(segment, row) for segment, first, last in cut for row in range(first, last)]
-    assert (tiles[:, 2] - tiles[:, 1]).max() <= max(1, TILE_ROWS // group)
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -13,7 +13,7 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.native_work import find_extend_work, find_selected_work
 from services.worker.native import extend
-from services.worker.native.extend import NativeExtend, compile_extend
+from services.worker.native.extend import SPAN_KEYS, NativeExtend, compile_extend
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names vector extensions of x86")
@@ -157,6 +157,50 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
 
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
+
+
+@needs_compiler
+@pytest.mark.parametrize("window", [None, 5_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_spans_of_keys_are_summed_by_any_thread(dtype: torch.dtype, window: int | None) -> None:
+    """Keys of several spans give softmax attention, in the same bits by tiles that see all of them and by units of one
+    span each.
+    """
+    step = Step([(8, 2 * SPAN_KEYS + 100), (6, SPAN_KEYS - 3)], heads=6, head_dim=20, page_size=16, dtype=dtype)
+    kernel = compiled(20, 3, dtype)
+    outputs, parts = [], []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            work = find_extend_work(ForwardMeta.build(step.segments, 16, "cpu"), window, 3, 2)
+            assert work is not None
+            parts.append(work.tiling.parts)
+            outputs.append(step.attend(kernel, window))
+    finally:
+        torch.set_num_threads(before)
+
+    assert parts[0] == 0 < parts[2]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(outputs[2].double(), step.expected(window), atol=tolerance, rtol=tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_notice_where_spans_are_cut(dtype: torch.dtype) -> None:
+    """Rows on both sides of a span's edge get the same bits in one chunk and in several."""
+    whole = Step([(40, SPAN_KEYS - 20)], heads=6, head_dim=20, page_size=16, dtype=dtype)
+    kernel = compiled(20, 3, dtype)
+    (segment,) = whole.segments
+    query, expected = whole.query, whole.attend(kernel, None)
+
+    for start, end in ((0, 20), (17, 23), (20, 40), (38, 40)):
+        whole.segments = [Segment(end - start, segment.context + start, segment.pages)]
+        whole.query = query[start:end]
+
+        assert torch.equal(whole.attend(kernel, None), expected[start:end])
 
 
 @needs_compiler
