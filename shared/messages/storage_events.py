@@ -26,6 +26,10 @@ class StorageJoined(Message, frozen=True):
     hidden_bytes: int = field(name="state_bytes", default=0)  # Budget of a hidden pool; 0 is none.
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
     keeps_sparse: bool = False  # What its disk holds of KV can be read in part (``shared.messages.sparse_reads``).
+    disk_measured_bytes_per_s: float = 0.0  # What its disk was read with when it was measured; 0 is not known.
+    shapes: bytes = (
+        b""  # Of the chunks that its disk holds: digests of their geometries, 8 bytes each, most chunks first.
+    )
 
 
 class StorageLeft(Message, frozen=True):

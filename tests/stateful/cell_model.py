@@ -176,8 +176,12 @@ class CellModel:
         has_remote: bool = False,
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
+        disk_bytes_per_s: float = 1e9,
+        shapes: bytes = b"",
     ) -> ModelStorage:
-        """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
+        """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form, which
+        was measured; ``shapes`` are digests of the geometries of chunks that it announces.
+        """
         self.incarnations += 1
         storage = ModelStorage(self, storage_id, f"{storage_id}-{self.incarnations}", node, pages)
         self.storages[storage_id] = storage
@@ -195,6 +199,8 @@ class CellModel:
                 has_remote=has_remote,
                 hidden_bytes=hidden_pages,
                 keeps_sparse=keeps_sparse,
+                disk_measured_bytes_per_s=disk_bytes_per_s if disk_chunks else 0.0,
+                shapes=shapes,
             )
         )
         return storage

@@ -225,3 +225,4 @@ class Fetching(msgspec.Struct):
     blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
     held: dict[str, int] = {}  # Deepest host copies that waiting requests count on, by request (see :mod:`victims`).
+    measured_bytes_per_s: float = 0.0  # What its disk was read with when the storage measured it; 0 is not known.
