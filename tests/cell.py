@@ -124,6 +124,7 @@ async def running_cell(
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
     # Tokens are compared, and a pool's size must not depend on what this machine has free.
     fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}
+    fixed |= {"measure_at_start": False}
     worker_common = {"model": str(model), "shm_prefix": prefix, **fixed, **common}
     gateway_common: dict[str, Any] = {"model": str(model), "port": port, "grace_ms": 500}
     parts: dict[str, tuple[Any, Any]] = {
@@ -138,7 +139,9 @@ async def running_cell(
             StorageConfig(
                 **common,
                 shm_prefix=prefix,
-                **({"host_kv_bytes": host_kv_bytes, "threads": 1} | (storage_settings or {})),
+                **(
+                    {"host_kv_bytes": host_kv_bytes, "threads": 1, "measure_at_start": False} | (storage_settings or {})
+                ),
             ),
         ),
         "gateway": (

@@ -11,6 +11,7 @@ from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
 from services.storage.cipher import Cipher, open_cipher
 from services.storage.config import StorageConfig
+from services.storage.first_measure import disk_bytes_per_s
 from shared import logs, progress
 
 _log = logs.get_logger("storage")
@@ -23,6 +24,7 @@ class Media:
     disk: ChunkBackend | None = None
     remote: ChunkBackend | None = None
     cipher: Cipher | None = None
+    disk_bytes_per_s: float = 0.0  # What the disk was read with when it was measured; 0 is not known.
 
     def close(self) -> None:
         """Let go of them. Blocking: writes under way are finished."""
@@ -37,7 +39,7 @@ def open_media(config: StorageConfig) -> Media:
     """
     cipher = open_cipher(config)
     remote = open_remote(config)
-    return Media(_open_disk(config), remote, cipher)
+    return Media(_open_disk(config), remote, cipher, disk_bytes_per_s(config))
 
 
 def _open_disk(config: StorageConfig) -> ChunkBackend | None:

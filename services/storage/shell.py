@@ -180,6 +180,8 @@ class StorageShell:
                 hidden_bytes=self._tiers.hidden_bytes,
                 disk_bytes_per_s=float(config.disk_read_bytes_per_s),
                 keeps_sparse=self._tiers.keeps_sparse,
+                disk_measured_bytes_per_s=self._tiers.measured_bytes_per_s,
+                shapes=self._tiers.shapes,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

@@ -49,7 +49,7 @@ from services.worker.report_channel import ReportChannel
 from services.worker.report_delivery import ReportDelivery
 from services.worker.reports import Report, Reporter
 from services.worker.request_spans import RequestSpans
-from services.worker.restore.measured_costs import measured_costs, prove_projection
+from services.worker.restore.measured_costs import costs_of_first_start, measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.retained import RetainedOutputs
@@ -348,7 +348,10 @@ def _prove_restoring(
     profile = Path(config.profile) if config.profile else None
     with progress.phase("proving the restoration of KV"):
         projection = prove_projection(runner)
-        return projection, measured_costs(profile, runner, projection, threads=config.threads)
+        costs = measured_costs(profile, runner, projection, threads=config.threads)
+    if costs is None and config.measure_at_start:
+        costs = costs_of_first_start(runner, projection, threads=config.threads)
+    return projection, costs
 
 
 async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | None = None) -> None:

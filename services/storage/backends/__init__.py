@@ -15,7 +15,7 @@ conformance suite checks for each:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -129,6 +129,14 @@ class Directories(ChunkBackend, Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that are free in the directories' file systems. Raises OSError."""
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """A tier that knows what it holds without reading a chunk."""
+
+    def shapes(self) -> Mapping[bytes, int]:
+        """Chunks by the digest of their geometry, as their names have it."""
 
 
 @runtime_checkable

@@ -111,6 +111,10 @@ class ChunkIndex:
             if (not namespace or chunk.key.namespace == namespace) and (not geometry or chunk.key.geometry == geometry)
         ]
 
+    def holds(self, geometry: bytes) -> bool:
+        """Whether there is any chunk of a geometry, given by its digest. O(n) where there is none."""
+        return any(chunk.key.geometry == geometry for chunk in self._chunks.values())
+
     def nbytes_of(self, key: ChunkKey) -> int:
         """Bytes of a chunk that is there; 0 of another."""
         chunk = self._chunks.get(_name(key))

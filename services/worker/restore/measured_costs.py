@@ -6,6 +6,8 @@ KV, and the log says why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,8 @@ from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import Machine, Profile, ProfileForeign, default_path, read_profile
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
-from services.worker.restore.profile import subject
+from services.worker.restore.first_measure import first_costs
+from services.worker.restore.profile import measure_first, subject
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared import logs
@@ -41,6 +44,24 @@ def measured_costs(
     this machine. ``threads`` is what the runner was loaded with.
     """
     return costs_for(path, machine_here(), subject(runner, projection, threads=threads))
+
+
+def costs_of_first_start(
+    runner: ModelRunner, projection: KvProjection | None, *, threads: int
+) -> RestorationCosts | None:
+    """Costs where no profile says them: as this worker measures them now, or measured at an earlier start.
+
+    None where the model's hidden states are of no use: under grouped queries they are wider than the KV that they
+    stand for (HCache section 7 leaves such models out), and nothing would be planned with the figures.
+    """
+    here = subject(runner, projection, threads=threads)
+    if not here.hidden or here.hidden_bytes >= here.kv_bytes:
+        return None
+    return first_costs(here, machine_here(), partial(_measured_now, runner, threads))
+
+
+def _measured_now(runner: ModelRunner, threads: int, said: Callable[[str], None]) -> RestorationProfile:
+    return measure_first(runner, threads=threads, said=said)
 
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:

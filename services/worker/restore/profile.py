@@ -20,6 +20,7 @@ from services.worker.kv.movers.choice import DEFAULT_PROGRAMS
 from services.worker.kv.pinning import cuda_pins
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.first_layers import compute_first_layers
+from services.worker.restore.first_measure import ENOUGH_S, LENGTHS, ROUNDS
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.kv_slots import KvSlots
 from services.worker.restore.pieces import HiddenPiece
@@ -85,6 +86,17 @@ def measure_restoration(
         last_s = clock_s()
         figures.append(_measure(runner, projection, tokens, rounds))
     return msgspec.structs.replace(subject(runner, projection, threads=threads), figures=tuple(figures))
+
+
+def measure_first(runner: ModelRunner, *, threads: int, said: Callable[[str], None]) -> RestorationProfile:
+    """What a worker measures at its first start with a model: as many of ``LENGTHS`` as its pool holds and as take no
+    longer than ``ENOUGH_S``. Raises ConfigError where the pool holds none.
+    """
+    longest = min(runner.pool.pages * runner.geometry.page_size, runner.max_context)
+    fitting = [length for length in LENGTHS if runner.geometry.page_size <= length <= longest]
+    return measure_restoration(
+        runner, fitting or [longest], rounds=ROUNDS, threads=threads, enough_s=ENOUGH_S, said=said
+    )  # fmt: skip
 
 
 def _measure(runner: ModelRunner, projection: KvProjection | None, tokens: int, rounds: int) -> RestorationFigure:
