@@ -158,6 +158,7 @@ def make_saving(
         ring_bytes=config.hidden_ring_bytes,
         shm_prefix=config.shm_prefix,
         pins=_pins(runner),
+        on_detached=runner.let_go_of_hidden if isinstance(runner, GroupRunner) else lambda: None,
     )
 
 
@@ -311,6 +312,7 @@ def make_shell(
             staging_bytes=config.restore_staging_bytes,
             timeout_s=config.load_timeout_ms / 1e3,
             clock_ns=time.time_ns,
+            group=runner if isinstance(runner, GroupRunner) else None,
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
@@ -342,15 +344,12 @@ def _prove_restoring(
 
     The cell plans no restoration, and asks for no hidden states, at a worker that announces no costs.
     """
-    if isinstance(runner, GroupRunner):
-        _log.info("group_restores_nothing", advice="hidden states and parts of prefixes need a worker of one rank")
-        return None, None
     profile = Path(config.profile) if config.profile else None
     with progress.phase("proving the restoration of KV"):
-        projection = prove_projection(runner)
-        costs = measured_costs(profile, runner, projection, threads=config.threads)
+        projection = prove_projection(runner, config.restore_staging_bytes)
+        costs = measured_costs(profile, runner, projection, threads=config.rank_threads)
     if costs is None and config.measure_at_start:
-        costs = costs_of_first_start(runner, projection, threads=config.threads)
+        costs = costs_of_first_start(runner, projection, threads=config.rank_threads)
     return projection, costs
 
 

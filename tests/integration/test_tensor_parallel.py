@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.messages.pools import HIDDEN
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.idle import hears_of_chunks, settled, status_at
 from tests.integration.decided_load import asked_until
@@ -144,3 +145,35 @@ def test_a_group_outlives_its_ranks_and_shares_disks_with_single_workers(model: 
     assert "group_lost" in log
     assert not Path(f"/proc/{rank}").exists()
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("form", ["0/3/0", "1/1/1"])
+def test_a_group_saves_and_restores_hidden_states(form: str, tmp_path: Path) -> None:
+    """What it costs is measured by the first start, with no profile there. A new cell restores what the last one kept,
+    and so does a single worker: hidden chunks know nothing of ranks.
+    """
+    model = make_checkpoint("llama_mha", tmp_path / "model")
+    reference = Reference(model)
+    document = prompt_of(reference, 200, FEW_TOKENS, seed=3)
+    disk = {"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "hidden_bytes": 8 * 2**20}
+    disk |= {"hidden_form": form, "restoring": "hidden"}
+    environ = {"THERMOCLINE_PREFETCH_WAIT": "full", "THERMOCLINE_MEASURE_AT_START": "true"}
+    environ |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    answers = []
+    for ranks in (2, 2, None):
+        with running(
+            settings(model, **disk, tensor_parallel=ranks), environ=environ, ready_timeout_s=READY_TIMEOUT_S
+        ) as cell:
+            asyncio.run(has_hidden_pool(cell))
+            answers.append(asyncio.run((restored if answers else saved)(cell, model, document, *[3][: len(answers)])))
+
+    expected = reference.greedy(document, FEW_TOKENS, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [expected] * 3
+    assert [answer.hidden_tokens for answer in answers] == [0, 192, 192], answers
+
+
+async def has_hidden_pool(cell: RunningCell) -> None:
+    """What is asked before there is one is kept as KV."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while not any(pool.tier == HIDDEN for pool in (await status_at(cell.nats_url)).pools):
+            await asyncio.sleep(0.02)

@@ -6,8 +6,6 @@ KV, and the log says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +13,7 @@ import msgspec
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import Machine, Profile, ProfileForeign, default_path, read_profile
+from services.worker.parallel.group_runner import GroupRunner
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
 from services.worker.restore.first_measure import first_costs
@@ -28,17 +27,19 @@ from shared.messages.worker_events import RestorationCosts
 _log = logs.get_logger("worker")
 
 
-def prove_projection(runner: ModelRunner) -> KvProjection | None:
-    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does."""
+def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) -> KvProjection | None:
+    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A group
+    proves it in all ranks, each of which stages shards in ``staging_bytes``, and this is the projection of the first.
+    """
     try:
-        return KvProjection(runner)
+        return runner.prove_projection(staging_bytes) if isinstance(runner, GroupRunner) else KvProjection(runner)
     except HiddenStatesUnsupported as error:
         _log.info("hidden_states_unsupported", reason=error.message)
         return None
 
 
 def measured_costs(
-    path: Path | None, runner: ModelRunner, projection: KvProjection | None, *, threads: int
+    path: Path | None, runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
 ) -> RestorationCosts | None:
     """Costs by the profile at ``path`` (None: where the doctor puts it), or None where it says nothing of this model on
     this machine. ``threads`` is what the runner was loaded with.
@@ -47,7 +48,7 @@ def measured_costs(
 
 
 def costs_of_first_start(
-    runner: ModelRunner, projection: KvProjection | None, *, threads: int
+    runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
 ) -> RestorationCosts | None:
     """Costs where no profile says them: as this worker measures them now, or measured at an earlier start.
 
@@ -57,11 +58,7 @@ def costs_of_first_start(
     here = subject(runner, projection, threads=threads)
     if not here.hidden or here.hidden_bytes >= here.kv_bytes:
         return None
-    return first_costs(here, machine_here(), partial(_measured_now, runner, threads))
-
-
-def _measured_now(runner: ModelRunner, threads: int, said: Callable[[str], None]) -> RestorationProfile:
-    return measure_first(runner, threads=threads, said=said)
+    return first_costs(here, machine_here(), lambda said: measure_first(runner, here, said=said))
 
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
