@@ -165,7 +165,8 @@ def test_a_group_saves_and_restores_hidden_states(form: str, tmp_path: Path) -> 
             settings(model, **disk, tensor_parallel=ranks), environ=environ, ready_timeout_s=READY_TIMEOUT_S
         ) as cell:
             asyncio.run(has_hidden_pool(cell))
-            answers.append(asyncio.run((restored if answers else saved)(cell, model, document, *[3][: len(answers)])))
+            asking = restored(cell, model, document, 3) if answers else saved(cell, model, document)
+            answers.append(asyncio.run(asking))
 
     expected = reference.greedy(document, FEW_TOKENS, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [expected] * 3
