@@ -168,7 +168,10 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """
-    if not config.sparse_buffer_bytes or isinstance(runner, GroupRunner):
+    if isinstance(runner, GroupRunner):
+        _log.info("group_reads_no_parts", advice="parts of prefixes need a worker of one rank")
+        return None
+    if not config.sparse_buffer_bytes:
         return None
     return DiskReads(
         ReadBuffers(config.shm_prefix, config.sparse_buffer_bytes),

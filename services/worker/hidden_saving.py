@@ -251,8 +251,6 @@ class HiddenSaving:
         self._saver = _Saver(geometry, ring, two_stage)
 
     def _check_hidden(self, geometry: KvGeometry) -> None:
-        if not self._pool.is_whole:
-            raise ConfigError("no process of a tensor-parallel group has whole rows of KV to save")
         if not geometry.from_hidden:
             return
         shape = None if self._projection is None else self._projection.shape

@@ -24,8 +24,6 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 class DevicePool:
     """``pages`` pages of KV. Make one with :meth:`create`; whoever made it closes it."""
 
-    is_whole = True  # All bytes of a page are in this process.
-
     def __init__(
         self,
         geometry: KvGeometry,

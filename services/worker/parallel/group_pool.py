@@ -35,8 +35,6 @@ class GroupPool(DevicePool):
     whole: attention of a rank goes over that rank's part, and movers go over all of them (``parts_mover``).
     """
 
-    is_whole = False
-
     def __init__(
         self, geometry: KvGeometry, parts: Sequence[tuple[range, DevicePool]], for_cell: Sequence[PoolHandle]
     ) -> None:
