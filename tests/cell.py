@@ -113,12 +113,16 @@ async def running_cell(
     *,
     workers: int = 1,
     worker_settings: dict[str, Any] | None = None,
+    first_worker: dict[str, Any] | None = None,
     scheduler_settings: dict[str, Any] | None = None,
     gateway_settings: dict[str, Any] | None = None,
     storage_settings: dict[str, Any] | None = None,
     host_kv_bytes: int = 64 * 2**20,
 ) -> AsyncIterator[Cell]:
-    """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
+    """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end.
+
+    Settings of the ``first_worker`` alone count for more than those of all.
+    """
     prefix = f"{RUN}-{secrets.token_hex(4)}"
     port = free_port()
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
@@ -150,7 +154,8 @@ async def running_cell(
         ),
     }
     for number in range(workers):
-        config = WorkerConfig(**(worker_common | {"id": f"worker-{number}"} | (worker_settings or {})))
+        own = (worker_settings or {}) | ((first_worker or {}) if number == 0 else {})
+        config = WorkerConfig(**(worker_common | {"id": f"worker-{number}"} | own))
         parts[f"worker-{number}"] = (worker.serve, config)
     bus = await connect((nats_url,), "test")
     # Plain HTTP: reading all the certificates of this machine would take longer than the requests of most tests.

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.messages.pools import HIDDEN
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.idle import hears_of_chunks, settled, status_at
 from tests.integration.decided_load import asked_until
@@ -145,74 +144,3 @@ def test_a_group_outlives_its_ranks_and_shares_disks_with_single_workers(model: 
     assert "group_lost" in log
     assert not Path(f"/proc/{rank}").exists()
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
-
-
-def test_a_group_saves_and_restores_hidden_states(tmp_path: Path) -> None:
-    """A layer from tokens, one from hidden states, one as KV. What it costs is measured by the first start, with no
-    profile there. A new cell restores what the last one kept, and so does a single worker: hidden chunks know nothing
-    of ranks.
-    """
-    model = make_checkpoint("llama_mha", tmp_path / "model")
-    reference = Reference(model)
-    document = prompt_of(reference, 200, FEW_TOKENS, seed=3)
-    disk = {"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "hidden_bytes": 8 * 2**20}
-    disk |= {"hidden_form": "1/1/1", "restoring": "hidden"}
-    environ = {"THERMOCLINE_PREFETCH_WAIT": "full", "THERMOCLINE_MEASURE_AT_START": "true"}
-    environ |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    answers: list[Answer] = []
-    for ranks in (2, 2, None):
-        with running(
-            settings(model, **disk, tensor_parallel=ranks), environ=environ, ready_timeout_s=READY_TIMEOUT_S
-        ) as cell:
-            asyncio.run(has_hidden_pool(cell))
-            asking = restored(cell, model, document, 3) if answers else saved(cell, model, document)
-            answers.append(asyncio.run(asking))
-
-    expected = reference.greedy(document, FEW_TOKENS, ignore_eos=True)
-    assert [answer.token_ids for answer in answers] == [expected] * 3
-    assert [answer.hidden_tokens for answer in answers] == [0, 192, 192], answers
-
-
-async def has_hidden_pool(cell: RunningCell) -> None:
-    """What is asked before there is one is kept as KV."""
-    async with asyncio.timeout(READY_TIMEOUT_S):
-        while not any(pool.tier == HIDDEN for pool in (await status_at(cell.nats_url)).pools):
-            await asyncio.sleep(0.02)
-
-
-def test_groups_lend_pages_to_one_another(tmp_path: Path) -> None:
-    """A burst on one document spreads over two groups: the second copies the document from the devices of the first,
-    for there is no host pool.
-    """
-    model = make_checkpoint("llama_mha", tmp_path / "model")
-    reference = Reference(model)
-    document = prompt_of(reference, 200, FEW_TOKENS, seed=3)
-    questions = [document + prompt_of_suffix(reference, document, seed) for seed in range(8)]
-    environ = {"THERMOCLINE_HOST_TIER": "false", "THERMOCLINE_MAX_RUNNING": "2"}
-    with running(settings(model, workers=2), environ=environ, ready_timeout_s=READY_TIMEOUT_S) as cell:
-        first, answers = asyncio.run(burst(cell, model, document, questions))
-
-    assert first.token_ids == reference.greedy(document, FEW_TOKENS, ignore_eos=True)
-    for question, answer in zip(questions, answers, strict=True):
-        assert answer.token_ids == reference.greedy(question, ANSWER_TOKENS, ignore_eos=True)
-    assert sum(answer.neighbour_tokens for answer in answers) >= 192, answers
-
-
-def prompt_of_suffix(reference: Reference, document: list[int], seed: int) -> list[int]:
-    """A question behind the document to which rounding decides no token of the answer."""
-    rng = random.Random(seed)
-    whole = reference.decided(
-        lambda: document + [rng.randrange(8, VOCAB_SIZE) for _ in range(9)], ANSWER_TOKENS, ignore_eos=True
-    )
-    return whole[len(document) :]
-
-
-async def burst(
-    cell: RunningCell, model: Path, document: list[int], questions: list[list[int]]
-) -> tuple[Answer, list[Answer]]:
-    """An answer to the document, and then to all questions at once, when both groups are there."""
-    await settled(lambda: status_at(cell.nats_url), workers=2, timeout_s=READY_TIMEOUT_S)
-    first = await ask(cell, model, document, FEW_TOKENS)
-    await settled(lambda: status_at(cell.nats_url), workers=2, timeout_s=READY_TIMEOUT_S)
-    answers = await asyncio.gather(*(ask(cell, model, question, ANSWER_TOKENS) for question in questions))
-    return first, list(answers)
