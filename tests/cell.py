@@ -113,17 +113,22 @@ async def running_cell(
     *,
     workers: int = 1,
     worker_settings: dict[str, Any] | None = None,
+    first_worker: dict[str, Any] | None = None,
     scheduler_settings: dict[str, Any] | None = None,
     gateway_settings: dict[str, Any] | None = None,
     storage_settings: dict[str, Any] | None = None,
     host_kv_bytes: int = 64 * 2**20,
 ) -> AsyncIterator[Cell]:
-    """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
+    """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end.
+
+    Settings of the ``first_worker`` alone count for more than those of all.
+    """
     prefix = f"{RUN}-{secrets.token_hex(4)}"
     port = free_port()
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
     # Tokens are compared, and a pool's size must not depend on what this machine has free.
     fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}
+    fixed |= {"measure_at_start": False}
     worker_common = {"model": str(model), "shm_prefix": prefix, **fixed, **common}
     gateway_common: dict[str, Any] = {"model": str(model), "port": port, "grace_ms": 500}
     parts: dict[str, tuple[Any, Any]] = {
@@ -138,7 +143,9 @@ async def running_cell(
             StorageConfig(
                 **common,
                 shm_prefix=prefix,
-                **({"host_kv_bytes": host_kv_bytes, "threads": 1} | (storage_settings or {})),
+                **(
+                    {"host_kv_bytes": host_kv_bytes, "threads": 1, "measure_at_start": False} | (storage_settings or {})
+                ),
             ),
         ),
         "gateway": (
@@ -147,7 +154,8 @@ async def running_cell(
         ),
     }
     for number in range(workers):
-        config = WorkerConfig(**(worker_common | {"id": f"worker-{number}"} | (worker_settings or {})))
+        own = (worker_settings or {}) | ((first_worker or {}) if number == 0 else {})
+        config = WorkerConfig(**(worker_common | {"id": f"worker-{number}"} | own))
         parts[f"worker-{number}"] = (worker.serve, config)
     bus = await connect((nats_url,), "test")
     # Plain HTTP: reading all the certificates of this machine would take longer than the requests of most tests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from services.storage.backends import ChunkEntry, ChunkKey, check_ranges
@@ -44,6 +45,11 @@ class MemoryBackend:
             raise IntegrityError(f"chunk {key.path} has {len(blob)} bytes, not {into.nbytes}", code="wrong_layout")
         into[: len(blob)] = blob
         return len(blob)
+
+    def shapes(self) -> Counter[bytes]:
+        """See :class:`~services.storage.backends.Listing`."""
+        with self._lock:
+            return Counter(key.geometry for key in self._blobs)
 
     def read_ranges(
         self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float

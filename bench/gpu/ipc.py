@@ -33,7 +33,7 @@ def load(mover: PageMover, neighbour: Neighbour, layers: int, pages: np.ndarray,
     for layer in range(layers):
         for start in range(0, len(pages), mover.piece_pages):
             part = slice(start, start + mover.piece_pages)
-            mover.load(neighbour.memory, range(layer, layer + 1), pages[part], device_pages[part])
+            neighbour.load(mover, layer, pages[part], device_pages[part])
     mover.drain()
 
 
@@ -60,10 +60,12 @@ def _bandwidth(pool: DevicePool, neighbour: Neighbour, rounds: int) -> dict[str,
     geometry, count = pool.geometry, pool.pages
     random = np.random.default_rng(0)
     pages, device_pages = (random.permutation(count).astype(np.int32) for _ in range(2))
-    ours, theirs = pool.tensor.view(torch.uint8).reshape(-1), neighbour.memory.tensor
+    memory = neighbour.memory
+    assert memory is not None
+    ours, theirs = pool.tensor.view(torch.uint8).reshape(-1), memory.tensor
     if theirs is None:  # In shared memory, which may only be read.
-        assert neighbour.memory.array is not None
-        theirs = torch.from_numpy(neighbour.memory.array.copy())
+        assert memory.array is not None
+        theirs = torch.from_numpy(memory.array.copy())
 
     def plain() -> None:
         ours.copy_(theirs)

@@ -35,6 +35,9 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     disk_read_bytes_per_s: Annotated[
         int, Meta(description="what the disk tier may be read with at the most, such as 500MB; 0 is no limit", ge=0)
     ] = 0
+    measure_at_start: Annotated[
+        bool, Meta(description="measure how fast the disk is read, once, where nobody has measured it there yet")
+    ] = True
     disk_direct: Annotated[bool, Meta(description="bypass the page cache where the file system allows")] = True
     sparse: Annotated[
         bool, Meta(description="keep KV on the disk a second time, in a form of which the important part can be read")

@@ -12,6 +12,7 @@ from services.storage.backends.object_store import open_remote
 from services.storage.chunk_names import ChunkNames
 from services.storage.cipher import Cipher, open_cipher
 from services.storage.config import StorageConfig
+from services.storage.first_measure import disk_bytes_per_s
 from shared import logs, progress
 
 _log = logs.get_logger("storage")
@@ -26,6 +27,7 @@ class Media:
     cipher: Cipher | None = None
     names: ChunkNames = field(default_factory=ChunkNames)
     """Those that disk and remote use; of the same cipher."""
+    disk_bytes_per_s: float = 0.0  # What the disk was read with when it was measured; 0 is not known.
 
     def close(self) -> None:
         """Let go of them. Blocking: writes under way are finished."""
@@ -41,7 +43,7 @@ def open_media(config: StorageConfig) -> Media:
     cipher = open_cipher(config)
     names = ChunkNames(cipher)
     remote = open_remote(config, names=names)
-    return Media(_open_disk(config, names), remote, cipher, names)
+    return Media(_open_disk(config, names), remote, cipher, names, disk_bytes_per_s(config))
 
 
 def _open_disk(config: StorageConfig, names: ChunkNames) -> ChunkBackend | None:

@@ -186,6 +186,8 @@ class StorageShell:
                 disk_bytes_per_s=float(config.disk_read_bytes_per_s),
                 keeps_sparse=self._tiers.keeps_sparse,
                 shares=self._tiers.sharing.engine_name,
+                disk_measured_bytes_per_s=self._tiers.measured_bytes_per_s,
+                shapes=self._tiers.shapes,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

@@ -14,6 +14,7 @@ from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.config import StorageConfig
 from services.storage.core.fetch_progress import FetchProgress
+from services.storage.disk_forms import UnreadForms, shapes_of
 from services.storage.disk_tier import DiskTier
 from services.storage.drops import Drops
 from services.storage.heat_notes import HeatNotes
@@ -100,6 +101,9 @@ class Tiers:
         self._scrubber = Scrubber(self._disk, self._events, self._keys.cipher) if self._disk else None
         self._heats = HeatNotes(self._disk, self._warm_start) if self._disk and self._warm_start else None
         self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._events)
+        self.measured_bytes_per_s = media.disk_bytes_per_s
+        self.shapes = shapes_of(media.disk)  # What the cell is told that the disk holds.
+        self._unread: UnreadForms | None = None
         self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
         self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
@@ -155,6 +159,8 @@ class Tiers:
             self._why_closed[form] = self._unserved[form] = error.message
             return
         shape = geometry_id(geometry)
+        if form == HIDDEN:
+            self._unread = UnreadForms(geometry, self.shapes)
         self._pipelines[form] = made
         self._buffers[shape] = made.buffers
         self._saving.append(self._group.create_task(made.saver.run()))
@@ -260,6 +266,13 @@ class Tiers:
         yield from self.sharing.faults()
         for form, reason in self._unserved.items():
             yield f"{form_name(form)} below host memory", reason, "--staging-bytes"
+        if (
+            self._unread is not None
+            and self._disk is not None
+            and self._warm_start
+            and self._warm_start.is_over.is_set()
+        ):
+            yield from self._unread.faults(self._disk.index)
         made = self._pipelines.get("kv")
         if self.keeps_sparse and made is not None and made.sparse is None:
             yield (

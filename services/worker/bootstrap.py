@@ -49,7 +49,7 @@ from services.worker.report_channel import ReportChannel
 from services.worker.report_delivery import ReportDelivery
 from services.worker.reports import Report, Reporter
 from services.worker.request_spans import RequestSpans
-from services.worker.restore.measured_costs import measured_costs, prove_projection
+from services.worker.restore.measured_costs import costs_of_first_start, measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.retained import RetainedOutputs
@@ -159,6 +159,7 @@ def make_saving(
         ring_bytes=config.hidden_ring_bytes,
         shm_prefix=config.shm_prefix,
         pins=_pins(runner),
+        on_detached=runner.let_go_of_hidden if isinstance(runner, GroupRunner) else lambda: None,
     )
 
 
@@ -168,7 +169,10 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """
-    if not config.sparse_buffer_bytes or isinstance(runner, GroupRunner):
+    if isinstance(runner, GroupRunner):
+        _log.info("group_reads_no_parts", advice="parts of prefixes need a worker of one rank")
+        return None
+    if not config.sparse_buffer_bytes:
         return None
     return DiskReads(
         ReadBuffers(config.shm_prefix, config.sparse_buffer_bytes),
@@ -314,6 +318,7 @@ def make_shell(
             staging_bytes=config.restore_staging_bytes,
             timeout_s=config.load_timeout_ms / 1e3,
             clock_ns=time.time_ns,
+            group=runner if isinstance(runner, GroupRunner) else None,
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
@@ -345,13 +350,13 @@ def _prove_restoring(
 
     The cell plans no restoration, and asks for no hidden states, at a worker that announces no costs.
     """
-    if isinstance(runner, GroupRunner):
-        _log.info("group_restores_nothing", advice="hidden states and parts of prefixes need a worker of one rank")
-        return None, None
     profile = Path(config.profile) if config.profile else None
     with progress.phase("proving the restoration of KV"):
-        projection = prove_projection(runner)
-        return projection, measured_costs(profile, runner, projection, threads=config.threads)
+        projection = prove_projection(runner, config.restore_staging_bytes)
+        costs = measured_costs(profile, runner, projection, threads=config.rank_threads)
+    if costs is None and config.measure_at_start:
+        costs = costs_of_first_start(runner, projection, threads=config.rank_threads)
+    return projection, costs
 
 
 async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | None = None) -> None:

@@ -77,8 +77,10 @@ class HiddenSaving:
         shm_prefix: str = "thermocline",
         pins: Pins | None = None,
         submit: Callable[[Callable[[], None]], object] | None = None,
+        on_detached: Callable[[], object] = lambda: None,
     ) -> None:
-        """Without ``projection`` only pages that hold no hidden states can be saved. A ring of 0 bytes holds
+        """Without ``projection`` only pages that hold no hidden states can be saved. ``on_detached`` is told that a
+        pool is to be unmapped, wherever else it is mapped. A ring of 0 bytes holds
         ``RING_TOKENS`` tokens, whatever their hidden states take. ``submit`` runs the saving
         thread's work, one at a time in order; by default on a thread of its own.
         """
@@ -87,6 +89,7 @@ class HiddenSaving:
         self._pool, self._projection = pool, projection
         self._ring_bytes, self._shm_prefix = ring_bytes, shm_prefix
         self._given_submit = submit
+        self._on_detached = on_detached
         self._threads: ThreadPoolExecutor | None = None
         self._answer: Callable[[SavedHidden], None] = _nobody
         self._leased = LeasedPages(lambda saved: self._answer(saved))
@@ -116,6 +119,7 @@ class HiddenSaving:
         for request_id in [name for name, lease in self._leases.items() if lease.storage_id == storage_id]:
             self.end(request_id)
         self.pools.detach(storage_id)
+        self._on_detached()
 
     # -- leases -----------------------------------------------------------------------------------------------
 
@@ -252,8 +256,6 @@ class HiddenSaving:
         self._saver = _Saver(geometry, ring, two_stage)
 
     def _check_hidden(self, geometry: KvGeometry) -> None:
-        if not self._pool.is_whole:
-            raise ConfigError("no process of a tensor-parallel group has whole rows of KV to save")
         if not geometry.from_hidden:
             return
         shape = None if self._projection is None else self._projection.shape

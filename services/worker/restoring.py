@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from services.worker.engine import forward_meta
 from services.worker.engine.forward_meta import Segment
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.kv.settled import settle
@@ -70,6 +72,21 @@ class Restored:
         self.done = [item for item in self.done if id(item) in kept]
 
 
+class GroupRestoring(Protocol):
+    """What is asked of a tensor-parallel group, ``parallel.group_runner.GroupRunner``."""
+
+    def rows_at_once(self, page_size: int) -> int: ...
+
+    def restore(
+        self,
+        pages: HiddenPages,
+        segment: Segment,
+        recomputed: int,
+        ids: Sequence[int],
+        loads: forward_meta.LayerGate | None,
+    ) -> None: ...
+
+
 class Restoring:
     """Used by the compute thread; a thread of its own transmits."""
 
@@ -82,8 +99,12 @@ class Restoring:
         staging_bytes: int,
         timeout_s: float,
         clock_ns: Callable[[], int],
+        group: GroupRestoring | None = None,
     ) -> None:
-        """``projection`` is None where hidden states restore nothing. ``timeout_s`` bounds the wait for one layer."""
+        """``projection`` is None where hidden states restore nothing. ``timeout_s`` bounds the wait for one layer. A
+        ``group`` of ranks restores together, in staging memory of its own.
+        """
+        self._group = group
         self._runner, self._projection, self._pools = runner, projection, pools
         self._staging_bytes, self._timeout_s, self._clock_ns = staging_bytes, timeout_s, clock_ns
         # Most workers never restore, so nothing is taken before the first time.
@@ -169,9 +190,12 @@ class Restoring:
             return 0
         if self._projection is None:
             raise HiddenStatesUnsupported("this worker cannot restore KV from hidden states")
-        if self._staging is None:
-            self._staging = StagingMemory(self._staging_bytes, self._runner.pool.device)
-        rows = self._staging.rows(self._projection.shape, page_size)
+        if self._group is not None:
+            rows = self._group.rows_at_once(page_size)
+        else:
+            if self._staging is None:
+                self._staging = StagingMemory(self._staging_bytes, self._runner.pool.device)
+            rows = self._staging.rows(self._projection.shape, page_size)
         if not rows:
             raise ConfigError(f"{self._staging_bytes} bytes cannot stage the hidden states of one page")
         return rows
@@ -180,6 +204,13 @@ class Restoring:
         self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: HiddenPages, gate: LayerGate | None
     ) -> None:
         """Tokens ``[start, end)``, of whose hidden states these are the ``pages``."""
+        if self._group is not None:
+            ids = request.tokens[start:end]
+            try:
+                self._group.restore(pages, Segment(end - start, start, request.pages), mix.recomputed, ids, gate)
+            except LoadRejected as rejected:
+                raise _LoadsFailed(str(rejected)) from rejected
+            return
         turns = self._pinned_turns(pages.geometry.unit_bytes)
         size = pages.geometry.page_size
         device_pages = request.pages[start // size : end // size]

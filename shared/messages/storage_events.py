@@ -27,6 +27,10 @@ class StorageJoined(Message, frozen=True):
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
     keeps_sparse: bool = False  # What its disk holds of KV can be read in part (``shared.messages.sparse_reads``).
     shares: str = ""  # By which engine storages of other nodes can read its host pool; "" is not at all.
+    disk_measured_bytes_per_s: float = 0.0  # What its disk was read with when it was measured; 0 is not known.
+    shapes: bytes = (
+        b""  # Of the chunks that its disk holds: digests of their geometries, 8 bytes each, most chunks first.
+    )
 
 
 class StorageLeft(Message, frozen=True):

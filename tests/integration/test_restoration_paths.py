@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from services.storage import media
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import Profile, write_profile
 from services.worker.restore import measured_costs
-from services.worker.restore.figures import RestorationFigure
+from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.measured_costs import prove_projection
 from services.worker.restore.profile import subject
 from services.worker.restore.refusals import HiddenStatesUnsupported
+from shared.disk_speed import DiskFigures, remember
 from shared.messages.pools import HIDDEN, KvGeometry
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
@@ -51,17 +54,24 @@ CASES = [
 """OPT and the first Llama have as many KV heads as query heads, the others grouped queries."""
 
 
-def write_costs(model: Path, path: Path, page_size: int, *, parameters: int = 0) -> Path:
-    """A profile of this model on this machine, or of one with so many ``parameters``."""
+def described(model: Path, page_size: int) -> RestorationProfile:
+    """What a profile of this model on this machine would be of, without figures."""
     runner = ModelRunner.load(
         model, dtype="float32", device="cpu", page_size=page_size, device_kv_bytes=None, pages=16, threads=1,
         shm_prefix=shm_prefix("costs"),
     )  # fmt: skip
     try:
-        here = subject(runner, prove_projection(runner), threads=1)
+        return subject(runner, prove_projection(runner), threads=1)
     finally:
         runner.close()
-    measured = {"figures": (FIGURE,)} | ({"parameters": parameters} if parameters else {})
+
+
+def write_costs(
+    model: Path, path: Path, page_size: int, *, parameters: int = 0, figure: RestorationFigure = FIGURE
+) -> Path:
+    """A profile of this model on this machine, or of one with so many ``parameters``."""
+    here = described(model, page_size)
+    measured: dict[str, Any] = {"figures": (figure,)} | ({"parameters": parameters} if parameters else {})
     profile = Profile(
         made="2026-01-01",
         machine=machine_here(),
@@ -71,15 +81,22 @@ def write_costs(model: Path, path: Path, page_size: int, *, parameters: int = 0)
         memcpy_bytes_per_s=1e9,
         checksum_bytes_per_s=1e9,
         matmul_flops_per_s=1e9,
-        restorations=(type(here)(**{name: getattr(here, name) for name in here.__struct_fields__} | measured),),
+        restorations=(structs.replace(here, **measured),),
     )
     write_profile(profile, path)
     return path
 
 
+def disk_figures(directory: Path) -> DiskFigures:
+    """Of a disk that gives 1 GB/s, whatever this machine has."""
+    speeds = {"write_bytes_per_s": 1e9, "read_bytes_per_s": 1e9, "small_read_bytes_per_s": 1e9}
+    return DiskFigures(directory=str(directory), is_direct=True, **speeds)
+
+
 def settings(profile: Path, folder: Path, page_size: int, form: str, **scheduler: Any) -> dict[str, Any]:
     """Of a cell that keeps hidden states of this form on a disk in ``folder``."""
     (folder / "disk-a").mkdir(exist_ok=True)
+    remember(disk_figures(folder / "disk-a"))
     return {
         "worker_settings": {
             "page_size": page_size,
@@ -184,6 +201,55 @@ async def test_a_new_cell_restores_what_the_last_one_kept(
         {"computed": DOCUMENT_TOKENS + 9},
         {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST},
     ]
+
+
+async def test_a_new_cell_keeps_the_form_of_the_disk(
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    second_broker: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """By the second cell's figures nothing would be kept at all: what the first one kept is found and restored."""
+    model, reference = checkpoints["llama_mha"]
+    usage, saved = [], 0
+    for server, figure in ((nats_server, FIGURE), (second_broker, structs.replace(FIGURE, compute_token_s=1e-12))):
+        profile = write_costs(model, tmp_path / "profile.json", 16, figure=figure)
+        async with hidden_cell(server.url, model, settings(profile, tmp_path, 16, "auto")) as cell:
+            await cell.hears_of_chunks(saved)
+            usage.append(await Document(cell, reference, 7).ask())
+            saved = (await cell.settle()).chunks_in_all
+
+    assert saved > 0
+    assert usage == [
+        {"computed": DOCUMENT_TOKENS + 9},
+        {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST},
+    ]
+
+
+async def test_a_cell_keeps_hidden_states_without_a_manual_step(
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has run the doctor: worker and storage measure when they start, and all settings are the defaults."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, reference = checkpoints["llama_mha"]
+    figures = structs.replace(described(model, 16), figures=(FIGURE,))
+    monkeypatch.setattr(measured_costs, "measure_first", lambda runner, here, *, said: figures)
+    monkeypatch.setattr(media, "disk_bytes_per_s", lambda config: 1e9 if config.measure_at_start else 0.0)
+    config = settings(tmp_path / "none", tmp_path, 16, "auto", restoring="planned")
+    for section in ("worker_settings", "storage_settings"):
+        config[section]["measure_at_start"] = True
+    config["worker_settings"]["profile"] = ""
+    async with hidden_cell(nats_server.url, model, config) as cell:
+        document = Document(cell, reference, 3)
+        await document.ask()
+        await cell.flush("device", "host")
+
+        found = await document.ask()
+
+    assert found == {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST}
 
 
 async def test_hidden_states_that_are_torn_or_missing_are_never_used(

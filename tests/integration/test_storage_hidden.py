@@ -14,7 +14,7 @@ from services.storage.backends.disk import DiskBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
-from shared.chunks import chunk_pages
+from shared.chunks import chunk_pages, geometry_id
 from shared.messages.pools import HIDDEN, KvGeometry
 from shared.messages.storage_events import ChunksDropped, ChunksListed
 from shared.messages.storage_plans import DropChunks, PinChunks
@@ -99,7 +99,8 @@ async def test_a_restarted_storage_lists_hidden_states_once_there_is_a_pool_for_
         await state.cell.save(other, host=[20, 21, 22, 23], form=HIDDEN)
     media.close()
 
-    async with running_with_hidden(prefix, Media(DiskBackend([str(tmp_path)]))) as state:
+    async with running_with_hidden(prefix, Media(DiskBackend([str(tmp_path)]), disk_bytes_per_s=2e9)) as state:
+        joined = state.cell.joined
         listed = await told(state.cell, ChunksListed, 5)
         fetched = await state.cell.fetch(mine, pages, form=HIDDEN)
         is_equal = state.holds(mine, pages, written)
@@ -108,6 +109,9 @@ async def test_a_restarted_storage_lists_hidden_states_once_there_is_a_pool_for_
         gone = await state.cell.fetch(mine, pages, form=HIDDEN)
         kept = await state.cell.fetch(other, pages[:4], form=HIDDEN)
 
+    assert joined is not None
+    assert joined.shapes == geometry_id(HIDDEN_GEOMETRY) + geometry_id(HIDDEN_GEOMETRY.as_kv)
+    assert joined.disk_measured_bytes_per_s == 2e9
     assert listed == {"kv": [mine.names[0]], HIDDEN: sorted(mine.names + other.names)}
     assert (fetched.disk_chunks, is_equal) == (3, True)
     assert dropped == {"kv": [mine.names[0]], HIDDEN: sorted(mine.names)}

@@ -177,8 +177,12 @@ class CellModel:
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
         shares: str = "",
+        disk_bytes_per_s: float = 1e9,
+        shapes: bytes = b"",
     ) -> ModelStorage:
-        """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
+        """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form, which
+        was measured; ``shapes`` are digests of the geometries of chunks that it announces.
+        """
         self.incarnations += 1
         storage = ModelStorage(self, storage_id, f"{storage_id}-{self.incarnations}", node, pages)
         self.storages[storage_id] = storage
@@ -197,6 +201,8 @@ class CellModel:
                 hidden_bytes=hidden_pages,
                 keeps_sparse=keeps_sparse,
                 shares=shares,
+                disk_measured_bytes_per_s=disk_bytes_per_s if disk_chunks else 0.0,
+                shapes=shapes,
             )
         )
         return storage

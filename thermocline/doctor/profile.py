@@ -14,11 +14,11 @@ import msgspec
 
 from services.worker.kv.profile import MoverFigure, Profile, default_path, read_profile, write_profile
 from services.worker.restore.figures import RestorationProfile
+from shared.disk_speed import DiskFigures, measure_disk, remember
 from shared.errors import ConfigError
 from shared.memory.machine_memory import free_shared_memory
 from shared.messages.pools import KvGeometry
 from thermocline.doctor import restoration
-from thermocline.doctor.disk_speed import measure_disk
 from thermocline.doctor.measuring import run_measurement
 from thermocline.supervisor.cell import cpu_data_type, divide_cores, usable_cores
 from thermocline.supervisor.model_demand import geometry_of
@@ -74,13 +74,23 @@ def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path
         profile = msgspec.structs.replace(profile, restorations=(measured,))
     if wish.disk_dir:
         said("how fast the disk is")
-        profile = msgspec.structs.replace(profile, disk=measure_disk(Path(wish.disk_dir)))
+        profile = msgspec.structs.replace(profile, disk=_measured_disk(Path(wish.disk_dir)))
     path = Path(wish.out) if wish.out else default_path()
     try:
         write_profile(profile.with_restorations(_written_before(path, profile)), path)
     except OSError as error:
         raise ConfigError(f"cannot write the profile {path}: {error.strerror}") from error
     return profile, path
+
+
+def _measured_disk(directory: Path) -> DiskFigures:
+    """Measured, and remembered in the directory for the storage that will use it."""
+    figures = measure_disk(directory)
+    try:
+        remember(figures)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {directory}: {error.strerror}") from error
+    return figures
 
 
 def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile]:

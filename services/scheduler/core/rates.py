@@ -30,7 +30,7 @@ _RUNNING_TOKENS = 8
 """Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
 
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
-"""A disk that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+"""A disk that nobody measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
 
 UNMEASURED_LENDER_BYTES_PER_US = inf
 """Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
@@ -123,7 +123,9 @@ def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
 
 
 def disk_bytes_per_us(storage: Storage) -> float:
-    """How fast a storage's disk is read, as observed; before that its limit, or a guess. Does not mutate."""
+    """How fast a storage's disk is read, as observed; before that as it was measured, its limit, or a guess. Does not
+    mutate.
+    """
     return storage.fetching.disk_rate.per_us(expected_disk_bytes_per_us(storage))
 
 
@@ -134,8 +136,24 @@ def lender_bytes_per_us(storage: Storage) -> float:
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
     """The same without any observation. Pure."""
-    limit = storage.fetching.disk_bytes_per_s / 1e6
-    return limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US
+    return _measured_disk_bytes_per_us(storage) or UNMEASURED_DISK_BYTES_PER_US
+
+
+def planned_disk_bytes_per_us(storage: Storage) -> float:
+    """How fast the disk is read, for what is decided once and stays: as it was measured before the storage joined, so
+    that no observation under load moves it. A disk that nobody measured is taken as observed; 0 is not known yet.
+    Does not mutate.
+    """
+    measured = _measured_disk_bytes_per_us(storage)
+    if measured or storage.fetching.disk_rate.observations:
+        return measured or disk_bytes_per_us(storage)
+    return 0.0 if storage.disk.budget_bytes else UNMEASURED_DISK_BYTES_PER_US
+
+
+def _measured_disk_bytes_per_us(storage: Storage) -> float:
+    """The lesser of what the disk was measured with and its limit; 0 where neither is known. Pure."""
+    known = [each for each in (storage.fetching.measured_bytes_per_s, storage.fetching.disk_bytes_per_s) if each > 0]
+    return min(known) / 1e6 if known else 0.0
 
 
 def compute_fit(state: CellState, worker: Worker) -> SpeedFit:

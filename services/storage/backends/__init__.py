@@ -197,6 +197,14 @@ class Directories(ChunkBackend, Protocol):
 
 
 @runtime_checkable
+class Listing(Protocol):
+    """A tier that knows what it holds without reading a chunk."""
+
+    def shapes(self) -> Mapping[bytes, int]:
+        """Chunks by the digest of their geometry, as their names have it."""
+
+
+@runtime_checkable
 class Answering(ChunkBackend, Protocol):
     """A store that is asked over a network."""
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -286,6 +287,11 @@ class DiskBackend:
         systems = {os.stat(directory.path).st_dev: directory.path for directory in list(self.directories)}
         found = [os.statvfs(path) for path in systems.values()]
         return sum(each.f_bavail * each.f_frsize for each in found)
+
+    def shapes(self) -> Counter[bytes]:
+        """See :class:`~services.storage.backends.Listing`."""
+        with self._lock:
+            return Counter(key.geometry for key in self._places)
 
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
         """See :class:`~services.storage.backends.ChunkBackend`. Reads headers that were not read before, a few ahead of

@@ -138,6 +138,10 @@ class ChunkIndex:
         chunks = list(self._chunks.values())
         return lambda now_s: {chunk.key: heat_left(chunk.heat, now_s) for chunk in chunks}
 
+    def holds(self, geometry: bytes) -> bool:
+        """Whether there is any chunk of a geometry, given by its digest. O(n) where there is none."""
+        return any(chunk.key.geometry == geometry for chunk in self._chunks.values())
+
     def nbytes_of(self, key: ChunkKey) -> int:
         """Bytes of a chunk that is there; 0 of another."""
         chunk = self._chunks.get(_name(key))

@@ -24,8 +24,6 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 class DevicePool:
     """``pages`` pages of KV. Make one with :meth:`create`; whoever made it closes it."""
 
-    is_whole = True  # All bytes of a page are in this process.
-
     def __init__(
         self,
         geometry: KvGeometry,
@@ -84,6 +82,10 @@ class DevicePool:
     def v(self, layer: int) -> torch.Tensor:
         """V of one layer, ``[pages, page_size, kv_heads, head_dim]``."""
         return self._halves[layer][1]
+
+    def rows(self, layer: int, half: int, slots: torch.Tensor) -> torch.Tensor:
+        """K (half 0) or V (1) of one layer in these ``slots`` (int64 [T]): [T, kv_heads * head_dim], a copy."""
+        return self._halves[layer][half].flatten(0, 1).flatten(1).index_select(0, slots)
 
     def bytes_view(self) -> npt.NDArray[np.uint8]:
         """The same memory as uint8 ``[layers, 2, pages, half_bytes]``; CPU only, for loads."""

@@ -39,7 +39,7 @@ class NeighbourCopy:
         assert self._neighbour is not None
         todo = self.pages.usable(start, count)
         source, device = self.pages.source[todo], self.pages.device[todo]
-        mover.load(self._neighbour.memory, range(layer, layer + 1), source, device)
+        self._neighbour.load(mover, layer, source, device)
 
     def judge(self, layer: int) -> None:
         """Nothing is wrong: a neighbour's pages have no checksums."""

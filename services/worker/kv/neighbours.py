@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from services.worker.kv.page_memory import PageLayout, PageMemory
+from services.worker.kv.movers.protocol import PageMover
+from services.worker.kv.neighbour_parts import PartsMemory
+from services.worker.kv.page_memory import PageLayout, PageMemory, PageNumbers
 from shared import logs
 from shared.errors import TransportError
 from shared.memory import DevicePoolView
@@ -24,12 +27,26 @@ _log = logs.get_logger("worker")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbour:
-    """A mapped pool of one incarnation of a worker. ``view`` holds the mapping, in shared memory."""
+    """A mapped pool of one incarnation of a worker. ``views`` hold the mapping, in shared memory. ``memory`` is its
+    pages, or ``parts`` where it is that of a group.
+    """
 
     incarnation: str
     pages: int
-    memory: PageMemory
-    view: DevicePoolView | None = None
+    memory: PageMemory | None = None
+    parts: PartsMemory | None = None
+    views: tuple[DevicePoolView, ...] = ()
+
+    def load(self, mover: PageMover, layer: int, pages: PageNumbers, device_pages: PageNumbers) -> None:
+        """Have ``mover`` copy one layer of these pages, or launch that."""
+        layers = range(layer, layer + 1)
+        if self.memory is not None:
+            mover.load(self.memory, layers, pages, device_pages)
+            return
+        assert self.parts is not None
+        staged = self.parts.staged(layer, pages)
+        mover.load(staged, layers, np.arange(len(pages), dtype=np.int32), device_pages)
+        mover.drain()  # The staged rows are given up behind this.
 
 
 class Neighbours:
@@ -76,16 +93,32 @@ class Neighbours:
         if handle.kind != self._kind:
             raise TransportError(f"a neighbour's pool is {handle.kind} memory, and this worker's is {self._kind}")
         check_device_handle(handle)
-        layout = PageLayout.layer_first(handle.geometry, handle.pages)
-        if handle.kind == "shm":
-            view = DevicePoolView.attach(handle)
-            return Neighbour(incarnation, handle.pages, PageMemory(layout, array=view.halves.reshape(-1)), view)
-        halves: Any = open_halves(handle, torch)
-        return Neighbour(incarnation, handle.pages, PageMemory(layout, tensor=halves.view(-1)))
+        views: list[DevicePoolView] = []
+        try:
+            if not handle.parts:
+                return Neighbour(incarnation, handle.pages, _opened(handle, views), views=tuple(views))
+            parts = PartsMemory(
+                handle.geometry, [(heads, _opened(part, views)) for heads, part in handle.part_handles()]
+            )
+        except TransportError:
+            for view in views:
+                view.close()
+            raise
+        return Neighbour(incarnation, handle.pages, parts=parts, views=tuple(views))
 
     def _forget(self, worker_id: str) -> None:
         self._reasons.pop(worker_id, None)
         mapped = self._mapped.pop(worker_id, None)
-        if mapped is not None and mapped.view is not None:
+        for view in () if mapped is None else mapped.views:
             # A copy that runs keeps the mapping through its own array.
-            mapped.view.close()
+            view.close()
+
+
+def _opened(handle: PoolHandle, views: list[DevicePoolView]) -> PageMemory:
+    """A pool in one piece, mapped; what holds the mapping in shared memory goes to ``views``. Raises TransportError."""
+    layout = PageLayout.layer_first(handle.geometry, handle.pages)
+    if handle.kind == "shm":
+        views.append(DevicePoolView.attach(handle))
+        return PageMemory(layout, array=views[-1].halves.reshape(-1))
+    halves: Any = open_halves(handle, torch)
+    return PageMemory(layout, tensor=halves.view(-1))

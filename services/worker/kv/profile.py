@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from services.worker.restore.figures import RestorationProfile
+from shared.disk_speed import DiskFigures
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 from shared.undecodable import UNDECODABLE
@@ -53,16 +54,6 @@ class MoverFigure(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     verified_bytes_per_s: float
     programs: int = 0
-
-
-class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory's bandwidth, bytes a second. ``is_direct``: past the page cache."""
-
-    directory: str
-    is_direct: bool
-    write_bytes_per_s: float
-    read_bytes_per_s: float
-    small_read_bytes_per_s: float  # 64 KiB at random places.
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

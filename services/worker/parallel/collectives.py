@@ -90,6 +90,17 @@ class Collectives:
             dist.all_gather(parts, tensor)
         return torch.cat(parts, dim=-1).to(device)
 
+    def gather(self, shard: torch.Tensor, into: torch.Tensor) -> None:
+        """``[n, width]`` of every rank into ``[ranks * n, width]``, by rank. Raises TransportError."""
+        shard = shard.contiguous()
+        with _exchanging():
+            if not self._through_host:
+                dist.all_gather(list(into.chunk(self.ranks)), shard)
+                return
+            on_host = [torch.empty(shard.shape, dtype=shard.dtype) for _ in range(self.ranks)]
+            dist.all_gather(on_host, shard.cpu())
+        into.copy_(torch.cat(on_host))
+
     def close(self) -> None:
         """Leave; idempotent."""
         if dist.is_initialized():

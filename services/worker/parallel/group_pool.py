@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.page_memory import PageMemory
 from shared.errors import InvariantViolated
 from shared.memory.cuda_ipc import open_halves
@@ -35,8 +35,6 @@ class GroupPool(DevicePool):
     whole: attention of a rank goes over that rank's part, and movers go over all of them (``parts_mover``).
     """
 
-    is_whole = False
-
     def __init__(
         self, geometry: KvGeometry, parts: Sequence[tuple[range, DevicePool]], for_cell: Sequence[PoolHandle]
     ) -> None:
@@ -56,6 +54,21 @@ class GroupPool(DevicePool):
 
     def v(self, layer: int) -> torch.Tensor:
         self._refuse()
+
+    def rows(self, layer: int, half: int, slots: torch.Tensor) -> torch.Tensor:
+        """See :meth:`DevicePool.rows`: the heads of all parts side by side, on the device of rank 0. A step has to have
+        ended, with its last exchange behind what every rank has written.
+        """
+        width, seen = self.geometry.head_dim, 0
+        whole = torch.empty(
+            (len(slots), self.geometry.kv_heads * width), dtype=TORCH_DTYPES[self.geometry.dtype], device=self.device
+        )
+        for heads, pool in self.parts:
+            if heads.start < seen:
+                continue  # With more ranks than KV heads, neighbours have the same.
+            seen = heads.stop
+            whole[:, heads.start * width : heads.stop * width] = pool.rows(layer, half, slots.to(pool.device))
+        return whole
 
     def bytes_view(self) -> npt.NDArray[np.uint8]:
         self._refuse()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep
-from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
 from services.worker.engine.gpu_room import RoomWish
 from services.worker.engine.model_runner import (
     NOTHING_TO_PROVE,
@@ -29,22 +30,32 @@ from services.worker.parallel.division import Share, whole_geometry
 from services.worker.parallel.gates import TellingGate
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.parallel.group_pool import GroupPool, attach_part
+from services.worker.parallel.kv_of_parts import KvOfParts
 from services.worker.parallel.orders import (
     JoinGroup,
+    LetGoHidden,
     MakePool,
     MeasureRoom,
+    ProveHidden,
     RankLoaded,
     RankMeasured,
+    RankProven,
     RankReady,
+    RestoreRows,
     StartRank,
     step_order,
 )
 from services.worker.parallel.rank_model import RankModel
+from services.worker.parallel.rank_restoring import RankRestoring, check_order
 from services.worker.parallel.ranks import Ranks
 from services.worker.proving.device import group_proofs
 from services.worker.proving.parts import COLLECTIVES
+from services.worker.restore.hidden_page_source import HiddenPages
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
 from shared.errors import InvariantViolated, OperatorError
 from shared.lifecycle import EXIT_FAILED, Lifecycle
+from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
 
 
@@ -62,10 +73,20 @@ class GroupRunner:
         self.eos_token_ids = runner.eos_token_ids
         self._steps = 0
         self.launcher: None = None  # The other ranks are told the tokens of a step.
+        self._restoring: RankRestoring | None = None
 
     @property
     def geometry(self) -> KvGeometry:
         return self.pool.geometry
+
+    @property
+    def model(self) -> Any:
+        """Rank 0's share of the model."""
+        return self._runner.model
+
+    @property
+    def ranks(self) -> int:
+        return self._model.share.ranks
 
     @property
     def parts(self) -> GroupPool:
@@ -113,6 +134,73 @@ class GroupRunner:
             gate.settle()
         return logits
 
+    def prove_projection(self, staging_bytes: int) -> KvProjection:
+        """What tells the shape of hidden states and sees them in rank 0, once every rank has proven that its KV follows
+        from them. ``staging_bytes`` of each rank's device hold shards of hidden states. Raises HiddenStatesUnsupported.
+        """
+        self._ranks.tell(ProveHidden(vocab_size=self.vocab_size, staging_bytes=staging_bytes))
+        fault = ""
+        try:
+            self._restoring = self._model.restoring(self._runner, staging_bytes)
+        except HiddenStatesUnsupported as error:
+            fault = error.message
+        faults = [fault, *(each.fault for each in self._ranks.collect(RankProven))]
+        if self._restoring is None or any(faults):
+            self._restoring = None
+            raise HiddenStatesUnsupported(next(filter(None, faults)))
+        return self._restoring.projection
+
+    def rows_at_once(self, page_size: int) -> int:
+        """See :meth:`RankRestoring.rows_at_once`; 0 where nothing is restored."""
+        return 0 if self._restoring is None else self._restoring.rows_at_once(page_size)
+
+    def restore(
+        self, pages: HiddenPages, segment: Segment, recomputed: int, ids: Sequence[int], loads: LayerGate | None
+    ) -> None:
+        """Restore the segment's tokens, whole pages with these ``ids``, from ``pages``, in all ranks at once; the first
+        ``recomputed`` layers from tokens.
+
+        Raises PiecesRefused where a rank cannot trust its shard, what ``loads`` raises, and GroupLost.
+        """
+        if self._restoring is None:
+            raise HiddenStatesUnsupported("this group cannot restore KV from hidden states")
+        self._steps += 1
+        geometry = pages.geometry
+        order = RestoreRows(
+            number=self._steps,
+            handle=pages.handle,
+            hidden_pages=pack_int32(pages.numbers),
+            identities=pages.identities.tobytes(),
+            recomputed=recomputed,
+            start=segment.context,
+            end=segment.length,
+            pages=pack_int32(segment.pages[: pages_for(segment.length, geometry.page_size)]),
+            ids=pack_int32(np.array(ids, dtype=np.int32)),
+            waits=loads is not None,
+        )
+        check_order(order)
+        gate = None
+        if loads is not None:
+            gate = TellingGate(loads, self._steps, self.geometry.layers, self._ranks.tell)
+        first, last = segment.context // geometry.page_size, segment.length // geometry.page_size
+        self._ranks.tell(order)
+        try:
+            fault = self._restoring.run(order, gate, KvOfParts(pages, self.parts.parts, segment.pages[first:last]))
+        except GroupLost:
+            raise
+        except Exception as error:
+            raise self._ranks.lose(f"restoration {self._steps}: {type(error).__name__}: {error}") from error
+        if gate is not None:
+            gate.settle()
+        if fault:
+            raise PiecesRefused(fault)
+
+    def let_go_of_hidden(self) -> None:
+        """A hidden pool is gone: no rank keeps its memory."""
+        if self._restoring is not None:
+            self._restoring.let_go()
+            self._ranks.tell(LetGoHidden())
+
     def settle(self) -> None:
         """See ``ModelRunner.settle``, of the pools of all ranks: a step ends with a sum over the ranks, which each
         rank joins behind its own last write. Raises GroupLost for what the device raises.
@@ -135,6 +223,8 @@ class GroupRunner:
     def close(self) -> None:
         """End the ranks, then give all memory back."""
         self._ranks.close()
+        if self._restoring is not None:
+            self._restoring.close()
         self._model.close()
         self.pool.close()
 

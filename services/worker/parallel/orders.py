@@ -81,11 +81,54 @@ class LayersLanded(Message, frozen=True):
     layers: int
 
 
+class ProveHidden(Message, frozen=True):
+    """Find out, in a pass that all ranks take together, whether KV follows from the model's hidden states. Once at the
+    most, between two steps; ``vocab_size`` is the model's.
+    """
+
+    vocab_size: int
+    staging_bytes: int
+
+
+class RestoreRows(Message, frozen=True):
+    """Tokens ``[start, end)`` of one request come back from whole hidden pages (numbers packed int32, identities 16
+    bytes each) of the pool that ``handle`` maps. ``pages`` is the request's page table, packed, ``ids`` are the tokens,
+    packed, where layers are ``recomputed``, those that the hidden pages lack included. If it ``waits``, a layer's
+    attention waits for ``LayersLanded``.
+    """
+
+    number: int
+    handle: PoolHandle
+    hidden_pages: bytes
+    identities: bytes
+    recomputed: int
+    start: int
+    end: int
+    pages: bytes
+    ids: bytes
+    waits: bool = False
+
+
+class LetGoHidden(Message, frozen=True):
+    """A hidden pool is gone: unmap what was read last."""
+
+
 class StopRank(Message, frozen=True):
     """There will be no more steps."""
 
 
-RankOrder = StartRank | JoinGroup | MeasureRoom | MakePool | RunStep | LayersLanded | StopRank
+RankOrder = (
+    StartRank
+    | JoinGroup
+    | MeasureRoom
+    | MakePool
+    | ProveHidden
+    | RunStep
+    | RestoreRows
+    | LetGoHidden
+    | LayersLanded
+    | StopRank
+)
 
 
 class RankLoaded(Message, frozen=True):
@@ -110,6 +153,12 @@ class RankReady(Message, frozen=True):
     for_cell: PoolHandle
 
 
+class RankProven(Message, frozen=True):
+    """Why this rank cannot restore KV from hidden states; "" if it can."""
+
+    fault: str = ""
+
+
 class RankFailed(Message, frozen=True):
     """The rank ends, and why. ``is_refusal``: another start would end the same way."""
 
@@ -117,7 +166,7 @@ class RankFailed(Message, frozen=True):
     is_refusal: bool = False
 
 
-RankAnswer = RankLoaded | RankMeasured | RankReady | RankFailed
+RankAnswer = RankLoaded | RankMeasured | RankReady | RankProven | RankFailed
 
 
 def step_order(

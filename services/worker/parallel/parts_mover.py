@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_checks import gather_checked
@@ -88,14 +89,12 @@ class PartsMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Known:
-        """See :class:`PageMover`. Raises TransportError for memory of a device: a group reads host memory only."""
-        if source.array is None:
-            raise TransportError("a tensor-parallel group copies nothing from the GPU of another worker")
+        """See :class:`PageMover`. Pages on another worker's GPU come through host memory, and have no checksums."""
         wrong = np.zeros(len(pages), dtype=bool)
         for at, layer in enumerate(layers):
             for piece in self._pieces(len(pages)):
                 of_piece = None if checks is None else checks.part(piece, slice(at, at + 1))
-                good = gather_checked(source, self._staging.memory, layer, pages[piece], of_piece)
+                good = self._gather(source, layer, pages[piece], of_piece)
                 wrong[piece] |= ~good
                 self._spread(layer, device_pages[piece], good)
         return Known(wrong)
@@ -119,6 +118,17 @@ class PartsMover:
     def drain(self) -> None:
         for part in self._parts:
             part.mover.drain()
+
+    def _gather(self, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None) -> Bools:
+        """Stage whole rows; which of them are good."""
+        if source.array is not None:
+            return gather_checked(source, self._staging.memory, layer, pages, checks)
+        if checks is not None:
+            raise TransportError("rows on a GPU are verified where they are, and a group's are not in one piece")
+        rows = source.device_bytes()
+        held = rows[torch.from_numpy(pages.astype(np.int64)).to(rows.device), layer]
+        self._staging.rows[: len(pages)] = held.cpu().numpy()
+        return np.ones(len(pages), dtype=bool)
 
     def _pieces(self, count: int) -> Iterator[slice]:
         for start in range(0, count, self.piece_pages):

@@ -20,13 +20,17 @@ from services.worker.parallel.collectives import join_store
 from services.worker.parallel.gates import ToldGate
 from services.worker.parallel.orders import (
     JoinGroup,
+    LetGoHidden,
     MakePool,
     MeasureRoom,
+    ProveHidden,
     RankFailed,
     RankLoaded,
     RankMeasured,
     RankOrder,
+    RankProven,
     RankReady,
+    RestoreRows,
     RunStep,
     StartRank,
     StopRank,
@@ -34,6 +38,8 @@ from services.worker.parallel.orders import (
     unpacked,
 )
 from services.worker.parallel.rank_model import RankModel
+from services.worker.parallel.rank_restoring import RankRestoring
+from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared import logs
 from shared.errors import InvariantViolated, OperatorError
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, die_with_parent
@@ -49,6 +55,7 @@ class Rank:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._pool: DevicePool | None = None
+        self._restoring: RankRestoring | None = None
 
     def run(self) -> int:
         """Returns the exit code. The collectives are left to the end of the process: leaving them in order would wait
@@ -83,18 +90,38 @@ class Rank:
         self._pool = pool = model.make_pool(order.pages)
         self._channel.send(RankReady(for_group=pool.handle(), for_cell=pool.handle()))
         model.expect(order.probe_tokens)
-        self._run_steps(model.runner(pool, vocab_size=0))
+        self._run_steps(model, model.runner(pool, vocab_size=0))
 
-    def _run_steps(self, runner: ModelRunner) -> None:
+    def _run_steps(self, model: RankModel, runner: ModelRunner) -> None:
         while True:
             order = self._channel.receive()
-            if isinstance(order, StopRank):
-                return
-            if not isinstance(order, RunStep):
-                raise InvariantViolated(f"{order} between steps")
-            gate = ToldGate(order.number, self._channel.receive) if order.waits else None
-            meta = step_meta(order, runner.geometry.page_size, runner.pool.device, gate)
-            runner.forward(unpacked(order.ids), unpacked(order.positions), meta, unpacked(order.last_rows))
+            match order:
+                case StopRank():
+                    return
+                case RunStep():
+                    meta = step_meta(order, runner.geometry.page_size, runner.pool.device, self._gate(order))
+                    runner.forward(unpacked(order.ids), unpacked(order.positions), meta, unpacked(order.last_rows))
+                case ProveHidden():
+                    runner.vocab_size = order.vocab_size
+                    self._channel.send(RankProven(fault=self._prove_hidden(model, runner, order.staging_bytes)))
+                case RestoreRows() if self._restoring is not None:
+                    self._restoring.run(order, self._gate(order))
+                case LetGoHidden():
+                    if self._restoring is not None:
+                        self._restoring.let_go()
+                case _:
+                    raise InvariantViolated(f"{order} between steps")
+
+    def _gate(self, order: RunStep | RestoreRows) -> ToldGate | None:
+        return ToldGate(order.number, self._channel.receive) if order.waits else None
+
+    def _prove_hidden(self, model: RankModel, runner: ModelRunner, staging_bytes: int) -> str:
+        """Why nothing is restored from hidden states here; "" if it is from now on."""
+        try:
+            self._restoring = model.restoring(runner, staging_bytes)
+        except HiddenStatesUnsupported as error:
+            return error.message
+        return ""
 
     def _next(self, kind: type[Order]) -> Order:
         return _checked(self._channel.receive(), kind)

@@ -20,6 +20,7 @@ from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, kv_heads_of
 from services.worker.parallel.loading import connect, dtype_of, load_share, weight_bytes
 from services.worker.parallel.orders import StartRank
+from services.worker.parallel.rank_restoring import RankRestoring
 from services.worker.proving.device import prove_device
 from services.worker.proving.part import Part
 from services.worker.proving.parts import parts_of
@@ -117,6 +118,18 @@ class RankModel:
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
         """What computes steps of this rank over ``pool``."""
         return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context, proofs=self.proofs)
+
+    def restoring(self, runner: ModelRunner, staging_bytes: int) -> RankRestoring:
+        """What restores KV in this rank; every rank calls this at the same time. Raises HiddenStatesUnsupported."""
+        if self._collectives is None:
+            raise InvariantViolated("the rank has not joined its group")
+        return RankRestoring(
+            runner,
+            self._collectives,
+            self.share,
+            staging_bytes=staging_bytes,
+            timeout_s=self._start.timeout_ms / 1e3,
+        )
 
     def close(self) -> None:
         """Leave the group; idempotent."""

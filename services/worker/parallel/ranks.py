@@ -25,6 +25,7 @@ from services.worker.parallel.orders import (
     RankFailed,
     RankLoaded,
     RankMeasured,
+    RankProven,
     RankReady,
     StartRank,
     StopRank,
@@ -34,7 +35,7 @@ from shared.errors import CodecError, InternalError, OperatorError, TransportErr
 
 _log = logs.get_logger("worker")
 
-Answer = TypeVar("Answer", RankLoaded, RankMeasured, RankReady)
+Answer = TypeVar("Answer", RankLoaded, RankMeasured, RankProven, RankReady)
 
 START_TIMEOUT_S = 1800.0
 """Longest wait for a rank that loads; reading hundreds of gigabytes from a slow disk takes its time."""

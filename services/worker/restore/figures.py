@@ -14,7 +14,7 @@ from shared.undecodable import UNDECODABLE
 
 VERSION = 1
 
-_IDENTIFYING = ("version", "architecture", "parameters", "device", "threads", "hidden")
+_IDENTIFYING = ("version", "architecture", "parameters", "device", "threads", "ranks", "hidden")
 _SHAPE = ("layers", "kv_heads", "head_dim", "dtype")
 
 
@@ -36,7 +36,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     ``hidden`` is the width of a hidden state, 0 where KV cannot be restored from it. ``architecture`` and
     ``parameters`` tell models of equal KV apart, but not models that differ in their weights alone: those are equally
-    fast. ``threads`` compute, where the device is a CPU.
+    fast. ``threads`` compute in each of ``ranks``, where the device is a CPU. ``parameters`` are those of rank 0.
     """
 
     version: int = VERSION
@@ -47,6 +47,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str = ""
     parameters: int = 0
     threads: int = 0
+    ranks: int = 1
 
     @property
     def hidden_bytes(self) -> int:

@@ -23,7 +23,7 @@ from services.worker.native.page_rows import can_hash, native_rows
 from services.worker.restore.pinned_turns import PinnedTurns
 from services.worker.restore.refusals import PiecesRefused
 from shared.memory import HostPoolView
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import KvGeometry, PoolHandle
 
 
 class HiddenPages:
@@ -48,6 +48,21 @@ class HiddenPages:
     def geometry(self) -> KvGeometry:
         """Of hidden pages."""
         return self._view.geometry
+
+    @property
+    def handle(self) -> PoolHandle:
+        """How another process maps the pool that they are in."""
+        return self._view.handle
+
+    @property
+    def numbers(self) -> PageNumbers:
+        """int32 [n]."""
+        return self._pages
+
+    @property
+    def identities(self) -> Rows:
+        """What the pages should hold, uint8 [n, 16]."""
+        return self._identities
 
     def part(self, start: int, end: int) -> HiddenPages:
         """Pages ``[start, end)`` of these."""

@@ -13,9 +13,11 @@ import msgspec
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers.choice import machine_here
 from services.worker.kv.profile import Machine, Profile, ProfileForeign, default_path, read_profile
+from services.worker.parallel.group_runner import GroupRunner
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
-from services.worker.restore.profile import subject
+from services.worker.restore.first_measure import first_costs
+from services.worker.restore.profile import measure_first, subject
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared import logs
@@ -25,22 +27,38 @@ from shared.messages.worker_events import RestorationCosts
 _log = logs.get_logger("worker")
 
 
-def prove_projection(runner: ModelRunner) -> KvProjection | None:
-    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does."""
+def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) -> KvProjection | None:
+    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A group
+    proves it in all ranks, each of which stages shards in ``staging_bytes``, and this is the projection of the first.
+    """
     try:
-        return KvProjection(runner)
+        return runner.prove_projection(staging_bytes) if isinstance(runner, GroupRunner) else KvProjection(runner)
     except HiddenStatesUnsupported as error:
         _log.info("hidden_states_unsupported", reason=error.message)
         return None
 
 
 def measured_costs(
-    path: Path | None, runner: ModelRunner, projection: KvProjection | None, *, threads: int
+    path: Path | None, runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
 ) -> RestorationCosts | None:
     """Costs by the profile at ``path`` (None: where the doctor puts it), or None where it says nothing of this model on
     this machine. ``threads`` is what the runner was loaded with.
     """
     return costs_for(path, machine_here(), subject(runner, projection, threads=threads))
+
+
+def costs_of_first_start(
+    runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
+) -> RestorationCosts | None:
+    """Costs where no profile says them: as this worker measures them now, or measured at an earlier start.
+
+    None where the model's hidden states are of no use: under grouped queries they are wider than the KV that they
+    stand for (HCache section 7 leaves such models out), and nothing would be planned with the figures.
+    """
+    here = subject(runner, projection, threads=threads)
+    if not here.hidden or here.hidden_bytes >= here.kv_bytes:
+        return None
+    return first_costs(here, machine_here(), lambda said: measure_first(runner, here, said=said))
 
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,8 +19,11 @@ from services.worker.kv.measured_loads import load_scene, medians
 from services.worker.kv.movers import DEFAULT_MOVER, make_mover
 from services.worker.kv.movers.choice import DEFAULT_PROGRAMS
 from services.worker.kv.pinning import cuda_pins
+from services.worker.parallel.group_measure import measure_group
+from services.worker.parallel.group_runner import GroupRunner
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.first_layers import compute_first_layers
+from services.worker.restore.first_measure import ENOUGH_S, LENGTHS, ROUNDS
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.kv_slots import KvSlots
 from services.worker.restore.pieces import HiddenPiece
@@ -31,20 +35,24 @@ from shared.errors import ConfigError
 PREFIX = "thermocline-restore"
 
 
-def subject(runner: ModelRunner, projection: KvProjection | None, *, threads: int = 0) -> RestorationProfile:
+def subject(
+    runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int = 0
+) -> RestorationProfile:
     """Of what figures would be here, without any. ``threads`` is what the runner was loaded with; 0 is torch's
     default. Without ``projection`` nothing is restored from hidden states.
     """
     device = runner.pool.device.type
-    weights = (getattr(module, "weight", None) for module in runner.model.modules())
+    model = runner.model
+    weights = (getattr(module, "weight", None) for module in model.modules())
     return RestorationProfile(
         geometry=runner.geometry,
         hidden=0 if projection is None else projection.shape.hidden,
         device=device,
         figures=(),
-        architecture=type(runner.model).__name__,
+        architecture=type(model).__name__,
         parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
         threads=(threads or torch.get_num_threads()) if device == "cpu" else 0,
+        ranks=runner.ranks if isinstance(runner, GroupRunner) else 1,
     )
 
 
@@ -85,6 +93,21 @@ def measure_restoration(
         last_s = clock_s()
         figures.append(_measure(runner, projection, tokens, rounds))
     return msgspec.structs.replace(subject(runner, projection, threads=threads), figures=tuple(figures))
+
+
+def measure_first(
+    runner: ModelRunner | GroupRunner, here: RestorationProfile, *, said: Callable[[str], None]
+) -> RestorationProfile:
+    """What a worker measures at its first start with a model: as many of ``LENGTHS`` as its pool holds and as take no
+    longer than ``ENOUGH_S``. ``here`` describes the model. Raises ConfigError where the pool holds none.
+    """
+    longest = min(runner.pool.pages * runner.geometry.page_size, runner.max_context)
+    fitting = [length for length in LENGTHS if runner.geometry.page_size <= length <= longest]
+    limits: dict[str, Any] = {"rounds": ROUNDS, "enough_s": ENOUGH_S, "said": said}
+    if isinstance(runner, GroupRunner):
+        size = runner.geometry.page_size
+        return measure_group(runner, here, sorted({max(1, each // size) * size for each in fitting}), **limits)
+    return measure_restoration(runner, fitting or [longest], threads=here.threads, **limits)
 
 
 def _measure(runner: ModelRunner, projection: KvProjection | None, tokens: int, rounds: int) -> RestorationFigure:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -47,6 +48,13 @@ class Sources:
     ids: torch.Tensor | None = None  # int64 [tokens], for recomputation.
 
 
+class Gather(Protocol):
+    """Joins what several processes have read of a layer."""
+
+    def whole(self, shard: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Hidden states [rows, hidden] of this process to those of all ``tokens``."""
+
+
 class Restoration:
     """One prefix: the tokens of ``segment``. A layer gate for the step that needs it, made for one use.
 
@@ -65,13 +73,15 @@ class Restoration:
         staging: StagingMemory | None,
         timeout_s: float,
         loads: forward_meta.LayerGate | None = None,
+        gather: Gather | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """KV that the segment attends to must be on the device, for what is recomputed, or come there in time for
         ``loads``. No other restoration may be using ``staging``. A mix without hidden states needs neither that nor a
-        projection.
+        projection. With ``gather`` the source of hidden states is a shard of the tokens.
         """
-        _check(runner, segment, mix, sources)
+        _check(runner, segment, mix, sources, is_shard=gather is not None)
+        self._gather = gather
         self._runner, self._projection, self._segment, self._loads = runner, projection, segment, loads
         self._mix, self._sources, self._timeout_s = mix, sources, timeout_s
         device = runner.pool.device
@@ -82,7 +92,8 @@ class Restoration:
             if projection is None or staging is None:
                 raise HiddenStatesUnsupported("this worker cannot restore KV from hidden states")
             self._embeddings = projection.position_embeddings(torch.arange(segment.context, segment.length))
-            self._staging = staging.buffers(projection.shape, segment.rows, mix.from_hidden)
+            assert sources.hidden is not None
+            self._staging = staging.buffers(projection.shape, sources.hidden.tokens, mix.from_hidden)
         self._stream = side_stream(device)
         self._gate = LayerGate(mix.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._projected = 0  # Hidden layers that the computing thread is done with.
@@ -157,6 +168,8 @@ class Restoration:
         assert self._staging is not None
         self._gate.wait(layer)
         hidden = self._staging.buffer(self._projected)
+        if self._gather is not None:
+            hidden = self._gather.whole(hidden, self._segment.rows)
         self._projection.restore(layer, hidden, self._embeddings, self._slots)
         self._staging.give_back(self._projected)
         self._projected += 1
@@ -203,16 +216,16 @@ class Restoration:
             into = self._staging.take(self._timeout_s)
             if self._cancelled.is_set():
                 raise TransportError("the restoration was given up")
-            self._sources.hidden.read(layer, 0, self._segment.rows, into)
+            self._sources.hidden.read(layer, 0, self._sources.hidden.tokens, into)
             return self._stream.fence()
 
 
-def _check(runner: PassRunner, segment: Segment, mix: LayerMix, sources: Sources) -> None:
+def _check(runner: PassRunner, segment: Segment, mix: LayerMix, sources: Sources, *, is_shard: bool) -> None:
     if mix.layers != runner.geometry.layers:
         raise InvariantViolated(f"{mix} does not restore {runner.geometry.layers} layers")
     if mix.recomputed and (sources.ids is None or len(sources.ids) != segment.rows):
         raise InvariantViolated(f"{segment.rows} tokens are to be recomputed and are not given")
-    if mix.from_hidden and (sources.hidden is None or sources.hidden.tokens != segment.rows):
+    if mix.from_hidden and (sources.hidden is None or not (is_shard or sources.hidden.tokens == segment.rows)):
         raise InvariantViolated(f"hidden states of {segment.rows} tokens are to be restored and are not given")
     if mix.loaded and sources.kv is None:
         raise InvariantViolated(f"{mix.loaded} layers are to be loaded and no KV is given")

@@ -72,13 +72,13 @@ class Snapshot:
             return
         wanted = torch.cat([slots[part] for part in self._picked])
         for number, layer in enumerate(self._kv_layers):
-            for half, states in enumerate((pool.k(layer), pool.v(layer))):
-                by_token = states.flatten(0, 1).flatten(1)
-                into = self._place(len(self._index) + 2 * number + half, by_token.dtype)
+            for half in (0, 1):
+                gathered = pool.rows(layer, half, wanted)
+                into = self._place(len(self._index) + 2 * number + half, gathered.dtype)
                 if self._stream is None:
-                    torch.index_select(by_token, 0, wanted, out=into)
+                    into.copy_(gathered)
                 else:
-                    self._send(into, by_token.index_select(0, wanted))
+                    self._send(into, gathered)
 
     def wait(self) -> None:
         """Return when all that was taken is in host memory. Off the critical path."""

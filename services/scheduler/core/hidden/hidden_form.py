@@ -1,14 +1,15 @@
 """In which form prefixes are kept below host memory: KV, or hidden states from which it is restored sooner (HCache
 4.1.2).
 
-Hidden states have one geometry for as long as a storage lives, for chunks of another would never be found. It is chosen
-once, by what is known then; whether saving more of them is worth the while is asked anew at every admission.
+Hidden states have one geometry for as long as a storage lives, for chunks of another would never be found. A disk that
+holds some keeps their form. Else it is chosen by what was measured before anything was served, of the worker's profile
+and of the disk: what is observed under load moves the choice of a way back, and never what is kept.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,15 @@ from services.scheduler.core.hidden.partition import (
     Partition,
     hidden_only,
     kv_only,
-    layer_costs,
     layer_times,
     made,
+    profiled_costs,
     tokens_only,
     worth_storing,
 )
-from services.scheduler.core.rates import disk_bytes_per_us
+from services.scheduler.core.rates import planned_disk_bytes_per_us
 from shared.errors import ConfigError
-from shared.messages.pools import KvGeometry
+from shared.hidden_forms import forms_among, hidden_geometry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.hidden.partition import LayerCosts
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
+    from shared.messages.pools import KvGeometry
     from shared.messages.storage_events import HostPoolCreated
 
 
@@ -76,19 +78,40 @@ def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
         return None
     layers = parse_form(text)
     if layers is None:
-        return _best_geometry(state, storage, geometry)
+        return form_on_disk(state, storage) or _best_geometry(state, storage, geometry)
     if sum(layers) != geometry.layers:
         return None
     hidden = next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
-    return _geometry(geometry, layers[0], layers[1], hidden)
+    return hidden_geometry(geometry, layers[0], layers[1], hidden)
+
+
+def form_on_disk(state: CellState, storage: Storage) -> KvGeometry | None:
+    """The form of which the storage's disk held most chunks when it joined, among those that its node can restore; None
+    where there are none. Does not mutate.
+    """
+    restorers = restorers_of(state, storage)
+    if state.geometry is None or not restorers or restorers[0].restoration is None:
+        return None
+    forms = forms_among(state.geometry, restorers[0].restoration.hidden, storage.hidden.shapes)
+    return forms[0] if forms else None
 
 
 def is_worth_keeping(state: CellState, storage: Storage) -> bool:
-    """Whether what is computed now should be saved as hidden states. An explicit form is not judged. Does not
-    mutate.
+    """Whether what is computed now should be saved as hidden states. An explicit form is not judged, that of a disk
+    which held it before is. Does not mutate.
     """
-    text = state.config.hidden_form
-    return text not in ("off", "auto") or (text == "auto" and wanted_hidden(state, storage) is not None)
+    text, geometry = state.config.hidden_form, state.geometry
+    if text != "auto":
+        return text != "off"
+    if storage.hidden.handle is None or geometry is None:
+        return wanted_hidden(state, storage) is not None
+    figures = _figures(state, storage)
+    if figures is None:
+        return False
+    kept = storage.hidden.handle.geometry
+    return not figures.bytes_per_us or _pays(
+        figures.costs, figures.bytes_per_us, (kept.absent, kept.from_hidden, kept.loaded_layers)
+    )
 
 
 def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
@@ -102,15 +125,44 @@ def restorers_of(state: CellState, storage: Storage) -> list[Worker]:
     return [one for one in state.workers.values() if one.node == storage.node and one.restoration is not None]
 
 
-def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
-    """What restores soonest with the first of the node's workers; its others are taken to be alike."""
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What a form is planned with: measured costs, rounded, and bytes a microsecond of the disk, 0 if not known yet."""
+
+    costs: LayerCosts
+    hidden: int
+    bytes_per_us: float
+
+
+def _figures(state: CellState, storage: Storage) -> _Figures | None:
+    """Those of the first of the node's workers; its others are taken to be alike. None without any. Does not mutate."""
     restorers = restorers_of(state, storage)
-    costs = layer_costs(state, restorers[0]) if restorers else None
+    costs = profiled_costs(state, restorers[0]) if restorers else None
     if costs is None or restorers[0].restoration is None:
         return None
-    hidden = restorers[0].restoration.hidden
-    best = _best_layers(_rounded(costs), _two_digits(disk_bytes_per_us(storage)), hidden > 0, hidden == _width(kv))
-    return None if best is None else _geometry(kv, best.tokens, best.hidden, hidden)
+    return _Figures(
+        _rounded(costs), restorers[0].restoration.hidden, _two_digits(planned_disk_bytes_per_us(storage))
+    )  # fmt: skip
+
+
+def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
+    """What restores soonest; None where that is KV, and as long as nobody knows how fast the disk is."""
+    figures = _figures(state, storage)
+    if figures is None or not figures.bytes_per_us:
+        return None
+    hidden = figures.hidden
+    best = _best_layers(figures.costs, figures.bytes_per_us, hidden > 0, hidden == _width(kv))
+    return None if best is None else hidden_geometry(kv, best.tokens, best.hidden, hidden)
+
+
+@lru_cache(maxsize=256)
+def _pays(costs: LayerCosts, bytes_per_us: float, layers: tuple[int, int, int]) -> bool:
+    """Whether a typical prefix comes back from this form sooner than from KV, where keeping any is worth it."""
+    if worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us).form == "nothing":
+        return False
+    times = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
+    taken_us = made(times, tokens=layers[0], hidden=layers[1], kv=layers[2], ends_early=True).time_us
+    return taken_us <= kv_only(costs.layers, times).time_us * _WORTH_A_CHANGE
 
 
 @lru_cache(maxsize=256)
@@ -183,21 +235,6 @@ def _two_digits(value: float) -> float:
 def _width(kv: KvGeometry) -> int:
     """Values of K of a token in one layer."""
     return kv.kv_heads * kv.head_dim
-
-
-def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
-    """Pages of hidden states of this many layers; None where that is plain KV, nothing at all, or cannot be."""
-    found = KvGeometry(
-        layers=kv.layers,
-        kv_heads=kv.kv_heads,
-        head_dim=kv.head_dim,
-        page_size=kv.page_size,
-        dtype=kv.dtype,
-        hidden=hidden if from_hidden else 0,
-        absent=absent,
-        from_hidden=from_hidden,
-    )
-    return found if found.is_hidden and not found.fault() else None
 
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:

@@ -224,3 +224,4 @@ class HiddenTier(msgspec.Struct):
     pool: PagePool | None = None
     chunks: dict[bytes, None] = {}  # Hidden states that its disk holds, as far as it said.
     saving: dict[bytes, int] = {}  # Chunks whose hidden states are on their way there, by lease, which may be over.
+    shapes: bytes = b""  # Digests of the geometries of the chunks that its disk held when it joined, 8 bytes each.

@@ -17,7 +17,7 @@ tokens once (2 N² D; the paper writes N² D, with the same growth).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal
 
@@ -52,27 +52,35 @@ class LayerCosts:
 
 
 def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """What a token costs a worker in one layer, by whatever means; None where it has no profile. Does not mutate.
+    """What a token costs a worker in one layer now, by whatever means; None where it has no profile. Does not mutate.
 
     The profile is of one process alone on its machine (HCache 4.1.2): computing costs what was observed since, if
-    anything was. A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
+    anything was.
+    """
+    costs, fit = profiled_costs(state, worker), compute_fit(state, worker)
+    if costs is None or not fit.reports:
+        return costs
+    token, pair = fit.token_and_pair_us()
+    return replace(costs, token_us=token / costs.layers, pair_us=pair / costs.layers)
+
+
+def profiled_costs(state: CellState, worker: Worker) -> LayerCosts | None:
+    """The same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2, offline), since
+    observed speeds move with the load. Does not mutate.
+
+    A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
     """
     profile, geometry = worker.restoration, state.geometry
     if profile is None or geometry is None:
         return None
-    fit = compute_fit(state, worker)
-    token, pair = profile.token_us, profile.pair_us
-    if fit.reports:
-        token, pair = fit.token_and_pair_us()
-        token, pair = token / geometry.layers, pair / geometry.layers
     kv_bytes = 2 * geometry.half_bytes / geometry.page_size
     return LayerCosts(
         layers=geometry.layers,
         kv_bytes=kv_bytes,
         hidden_bytes=profile.hidden * DTYPE_BYTES[geometry.dtype] if profile.hidden else kv_bytes,
         hidden_us=profile.hidden_us,
-        token_us=token,
-        pair_us=pair,
+        token_us=profile.token_us,
+        pair_us=profile.pair_us,
     )
 
 

@@ -27,6 +27,8 @@ from services.scheduler.core.tiers.backups import abandon_backups_of_storage
 from services.scheduler.core.tiers.lending import forget_lender
 from services.scheduler.core.tiers.saves import abandon_saves_of_storage, save_what_devices_hold
 from services.scheduler.core.tiers.under_way import DiskTier, Fetching
+from shared.chunks import GEOMETRY_BYTES
+from shared.hidden_forms import MOST_SHAPES
 from shared.messages.pools import HIDDEN
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 
@@ -44,7 +46,8 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         return
     if known is not None:
         remove_storage(step, known)
-    if min(message.disk_bytes, message.hidden_bytes) < 0:
+    is_listing = len(message.shapes) % GEOMETRY_BYTES == 0 and len(message.shapes) <= MOST_SHAPES * GEOMETRY_BYTES
+    if min(message.disk_bytes, message.hidden_bytes) < 0 or not is_listing:
         state.count("malformed_inputs")
     storage = Storage(
         message.storage_id,
@@ -52,8 +55,11 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         message.node,
         message.host_bytes,
         disk=DiskTier(budget_bytes=max(0, message.disk_bytes), has_remote=message.has_remote),
-        fetching=Fetching(disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0),
-        hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes)),
+        fetching=Fetching(
+            disk_bytes_per_s=_speed(message.disk_bytes_per_s),
+            measured_bytes_per_s=_speed(message.disk_measured_bytes_per_s),
+        ),
+        hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes), shapes=message.shapes if is_listing else b""),
         sparse=SparseTier(is_kept=message.keeps_sparse),
         shares=message.shares,
     )
@@ -63,6 +69,11 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         request_pool(step, storage)
         attach_device(step, storage, worker)
     request_hidden_pools(step)
+
+
+def _speed(told: float) -> float:
+    """Bytes a second as a storage told it; 0 is not known."""
+    return told if 0.0 < told < inf else 0.0
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:

@@ -33,6 +33,8 @@ def make_cell() -> MakeCell:
         hidden_pages: int = 0,
         costs: RestorationCosts | None = None,
         keeps_sparse: bool = False,
+        disk_bytes_per_s: float = 1e9,
+        shapes: bytes = b"",
         **config: Any,
     ) -> CellModel:
         settings: dict[str, Any] = {"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0}
@@ -46,6 +48,8 @@ def make_cell() -> MakeCell:
                 has_remote=has_remote,
                 hidden_pages=hidden_pages,
                 keeps_sparse=keeps_sparse,
+                disk_bytes_per_s=disk_bytes_per_s,
+                shapes=shapes,
             )
         for number in range(workers):
             cell.add_worker(f"worker-{number}", pages=pages)

@@ -15,7 +15,6 @@ from services.worker.kv.profile import read_profile, this_machine
 from shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from thermocline.doctor.__main__ import main
-from thermocline.doctor.disk_speed import measure_disk
 from thermocline.supervisor.model_demand import geometry_of
 
 QUICK = ["--profile-tokens", "64", "--page-sizes", "16", "--rounds", "1"]
@@ -84,15 +83,6 @@ def test_what_cannot_be_measured_is_said(
         assert main(["--profile", *QUICK, *wrong, "--out", str(tmp_path / "p.json")]) == 1
         assert str(tmp_path) in capsys.readouterr().err
 
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_is_measured_and_left_clean(tmp_path: Path) -> None:
-    """Write, read and small reads have a speed; the file is gone."""
-    figures = measure_disk(tmp_path, file_bytes=8 * 2**20)
-
-    assert min(figures.write_bytes_per_s, figures.read_bytes_per_s, figures.small_read_bytes_per_s) > 0
-    assert figures.directory == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

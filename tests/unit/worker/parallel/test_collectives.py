@@ -56,5 +56,9 @@ def test_exchanges_through_the_host_are_of_copies(rank: int, monkeypatch: pytest
     total = collectives.sum(torch.tensor([3.0, 4.0]))
     whole = collectives.concatenate(torch.tensor([[float(rank)]]))
 
+    shards = torch.empty(4, 1)
+    collectives.gather(torch.tensor([[rank * 1.0], [rank * 1.0]]), shards)
+
     assert (total.tolist(), whole.tolist()) == ([6.0, 8.0], [[0.0, 1.0]])
-    assert [each is copy for each, copy in zip(given, copies, strict=True)] == [True, True]
+    assert shards.tolist() == [[0.0], [0.0], [1.0], [1.0]]
+    assert [each is copy for each, copy in zip(given, copies, strict=True)] == [True] * 3

@@ -10,6 +10,7 @@ import pytest
 
 from services.storage.pools import open_device_pool
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.kv.row_checks import RowChecks
@@ -18,7 +19,9 @@ from services.worker.parallel.group_pool import GroupPool, attach_part
 from services.worker.parallel.parts_mover import PartsMover
 from shared.errors import InvariantViolated, TransportError
 from shared.memory import DevicePoolView, HostPoolView, unlink_all
+from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
+from shared.messages.worker_plans import PageLoad
 from tests.run_name import shm_prefix
 from tests.unit.worker.pools import fill_page, identity_of
 
@@ -167,3 +170,48 @@ def test_nobody_takes_a_pool_in_parts_for_one_in_a_piece() -> None:
     handle = pool.handle()
     with pytest.raises(TransportError, match="4 heads"):
         open_device_pool(msgspec.structs.replace(handle, parts=handle.parts[:1] * 2))
+
+
+@pytest.mark.parametrize("borrowing", [1, 2])
+@pytest.mark.parametrize("lending", [1, 2, 4, 8])
+def test_a_group_lends_its_pages_to_neighbours(lending: int, borrowing: int) -> None:
+    """A single worker and another group find in them, to the bit, what a worker with one rank would lend."""
+    host = host_pool(["a", "b", "c"])
+    theirs, ours = group_pool(lending), group_pool(borrowing)
+    mover_of(theirs).load(memory_of(host), range(3), numbers(0, 1, 2), numbers(5, 2, 7))
+    loads = Loads(GEOMETRY, PAGES, mover_of(ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads.neighbours.attach("w1", "inc-1", theirs.handle())
+    order = PageLoad(
+        request_id="r",
+        attempt=1,
+        storage_id="",
+        host_pages=pack_int32([7, 5]),
+        device_pages=pack_int32([0, 6]),
+        identities=bytes(32),
+        neighbour_id="w1",
+        neighbour_incarnation="inc-1",
+    )
+
+    result = loads.start([order]).finish()
+
+    again = HostPoolView.create(PREFIX, GEOMETRY, PAGES)
+    view = open_device_pool(ours.handle())
+    view.copy_run((0, 0, 1), again.pages)
+    view.copy_run((6, 1, 1), again.pages)
+    assert (result.failures, result.pages) == ([], 2)
+    assert (again.pages[0] == host.pages[2]).all()
+    assert (again.pages[1] == host.pages[0]).all()
+    loads.close()
+
+
+def test_a_group_of_which_a_part_is_gone_lends_nothing() -> None:
+    """The load fails and says whose fault it was; what was mapped of it is let go."""
+    theirs, ours = group_pool(2), group_pool(1)
+    handle = theirs.handle()
+    theirs.parts[1][1].close()
+    loads = Loads(GEOMETRY, PAGES, mover_of(ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads.neighbours.attach("w1", "inc-1", handle)
+
+    with pytest.raises(TransportError, match="segment"):
+        loads.neighbours.find("w1", "inc-1")
+    loads.close()

@@ -14,6 +14,7 @@ from services.scheduler.core.hidden.hidden_form import (
 from services.scheduler.core.hidden.partition import LayerCosts, hidden_only, kv_only, layer_times, made, tokens_only
 from services.scheduler.core.state import CellState, Storage, Worker, new_state
 from services.scheduler.core.tiers.under_way import DiskTier, Fetching
+from shared.chunks import geometry_id
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.worker_events import RestorationCosts
@@ -158,18 +159,69 @@ def test_where_a_page_cannot_hold_both_the_best_of_one_kind_is_taken() -> None:
     assert found.from_hidden == 32 - found.absent
 
 
-def test_what_is_observed_takes_the_place_of_profile_and_limit() -> None:
-    """A disk that turns out slow, and a worker that turns out fast."""
-    state, storage = cell(disk_bytes_per_s=1e12)
-    assert wanted_hidden(state, storage) is None
+@pytest.mark.parametrize("disk_bytes_per_s", [2e9, 4e9, 5e9, 8e9, 1e12])
+@pytest.mark.parametrize("factor", [0.1, 0.92, 1.0, 1.04, 1.08, 10.0])
+def test_what_is_observed_under_load_moves_no_form(disk_bytes_per_s: float, factor: float) -> None:
+    """The form follows from what was measured before anything was served: chunks of another form are never found, so a
+    worker that computes 8 % more slowly for an hour must not change it.
+    """
+    state, storage = cell(disk_bytes_per_s=disk_bytes_per_s)
+    expected, is_worth_it = wanted_hidden(state, storage), is_worth_keeping(state, storage)
 
-    for _ in range(5):
-        storage.fetching.disk_rate.note(4e9, 1e6)
-
-    assert present(wanted_hidden(state, storage)).is_hidden
     for _ in range(20):
-        state.workers["w"].speed.note_compute(1000, 0, 10)
+        state.workers["w"].speed.note_compute(1000, 0, int(1000 * FAST.token_us * MHA.layers * factor))
+        storage.fetching.disk_rate.note(disk_bytes_per_s / factor, 1e6)
+
+    assert wanted_hidden(state, storage) == expected
+    assert is_worth_keeping(state, storage) is is_worth_it
+
+
+def test_no_form_is_chosen_before_the_disk_was_measured() -> None:
+    """A guess would stay for the life of the storage. What fetches find is a measurement, too, where there is none."""
+    state, storage = cell(disk_bytes_per_s=0.0)
     assert wanted_hidden(state, storage) is None
+
+    storage.fetching.disk_rate.note(4e9, 1e6)
+
+    assert present(wanted_hidden(state, storage)).form == present(wanted_hidden(*cell(disk_bytes_per_s=4e9))).form
+
+
+def test_a_limit_counts_where_it_is_below_what_was_measured() -> None:
+    """Reads begin no faster than the limit; without one the measured speed counts."""
+    found = []
+    for measured, limit in ((2e9, 8e9), (8e9, 2e9), (2e9, 0.0)):
+        state, storage = cell(disk_bytes_per_s=limit)
+        storage.fetching.measured_bytes_per_s = measured
+        found.append(present(wanted_hidden(state, storage)).form)
+
+    assert found == [present(wanted_hidden(*cell(disk_bytes_per_s=2e9))).form] * 3
+
+
+def test_a_disk_that_holds_a_form_keeps_it() -> None:
+    """Whatever would be chosen now: of several that with most chunks, of those that can be restored here."""
+    foreign = structs.replace(MHA, layers=16, hidden=4096, from_hidden=16)
+    wide = structs.replace(MHA, hidden=2048, from_hidden=32)
+    kept, less = structs.replace(MHA, hidden=4096, absent=3, from_hidden=29), structs.replace(MHA, absent=1)
+    state, storage = cell()
+    assert wanted_hidden(state, storage) != kept
+
+    storage.hidden.shapes = b"".join(map(geometry_id, (MHA, foreign, wide, kept, less)))
+
+    assert wanted_hidden(state, storage) == kept
+    state.config = structs.replace(state.config, hidden_form="0/32/0")
+    assert present(wanted_hidden(state, storage)).form == "0/32/0"
+
+
+@pytest.mark.parametrize(("form", "is_worth_it"), [((16, 16), True), ((0, 32), True), ((1, 0), False)])
+def test_a_form_that_a_disk_holds_is_saved_in_where_it_pays(form: tuple[int, int], is_worth_it: bool) -> None:
+    """One that comes back hardly sooner than KV is read, and what is new is saved as KV."""
+    kept = structs.replace(MHA, hidden=4096 if form[1] else 0, absent=form[0], from_hidden=form[1])
+    state, storage = cell()
+    storage.hidden.shapes = geometry_id(kept)
+    storage.hidden.handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=1, geometry=kept)
+
+    assert wanted_hidden(state, storage) == kept
+    assert is_worth_keeping(state, storage) is is_worth_it
 
 
 def test_only_auto_asks_whether_it_is_worth_it() -> None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core import status
+from shared.chunks import geometry_id
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from shared.messages.storage_events import ChunksFetched, HostPoolCreated
@@ -114,22 +115,35 @@ def test_a_worker_that_can_restore_may_come_later(make_cell: MakeCell) -> None:
     assert present(hidden_storage(cell).hidden.pool).total == 64
 
 
-def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> None:
-    """A fetch is when that is found out."""
-    cell = make_cell(
-        page_size=PAGE, host_pages=40, disk_chunks=100, hidden_pages=64, costs=SLOW_TO_PROJECT, hidden_form="auto"
-    )
+def test_a_disk_that_nobody_measured_is_known_after_a_fetch(make_cell: MakeCell) -> None:
+    """No form is chosen by a guess; the first fetch that ends is when the speed is found out."""
+    room = {"host_pages": 40, "disk_chunks": 100, "hidden_pages": 64}
+    cell = make_cell(page_size=PAGE, **room, costs=SLOW_TO_PROJECT, hidden_form="auto", disk_bytes_per_s=0.0)
     assert asked(cell) == []
     storage = hidden_storage(cell)
-    (
-        storage.fetching.disk_rate.observations,
-        storage.fetching.disk_rate.amount,
-        storage.fetching.disk_rate.elapsed_us,
-    ) = 5, 1.0, 10.0
+    storage.fetching.disk_rate.note(1.0, 10.0)
 
     cell.feed(ChunksFetched(storage_id="storage", incarnation=storage.incarnation, fetch_id=99, chunks=0, is_over=True))
 
     assert asked(cell) == [hidden_geometry(PAGE)]
+
+
+def test_a_restarted_storage_is_asked_for_the_form_that_its_disk_holds(make_cell: MakeCell) -> None:
+    """Even where the figures say that KV comes back sooner: chunks of a form without a pool would never be found."""
+    shape = {"page_size": PAGE, "host_pages": 40, "disk_chunks": 100, "hidden_pages": 64, "costs": SLOW_TO_PROJECT}
+    held = geometry_id(geometry(PAGE)) + geometry_id(hidden_geometry(PAGE))
+
+    assert asked(make_cell(**shape, hidden_form="auto")) == []
+    assert asked(make_cell(**shape, hidden_form="auto", shapes=held)) == [hidden_geometry(PAGE)]
+    assert asked(make_cell(**shape, hidden_form="off", shapes=held)) == []
+
+
+@pytest.mark.parametrize("shapes", [b"1234567", bytes(8) * 65])
+def test_a_senseless_listing_of_geometries_is_ignored(make_cell: MakeCell, shapes: bytes) -> None:
+    """It is counted, and the storage joins."""
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, hidden_pages=64, costs=COSTS, shapes=shapes)
+
+    assert (hidden_storage(cell).hidden.shapes, cell.state.counters["malformed_inputs"]) == (b"", 1)
 
 
 def answer(cell: CellModel, **fields: Any) -> list[Any]:

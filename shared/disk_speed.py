@@ -1,4 +1,8 @@
-"""How fast a directory is written and read, past the page cache where the file system allows it."""
+"""How fast a directory is written and read, past the page cache where the file system allows it.
+
+What was measured is remembered in the directory itself, which may outlive caches of the machine. So a cell plans with
+what ``thermocline doctor --profile --disk-dir`` measured, or else with what its storage measured at its first start.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,17 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
-from services.worker.kv.profile import DiskFigures
+import msgspec
+
 from shared.errors import ConfigError
+from shared.ids import node_name
+from shared.undecodable import UNDECODABLE
+
+FILE_NAME = "speed.json"
+VERSION = 1
 
 FILE_BYTES = 128 * 2**20
 LARGE_BYTES = 4 * 2**20
@@ -19,14 +30,56 @@ SMALL_BYTES = 64 * 2**10
 SMALL_READS = 256
 
 
+class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory's bandwidth, bytes a second. ``is_direct``: past the page cache."""
+
+    directory: str
+    is_direct: bool
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    small_read_bytes_per_s: float  # 64 KiB at random places.
+
+
+class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds on this machine alone: a directory can be attached to another."""
+
+    version: int = VERSION
+    node: str
+    disk: DiskFigures
+
+
+def remember(figures: DiskFigures) -> None:
+    """Keep figures in their directory, in one step. Raises OSError."""
+    path = Path(figures.directory) / FILE_NAME
+    scratch = path.with_name(f".{FILE_NAME}.{os.getpid()}")
+    try:
+        scratch.write_bytes(msgspec.json.encode(_Remembered(node=node_name(), disk=figures)))
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def remembered(directory: Path) -> DiskFigures | None:
+    """What was measured in a directory on this machine; None where nothing was, or it cannot be read."""
+    try:
+        found = msgspec.json.decode((directory / FILE_NAME).read_bytes(), type=_Remembered)
+    except (OSError, *UNDECODABLE):
+        return None
+    is_sound = found.version == VERSION and found.node == node_name() and 0 < found.disk.read_bytes_per_s < inf
+    return found.disk if is_sound else None
+
+
 def measure_disk(directory: Path, *, file_bytes: int = FILE_BYTES) -> DiskFigures:
-    """Write a file in large pieces, read it in large ones in order and in small ones in random order.
+    """Write a file of ``file_bytes`` (whole ``LARGE_BYTES``) in large pieces, read it in large ones in order and in
+    small ones in random order. Blocking.
 
     Raises ConfigError when the directory cannot be written.
     """
     try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix="thermocline-profile-") as file:
-            return _measure(Path(file.name), str(directory), file_bytes)
+        # Without a name, so that nothing is left of it wherever this ends.
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return _measure(Path(f"/proc/self/fd/{file.fileno()}"), str(directory), file_bytes)
     except OSError as error:
         raise ConfigError(f"cannot measure the directory {directory}: {error.strerror}") from error
 

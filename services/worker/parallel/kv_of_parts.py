@@ -1,0 +1,66 @@
+"""K and V of whole hidden pages into the parts of a group's pool, by rank 0: like its other loads, because a checksum
+covers all heads (ADR 0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.movers.protocol import Fence
+from services.worker.kv.page_memory import PageNumbers
+from services.worker.restore.hidden_page_source import HiddenPages, unit_memory
+from services.worker.restore.refusals import PiecesRefused
+
+PIECE_BYTES = 4 * 2**20
+"""Bytes of one unit that are staged at a time."""
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+
+class KvOfParts:
+    """A :class:`~services.worker.restore.kv_source.KvSource` over hidden pages."""
+
+    def __init__(
+        self, pages: HiddenPages, parts: Sequence[tuple[range, DevicePool]], device_pages: PageNumbers
+    ) -> None:
+        """``device_pages`` int32 [n], distinct and inside every part."""
+        self._pages, self._parts = pages, parts
+        self._step = max(1, PIECE_BYTES // pages.geometry.unit_bytes)
+        index = torch.from_numpy(device_pages.astype(np.int64))
+        self._index = [index.to(pool.device) for _, pool in parts]
+
+    def load(self, layer: int) -> None:
+        """See the protocol. Raises PiecesRefused too for a layer whose KV the pages do not hold."""
+        geometry = self._pages.geometry
+        first = geometry.layers - geometry.loaded_layers
+        if layer < first:
+            raise PiecesRefused(f"these hidden pages do not hold KV of layer {layer}")
+        for half in (0, 1):
+            unit = geometry.from_hidden + 2 * (layer - first) + half
+            for start in range(0, len(self._pages), self._step):
+                self._spread(unit, layer, half, slice(start, min(start + self._step, len(self._pages))))
+
+    def fence(self) -> Fence | None:
+        return None
+
+    def drain(self) -> None:
+        for _, pool in self._parts:
+            if pool.device.type == "cuda":
+                _cuda.synchronize(pool.device)
+
+    def _spread(self, unit: int, layer: int, half: int, part: slice) -> None:
+        geometry, count = self._pages.geometry, part.stop - part.start
+        staged = np.empty((count, geometry.unit_bytes), dtype=np.uint8)
+        target = unit_memory(staged.reshape(-1), count, geometry.unit_bytes, geometry.unit_bytes)
+        self._pages.copy(unit, part, target, np.arange(count, dtype=np.int32))
+        whole = torch.from_numpy(staged).view(TORCH_DTYPES[geometry.dtype])
+        whole = whole.view(count, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+        for (heads, pool), index in zip(self._parts, self._index, strict=True):
+            into = pool.v(layer) if half else pool.k(layer)
+            into.index_copy_(0, index[part], whole[:, :, heads.start : heads.stop].to(pool.device))
