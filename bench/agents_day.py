@@ -40,7 +40,7 @@ from typing import Any
 import httpx
 
 from bench import agents_simulated, results_file
-from bench.agents_simulated import TARGET, WITHOUT_TARGET, simulated
+from bench.agents_simulated import TARGET, simulated
 from bench.emptying import rest
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     least = {
         f"{case}, least part of the turn before that a turn found": {"ratio": each["reused_least"], "target": TARGET}
         for case, each in found.items()
-        if case not in WITHOUT_TARGET and not case.endswith("at once")
+        if not case.endswith("at once")
     }
     if options.save:
         results = {

@@ -81,6 +81,11 @@ class Prefetch(msgspec.Struct):
     counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
 
+    @property
+    def foreseen(self) -> int:
+        """Tokens of its prefix that were there or were brought: where it finds fewer, some have gone again."""
+        return max(self.counted, self.brought_to)
+
 
 class PromptMatch(msgspec.Struct):
     """What of a request's prompt the tree is known to have.

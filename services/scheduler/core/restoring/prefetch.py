@@ -133,7 +133,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     first = covered // names.pages_each
     page_size = tree.page_size
     hold_end(state, storage, request.request_id, path)
-    has_gone = covered * page_size < request.prefetch.counted
+    has_gone = covered * page_size < request.prefetch.foreseen
     if has_gone and is_next and not request.prefetch.is_again:  # What came and went is fetched once more.
         request.prefetch.brought_to = request.prefetch.brought_from = request.prefetch.brought_remote = 0
         request.prefetch.is_again = True
