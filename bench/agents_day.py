@@ -40,7 +40,7 @@ from typing import Any
 import httpx
 
 from bench import agents_simulated, results_file
-from bench.agents_simulated import TARGET, WITHOUT_TARGET, simulated
+from bench.agents_simulated import TARGET, simulated
 from bench.emptying import rest
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
@@ -139,6 +139,11 @@ def model_with_positions(folder: Path) -> Path:
     return made
 
 
+def copies_at_rest(case: str) -> bool:
+    """Whether a case has the setting of this name on."""
+    return case.startswith("workers")
+
+
 class Day:
     """One case on cells of its own, in a folder of its own."""
 
@@ -169,7 +174,7 @@ class Day:
         """All turns, one round of all sessions after the other. Raises CellNotReady, httpx.HTTPError."""
         rounds = iter(range(self._options.turns))
         is_over = False
-        environ = ALWAYS_FROM_DISK | (COPIES_AT_REST if self._case.startswith("workers") else {})
+        environ = ALWAYS_FROM_DISK | (COPIES_AT_REST if copies_at_rest(self._case) else {})
         while not is_over:
             with running(self._config, environ=environ) as cell:
                 if self.kills and self._case.startswith("killed"):
@@ -297,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     least = {
         f"{case}, least part of the turn before that a turn found": {"ratio": each["reused_least"], "target": TARGET}
         for case, each in found.items()
-        if case not in WITHOUT_TARGET and not case.endswith("at once")
+        if not case.endswith("at once")
     }
     if options.save:
         results = {
@@ -305,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "turns": options.turns,
             "device_tokens": options.device_tokens,
             "host_mib": options.host_mib,
+            "copies_at_rest": [case for case in found if copies_at_rest(case)],
             "cases": found,
             "least": least,
         }

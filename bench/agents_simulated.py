@@ -1,8 +1,7 @@
 """The sessions of :mod:`bench.agents_day` in simulation: forty turns that grow beyond 100,000 tokens.
 
 ``simulated``: device KV for a tenth of all, host memory for the rest; ``simulated, 2 workers``: such a device each.
-``simulated, little host memory``: host memory for two fifths, a disk for the rest. That one has no target: what
-is fetched for one request may find room only where another counts on what is there.
+``simulated, little host memory``: host memory for two fifths, a disk for the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ CASES: dict[str, tuple[int, int, int]] = {
     "simulated, little host memory": (1, LITTLE_TOKENS, DISK_TOKENS),
 }
 """Workers, and tokens that host memory and the disk hold."""
-WITHOUT_TARGET = frozenset({"simulated, little host memory"})
 
 
 def reused_by_turn(seed: int, workers: int, host_tokens: int, disk_tokens: int) -> tuple[list[float], int]:

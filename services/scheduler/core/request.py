@@ -86,6 +86,11 @@ class Prefetch(msgspec.Struct):
         """What was fetched for it is of no account any more."""
         self.brought_to = self.brought_from = self.brought_remote = self.brought_lent = 0
 
+    @property
+    def foreseen(self) -> int:
+        """Tokens of its prefix that were there or were brought: where it finds fewer, some have gone again."""
+        return max(self.counted, self.brought_to)
+
 
 class PromptMatch(msgspec.Struct):
     """What of a request's prompt the tree is known to have.

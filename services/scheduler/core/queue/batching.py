@@ -208,7 +208,7 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
         defer(step, request, worker, finding.aside)
         return None
     span, prefetch = finding.span, request.prefetch
-    if cached < prefetch.counted and not (prefetch.fetch or prefetch.is_again):
+    if cached < prefetch.foreseen and not (prefetch.fetch or prefetch.is_again):
         prefetch.is_due = True  # What was there when it was queued has gone.
     if prefetch.fetch or prefetch.is_due or prefetch.follows or request.hidden.run is not None:
         # To make room for a fetch may evict or cut what others matched.

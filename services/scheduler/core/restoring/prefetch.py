@@ -76,16 +76,14 @@ def prefetch_when_near(step: Step, request: Request) -> None:
         prefetch(step, request)
     else:
         storage = state.storage_of(worker)
-        request.prefetch.is_due = storage is not None and (
-            storage.disk.budget_bytes > 0 or storage.disk.has_remote or may_borrow(state, storage)
-        )
+        request.prefetch.is_due = storage is not None and storage.pool is not None
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
     """These requests are the first in a worker's line: begin what was put off for them."""
     state = step.state
     storage = state.storage_of(worker)
-    if storage is None or not (has_lower_tiers(storage) or may_borrow(state, storage)):
+    if storage is None or storage.pool is None:
         return
     for name in names:
         if state.requests[name].prefetch.is_due and name not in storage.fetching.due:
@@ -95,6 +93,7 @@ def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None
 def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     """Begin or join a fetch for a request that waits at a worker, if there is something to fetch.
 
+    What it counts on in host memory is held for it, also where nothing is below: what goes would have to be computed.
     ``is_next`` says that it would run now: it waits neither for another's computation nor behind other fetches.
     """
     state = step.state
@@ -106,6 +105,9 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     if storage is None or not is_below or storage.fetching.late or not is_possible:
         for other in state.storages.values():
             other.fetching.due.pop(request.request_id, None)
+        if storage is not None and storage.pool is not None and is_possible and not is_below:
+            hold_end(state, storage, request.request_id, matched_path(state, request))
+            request.prefetch.counted = 0  # It was looked at, and nothing could be fetched again.
         return  # One that let a deadline pass is asked for nothing until it answers.
     has_room = _try(step, request, worker, storage, is_next=is_next)
     if has_room:
@@ -138,7 +140,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     first = covered // names.pages_each
     page_size = tree.page_size
     hold_end(state, storage, request.request_id, path)
-    has_gone = covered * page_size < request.prefetch.counted
+    has_gone = covered * page_size < request.prefetch.foreseen
     if has_gone and is_next and not request.prefetch.is_again:  # What came and went is fetched once more.
         request.prefetch.forget_brought()
         request.prefetch.is_again = True

@@ -1,7 +1,8 @@
 """Fetches of KV, disk or object store to host pool: how much of a run there is room for, and the order for it.
 
 Fetches that are not over, and what they brought for requests that still wait, have ``prefetch_fraction`` of the pool
-at the most, or one request's KV: more would be evicted before its turn.
+at the most, or one request's KV: more would be evicted before its turn. What was brought for those behind a request
+that is next takes no room from it: it would compute at once what they can still have fetched again.
 """
 
 from __future__ import annotations
@@ -52,15 +53,17 @@ def begin_fetch(
 
     With a ``loan`` it is read from the lender, else from the storage's own disk or object store.
     What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
-    room behind whoever does. What those that waited before it count on stays, unless it ``is_next``.
+    room behind whoever does. What those that waited before it count on stays, and what was brought for others takes
+    room, unless it ``is_next``.
     """
     state = step.state
     owner, pool = state.tree.owner_of(request.submit.namespace), f"{HOST}/{storage.storage_id}"
     each, page_size = run.names.pages_each, state.tree.page_size
     first_page = run.first * each
     wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
-    others = sum(storage.fetching.ahead.values()) - storage.fetching.ahead.get(request.request_id, 0)
-    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetching.pages - others
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetching.pages
+    if not is_next:
+        room -= sum(storage.fetching.ahead.values()) - storage.fetching.ahead.get(request.request_id, 0)
     most = state.quotas.most_pages(owner, pool)
     allowed = room if most is None else min(room, most)
     end = run.first + _cut_to_room(wanted, each, allowed)

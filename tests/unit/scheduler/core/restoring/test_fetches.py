@@ -183,6 +183,24 @@ def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: Cel
     assert cell.admitted[-1].cached_tokens == 0
 
 
+def test_what_went_before_its_fetch_was_over_is_fetched_again(make_cell: MakeCell) -> None:
+    """Also where nothing of the prompt was there when it was queued."""
+    cell = make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, disk_writes="off", max_running=1)
+    put_on_disk(cell, prompt(3))
+    cell.submit(prompt(1, kind=9), max_tokens=1)
+    cell.submit(prompt(3), max_tokens=1)
+    say(cell, chunks=2)
+    cell.feed(FlushCache(call_id="call", tiers=("host",)))
+
+    say(cell, chunks=3, is_over=True)
+    assert host_tokens(cell, prompt(3)) == 0
+    cell.storages["storage"].fetches.clear()
+    cell.drain()
+
+    assert cell.admitted[-1].disk_tokens == 3 * CHUNK
+    cell.check_answers()
+
+
 def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell: CellModel) -> None:
     """It gets a copy of just what was fetched."""
     cell.submit(prompt(4), max_tokens=1)

@@ -93,13 +93,22 @@ def test_what_a_request_that_ends_counted_on_may_go(cell: CellModel) -> None:
     cell.check_answers()
 
 
-def test_nothing_is_held_where_nothing_is_below_host_memory(make_cell: MakeCell) -> None:
-    """Such a cell decides as it always has."""
-    cell = make_cell(page_size=PAGE, pages=12, host_pages=15, max_running=1)
-    cell.submit(prompt(3, kind=1), max_tokens=1)
+def test_copies_are_held_where_nothing_is_below_host_memory(make_cell: MakeCell) -> None:
+    """What goes there has to be computed: copies that nobody waits for go before, though they are newer."""
+    cell = make_cell(page_size=PAGE, pages=14, host_pages=20, max_running=1, policy="lru", reserve_fraction=0.0)
+    for kind in (1, 2, 3):
+        cell.submit(prompt(3, kind=kind), max_tokens=1)
+        cell.drain()
+    assert host_tokens(cell, prompt(3, kind=1)) == 3 * CHUNK
+    cell.submit(prompt(3, kind=4), max_tokens=1)
+    waiting = cell.submit(prompt(3, kind=1), max_tokens=1)
+    for kind in range(5, 9):
+        cell.submit(prompt(3, kind=kind), max_tokens=1, priority=5)
+    assert held(cell)[waiting]
+
     cell.drain()
-    cell.submit(prompt(1, kind=9))
 
-    cell.submit(prompt(3, kind=1), max_tokens=1)
-
+    last = cell.admitted[-1]
+    assert (last.request_id, last.host_tokens) == (waiting, 3 * CHUNK)
     assert held(cell) == {}
+    cell.check_answers()

@@ -233,6 +233,34 @@ def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell:
     cell.check_answers()
 
 
+def test_one_that_is_next_has_room_whatever_was_fetched_for_those_behind_it(make_cell: MakeCell) -> None:
+    """They may have it fetched again; it would have to compute its prompt."""
+    cell = make_cell(
+        page_size=PAGE,
+        pages=64,
+        host_pages=16,
+        disk_chunks=100,
+        prefetch_fraction=0.4,
+        max_running=1,
+        disk_writes="off",
+    )
+    for kind in (1, 2):
+        put_on_disk(cell, prompt(3, kind=kind))
+    cell.submit(prompt(1, kind=9))
+    behind = cell.submit(prompt(3, kind=1))
+    while cell.storages["storage"].step() or cell.storages["storage"].fetch():
+        cell.deliver(cell.storages["storage"])
+    urgent = cell.submit(prompt(3, kind=2), priority=5)
+    assert list(cell.state.storages["storage"].fetching.due) == [urgent]
+
+    cell.drain()
+
+    assert {order.request_id: order.disk_tokens for order in cell.admitted[1:]} == dict.fromkeys(
+        [urgent, behind], 3 * CHUNK
+    )
+    cell.check_answers()
+
+
 def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell: MakeCell) -> None:
     """Nothing is kept of it."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=16, disk_chunks=100, prefetch_fraction=0.4, max_running=1)
