@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend
+from services.storage.backends import ChunkBackend, RemoteBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
 from services.storage.cipher import Cipher, open_cipher
@@ -21,7 +21,7 @@ class Media:
     """What chunks are written to, and what encrypts them; None is none."""
 
     disk: ChunkBackend | None = None
-    remote: ChunkBackend | None = None
+    remote: RemoteBackend | None = None
     cipher: Cipher | None = None
 
     def close(self) -> None:

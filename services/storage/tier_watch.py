@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from services.storage.backends import Answering, Directories
+from services.storage.backends import Directories, RemoteBackend
 from services.storage.disk_tier import DiskTier
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
 from services.storage.warm_start import WarmStart
 from shared.errors import ThermoclineError
@@ -30,10 +31,17 @@ Fault = tuple[str, str, str]
 class TierWatch:
     """Owned by the event loop; ``run`` looks until it is cancelled."""
 
-    def __init__(self, disk: DiskTier | None, warm_start: WarmStart | None, remote: RemoteTier | None) -> None:
+    def __init__(
+        self,
+        disk: DiskTier | None,
+        warm_start: WarmStart | None,
+        remote: RemoteTier | None,
+        reconciliation: Reconciliation | None = None,
+    ) -> None:
         self._disk = disk
         self._warm_start = warm_start
         self._remote = remote
+        self._reconciliation = reconciliation
         self._room: int | None = None  # Bytes of the disk that chunks have or could have.
         self._asking: asyncio.Task[None] | None = None
 
@@ -64,8 +72,7 @@ class TierWatch:
         """What the tiers lack now."""
         if self._disk is not None:
             yield from self._disk_faults(self._disk)
-        backend = self._remote.backend if self._remote is not None else None
-        if isinstance(backend, Answering) and (fault := backend.fault):
+        if self._remote is not None and (fault := self._remote.backend.fault):
             yield "remote", fault, "--remote"
 
     def _disk_faults(self, disk: DiskTier) -> Iterator[Fault]:
@@ -90,6 +97,8 @@ class TierWatch:
             await self._warm_start.add(backend.retake())
             if len(backend.left_out) < left_out:
                 disk.works()
+                if self._reconciliation is not None:
+                    self._reconciliation.want()
         is_due = bool(disk.fault) and disk.may_try()
         if is_due or backend.failing:
             is_sound = await asyncio.to_thread(backend.probe)
@@ -111,14 +120,13 @@ class TierWatch:
 
     async def _ask(self) -> None:
         """Ask a store that does not answer; one question at a time, for as long as the store may take."""
-        backend = self._remote.backend if self._remote is not None else None
-        if not isinstance(backend, Answering) or not backend.fault:
+        if self._remote is None or not self._remote.backend.fault:
             return
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(_probe(backend))
+            self._asking = asyncio.create_task(_probe(self._remote.backend))
         await self._asking
 
 
-async def _probe(backend: Answering) -> None:
+async def _probe(backend: RemoteBackend) -> None:
     with contextlib.suppress(ThermoclineError):  # The backend keeps the reason, and logs when it changes.
         await asyncio.to_thread(backend.probe)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from services.storage import measures
-from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.config import StorageConfig
 from services.storage.core.fetch_progress import FetchProgress
@@ -22,13 +21,15 @@ from services.storage.paced_reads import PacedReads
 from services.storage.page_gate import PageGate
 from services.storage.pipelines import Below, Pipelines, form_of, make_pipelines
 from services.storage.pools import Pools
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
 from services.storage.scrubber import Scrubber
 from services.storage.sparse.parts import SparseParts
 from services.storage.sparse.reader import SparseReader
-from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
+from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters, upload_counters
 from services.storage.tier_events import TierEvents
 from services.storage.tier_watch import Fault, TierWatch
+from services.storage.uploads import Uploads
 from services.storage.warm_start import WarmStart
 from shared import logs
 from shared.chunks import geometry_id
@@ -80,19 +81,30 @@ class Tiers:
             storage_id=config.id,
             incarnation=incarnation,
         )
+        self._uploads = (
+            Uploads(self._remote, self._disk, self._threads, self._keys, self._events)
+            if self._remote is not None and self._disk is not None
+            else None
+        )
+        self._reconciliation = (
+            Reconciliation(self._disk, self._remote, self._uploads)
+            if self._remote is not None and self._disk is not None and self._uploads is not None
+            else None
+        )
         self._warm_start = WarmStart(self._disk, self._events) if self._disk else None
         self._drops = Drops(
             disk=self._disk,
             remote=self._remote,
+            uploads=self._uploads,
+            reconciliation=self._reconciliation,
             warm_start=self._warm_start,
             threads=self._threads,
             events=self._events,
         )
         self._scrubber = Scrubber(self._disk, self._threads, self._events, self._keys.cipher) if self._disk else None
-        self._watch = TierWatch(self._disk, self._warm_start, self._remote)
+        self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._reconciliation)
         self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
-        self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
         self._why_closed: dict[ChunkForm, str] = {
             "kv": "there is no host pool yet",
             HIDDEN: "there is no hidden pool yet",
@@ -133,7 +145,7 @@ class Tiers:
         form = form_of(geometry)
         if form in self._pipelines or self._group is None or not (self._disk or self._remote):
             return
-        below = Below(self._disk, self._remote, self._threads, self._keys, self._events, self._tracer)
+        below = Below(self._disk, self._remote, self._uploads, self._threads, self._keys, self._events, self._tracer)
         try:
             made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
         except ConfigError as error:
@@ -143,14 +155,14 @@ class Tiers:
             return
         shape = geometry_id(geometry)
         self._pipelines[form] = made
-        self._buffers[shape] = made.buffers
         self._saving.append(self._group.create_task(made.saver.run()))
         self._know(shape, form)
         if self._scrubber is not None:
             self._scrubber.add(geometry, made.buffers)
-        if self._remote is not None and self._disk is not None and len(self._pipelines) == 1:
-            for _ in range(max(1, self._threads.shares.background_most // 2)):
-                self._endless.append(self._group.create_task(self._remote.run(self._disk.backend, self._buffers)))
+        if self._uploads is not None:
+            self._uploads.open(geometry, made.buffers)
+        if self._reconciliation is not None:
+            self._reconciliation.want()
         if self._warm_start is not None:
             self._endless.append(self._group.create_task(self._warm_start.announce(shape)))
         if made.sparse is not None:
@@ -264,6 +276,8 @@ class Tiers:
             counters |= disk_counters(self._disk)
         if self._remote is not None:
             counters |= remote_counters(self._remote)
+        if self._uploads is not None and self._reconciliation is not None:
+            counters |= upload_counters(self._uploads, self._reconciliation)
         return counters | pipeline_counters(self._pipelines)
 
     async def run(self) -> None:
@@ -272,9 +286,13 @@ class Tiers:
             self._group = group
             self._endless.append(group.create_task(self._drops.run()))
             self._endless.append(group.create_task(self._watch.run()))
+            if self._uploads is not None:
+                self._endless.append(group.create_task(self._uploads.run()))
             if self._disk is not None and self._warm_start is not None:
                 group.create_task(self._disk.removals.run())
                 self._endless.append(group.create_task(self._warm_start.scan()))
+                if self._reconciliation is not None:
+                    self._endless.append(group.create_task(self._reconciliation.run(self._warm_start.is_over)))
             await self._stopping.wait()
             self._group = None
             self._why_closed = dict.fromkeys(self._why_closed, STOPPING)

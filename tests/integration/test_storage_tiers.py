@@ -31,6 +31,7 @@ from tests.integration.storage_cell import (
     GatedBackend,
     Sequence,
     StorageCell,
+    flip_byte,
     gated_memory,
     make_pools,
     running_storage,
@@ -162,6 +163,30 @@ async def test_what_another_storage_saved_comes_from_the_object_store_and_stays(
         assert cell.holds(sequence, list(range(8)), list(range(20, 28)), list(range(8)))
 
 
+async def test_what_is_on_the_disk_already_goes_to_a_store_that_is_added(prefix: str, tmp_path: Path) -> None:
+    """The first start had no store, the second one has: no order is needed, and what rotted meanwhile stays away."""
+    sequence = Sequence.make(1, 3)
+    media = Media(DiskBackend([str(tmp_path)]))
+    async with running_storage(prefix, media) as cell:
+        await cell.save(sequence, device=list(range(12)))
+    media.close()
+    (rotten,) = tmp_path.rglob(f"{sequence.names[1].hex()}.chunk")
+    flip_byte(rotten, BLOB_BYTES // 2)
+    store = MemoryBackend(max_bytes=2**30)
+
+    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]), store)) as cell:
+        await _uploads_done(cell, 2)
+        counters = await cell.idle()
+        dropped = await cell.event(ChunksDropped)
+    async with running_storage(prefix, Media(None, store)) as cell:
+        fetched = await cell.fetch(sequence, list(range(12)))
+        is_equal = cell.holds(sequence, list(range(4)), list(range(4)), list(range(4)))
+
+    assert sorted(entry.key.identity for entry in store.entries()) == sorted([sequence.names[0], sequence.names[2]])
+    assert (counters["reconcile_found"], dropped.chunks) == (3, sequence.names[1])
+    assert (fetched.remote_chunks, is_equal) == (1, True)
+
+
 async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) -> None:
     """Of four chunks of a bounded owner the first two go there; another's goes as well, and a flush gives room."""
     store = MemoryBackend(max_bytes=2**30)
@@ -181,26 +206,46 @@ async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) 
 
 
 async def test_without_a_disk_chunks_go_to_the_object_store(prefix: str) -> None:
-    """A save to the store alone is answered without a chunk on the disk; a corrupt object is not served, but stays."""
+    """A save to the store alone is answered without a chunk on the disk, and comes back."""
     store = MemoryBackend(max_bytes=2**30)
     sequence = Sequence.make(1, 1)
     async with running_storage(prefix, Media(None, store)) as cell:
         saved = await cell.save(sequence, device=list(range(4)))
         fetched = await cell.fetch(sequence, list(range(4)))
-        (entry,) = list(store.entries())
-        blob = memoryview(bytearray(entry.nbytes))
-        store.get(entry.key, blob, timeout_s=1.0)
-        blob[-1] ^= 1
-        store.delete(entry.key, timeout_s=1.0)
-        store.put(entry.key, blob, stripe=0, timeout_s=1.0)
-        bad = await cell.fetch(sequence, list(range(4)))
-        kept = [found.key for found in store.entries()]
 
     assert (saved.chunks, saved.error) == (b"", "")
     assert (fetched.chunks, fetched.remote_chunks) == (1, 1)
-    assert bad.chunks == 0
-    assert "wrong checksum" in bad.error
-    assert kept == [entry.key]
+
+
+def _spoil(store: MemoryBackend, damage: str) -> None:
+    """Put something else in the place of the only object."""
+    (entry,) = list(store.entries())
+    blob = memoryview(bytearray(entry.nbytes))
+    store.get(entry.key, blob, timeout_s=1.0)
+    blob[-1 if damage == "payload" else 40] ^= 1
+    store.delete(entry.key, timeout_s=1.0)
+    store.put(entry.key, blob[: 4096 if damage == "cut short" else None], stripe=0, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("damage", ["payload", "header", "cut short"])
+@pytest.mark.parametrize("with_disk", [False, True])
+async def test_a_damaged_object_is_replaced(prefix: str, damage: str, with_disk: bool) -> None:
+    """It is not served, and stays until its chunk is saved again, which writes over it."""
+    store = MemoryBackend(max_bytes=2**30)
+    sequence = Sequence.make(1, 1)
+    async with running_storage(prefix, Media(None, store)) as cell:
+        await cell.save(sequence, device=list(range(4)))
+    _spoil(store, damage)
+    async with running_storage(prefix, Media(gated_memory() if with_disk else None, store)) as cell:
+        bad = await cell.fetch(sequence, list(range(4)))
+        await cell.save(sequence, device=list(range(4)))
+        await cell.idle()
+    async with running_storage(prefix, Media(None, store)) as cell:
+        good = await cell.fetch(sequence, list(range(4)))
+        is_equal = cell.holds(sequence, list(range(4)), list(range(4)), list(range(4)))
+
+    assert (bad.chunks, good.remote_chunks, is_equal) == (0, 1, True)
+    assert bad.error
 
 
 async def test_progress_is_told_a_few_times(prefix: str) -> None:
