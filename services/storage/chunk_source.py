@@ -88,6 +88,10 @@ class ChunkSource:
         """What reading found not to be on the disk since the last call, of whichever fetch."""
         return [] if self._disk is None else self._disk.take_lost()
 
+    def is_near(self, key: ChunkKey) -> bool:
+        """Whether the disk has it, as far as is known, or there is no object store to ask."""
+        return self._remote is None or (self._disk is not None and key in self._disk)
+
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Brought | Lost:
         """Read one chunk within ``left_s()`` seconds. Never raises what a tier raised."""
         key_id = self._keys.key_id(ordered_key)

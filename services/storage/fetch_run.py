@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from services.storage.backends import REMOTE_WIDTH
 from services.storage.chunk_gathering import scatter_chunk
 from services.storage.chunk_source import Brought, ChunkSource, Lost
 from services.storage.core.fetch_check import FetchChunk
@@ -15,7 +16,10 @@ from services.storage.io_threads import IoThreads
 from shared.memory import HostPoolView
 
 READ_AHEAD = 32
-"""Chunks of one fetch that are read at once, at the most; no more than there are threads."""
+"""Chunks of one fetch that are read from the disk at once, at the most; no more than there are threads."""
+
+FAR_AHEAD = REMOTE_WIDTH
+"""Chunks of one fetch that are under way at once where the object store is asked: a request holds no thread there."""
 
 Reading = asyncio.Task[Brought | Lost]
 
@@ -52,7 +56,7 @@ class FetchRun:
         waiting = deque(self._chunks)
         try:
             while waiting or ahead:
-                while waiting and len(ahead) < min(READ_AHEAD, self._threads.shares.depth):
+                while waiting and len(ahead) < self._most_ahead(waiting[0]):
                     chunk = waiting.popleft()
                     ahead.append((chunk, asyncio.create_task(self._read(chunk))))
                 chunk, reading = ahead[0]
@@ -68,6 +72,10 @@ class FetchRun:
         finally:
             await self._end(ahead)
         return ""
+
+    def _most_ahead(self, chunk: FetchChunk) -> int:
+        """Chunks that may be under way when this one begins, itself included."""
+        return min(READ_AHEAD, self._threads.shares.depth) if self._source.is_near(chunk.key) else FAR_AHEAD
 
     def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.storage.backends import ChunkKey
 from services.storage.backends.disk import DiskBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.media import Media
@@ -185,6 +186,34 @@ async def test_what_is_on_the_disk_already_goes_to_a_store_that_is_added(prefix:
     assert sorted(entry.key.identity for entry in store.entries()) == sorted([sequence.names[0], sequence.names[2]])
     assert (counters["reconcile_found"], dropped.chunks) == (3, sequence.names[1])
     assert (fetched.remote_chunks, is_equal) == (1, True)
+
+
+class _Together(MemoryBackend):
+    """Answers reads once so many are under way, and none before."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(max_bytes=2**30)
+        self._count = count
+        self._asked = 0
+        self._enough = asyncio.Event()
+
+    async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
+        self._asked += 1
+        if self._asked == self._count:
+            self._enough.set()
+        await self._enough.wait()
+        return await super().fetch(key, most, timeout_s=timeout_s)
+
+
+async def test_a_whole_prefix_is_asked_of_the_object_store_at_once(prefix: str) -> None:
+    """However few threads there are: round trips do not add up."""
+    sequence = Sequence.make(1, 16)
+    store = _Together(16)
+    async with running_storage(prefix, Media(None, store), io_threads=1) as cell:
+        await cell.save(sequence, device=list(range(64)))
+        fetched = await cell.fetch(sequence, list(range(64)))
+
+    assert (fetched.remote_chunks, fetched.error) == (16, "")
 
 
 async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) -> None:
