@@ -62,12 +62,11 @@ class FetchRun:
                 chunk, reading = ahead[0]
                 # Shielded: what a cancelled fetch still reads is ended, and waited for, in one place below.
                 result = await asyncio.shield(reading)
-                ahead.popleft()
                 if isinstance(result, Lost):
+                    ahead.popleft()
                     self._note(chunk, result)
                     return result.error
-                await self._put(chunk, result)
-                if self._progress.arrived(result.source, result.header.nbytes):
+                if await self._put(_arrived(ahead, self._progress.until_report)):
                     await report()
         finally:
             await self._end(ahead)
@@ -80,14 +79,17 @@ class FetchRun:
     def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
-    async def _put(self, chunk: FetchChunk, brought: Brought) -> None:
+    async def _put(self, arrived: list[tuple[FetchChunk, Brought]]) -> bool:
+        """Put chunks into the host pool, in order; whether that should be told now."""
         is_put = False
         try:
-            checksums = brought.header.checksums
-            await self._threads.run(True, scatter_chunk, chunk, brought.blob, checksums, self._host)
+            await self._threads.run(True, _scatter, arrived, self._host)
             is_put = True
         finally:
-            self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
+            for _, brought in arrived:
+                self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
+        told = [self._progress.arrived(brought.source, brought.header.nbytes) for _, brought in arrived]
+        return any(told)
 
     async def _end(self, ahead: deque[tuple[FetchChunk, Reading]]) -> None:
         for _, reading in ahead:
@@ -105,3 +107,23 @@ class FetchRun:
     def _note(self, chunk: FetchChunk, lost: Lost) -> None:
         if lost.is_missing:
             self._progress.missing.append(chunk.key)
+
+
+def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> list[tuple[FetchChunk, Brought]]:
+    """Take what is there of the next ``most`` chunks, the first of which is. One call of a thread puts them all."""
+    arrived: list[tuple[FetchChunk, Brought]] = []
+    while ahead and len(arrived) < most:
+        chunk, reading = ahead[0]
+        if not reading.done() or reading.cancelled() or reading.exception() is not None:
+            break
+        result = reading.result()
+        if isinstance(result, Lost):
+            break
+        ahead.popleft()
+        arrived.append((chunk, result))
+    return arrived
+
+
+def _scatter(arrived: list[tuple[FetchChunk, Brought]], host: HostPoolView) -> None:
+    for chunk, brought in arrived:
+        scatter_chunk(chunk, brought.blob, brought.header.checksums, host)

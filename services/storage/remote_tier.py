@@ -67,9 +67,12 @@ class RemoteTier:
         self._shares = RemoteShares()
         self._counting = asyncio.Lock()
 
-    async def read(self, key: ChunkKey, read: VerifiedRead, buffer: memoryview, timeout_s: float) -> ChunkHeader | None:
-        """The chunk in ``buffer``, opened and verified; None if the store lacks it.
+    async def read(
+        self, key: ChunkKey, read: VerifiedRead, buffer: memoryview, timeout_s: float
+    ) -> tuple[ChunkHeader, memoryview] | None:
+        """The chunk, opened and verified, and where it is: in ``buffer``, or where it arrived.
 
+        None if the store lacks it.
         Raises IntegrityError when it is not what it should be (it stays until its chunk is uploaded again),
         TransportError when the store did not answer in time, ConfigError when there is no key for it.
         """
@@ -77,16 +80,16 @@ class RemoteTier:
         timeout_s = min(timeout_s, self.timeout_s)
         try:
             body = await self.backend.fetch(key, buffer.nbytes, timeout_s=timeout_s)
-            header = None if body is None else await self._threads.run(True, _verify, read, body, key, buffer)
+            found = None if body is None else await self._threads.run(True, _verify, read, body, key, buffer)
         except IntegrityError as error:
             self._note_bad(key)
             self.refused += 1
             measures.BAD_CHUNKS.labels(self.name, error.code).inc()
             _log.warning("remote_chunk_refused", chunk=key.path, code=error.code, reason=error.message)
             raise
-        if header is not None:
-            measures.moved(self.name, "read", header.nbytes, self._clock_s() - started_s)
-        return header
+        if found is not None:
+            measures.moved(self.name, "read", found[0].nbytes, self._clock_s() - started_s)
+        return found
 
     @asynccontextmanager
     async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
@@ -182,7 +185,10 @@ def _count_some(entries: Iterator[ChunkEntry]) -> tuple[int, int]:
     return len(some), sum(entry.nbytes for entry in some)
 
 
-def _verify(read: VerifiedRead, body: memoryview, key: ChunkKey, buffer: memoryview) -> ChunkHeader:
-    """Copy a body to the front of ``buffer`` and verify it there."""
-    buffer[: body.nbytes] = body
-    return read.verify(buffer[: body.nbytes], key)
+def _verify(read: VerifiedRead, body: memoryview, key: ChunkKey, buffer: memoryview) -> tuple[ChunkHeader, memoryview]:
+    """Verify a body where it is, or in ``buffer`` if it has to be opened. Returns its header, and where it is then."""
+    blob = body
+    if read.key_id:
+        blob = buffer[: body.nbytes]
+        blob[:] = body
+    return read.verify(blob, key), blob

@@ -82,7 +82,7 @@ class Tiers:
             incarnation=incarnation,
         )
         self._uploads = (
-            Uploads(self._remote, self._disk, self._threads, self._keys, self._events)
+            Uploads(self._remote, self._disk, self._threads, self._keys, on_bad=self._events.dropped)
             if self._remote is not None and self._disk is not None
             else None
         )

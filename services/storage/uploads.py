@@ -24,7 +24,6 @@ from services.storage.core.tier_health import TierHealth
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.remote_tier import OVER_QUOTA, RemoteTier, Room
-from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.chunks import geometry_id
 from shared.errors import IntegrityError, KeyMissing, ThermoclineError
@@ -67,21 +66,22 @@ class Uploads:
         disk: DiskTier,
         threads: IoThreads,
         keys: ChunkKeys,
-        events: TierEvents,
         *,
+        on_bad: Callable[[list[ChunkKey]], Awaitable[None]],
         max_waiting: int = MAX_UPLOADS,
         width: int = REMOTE_WIDTH,
         most_bytes: int = MOST_BYTES,
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        """Chunks of the disk that turn out to be bad are told to ``on_bad``."""
         self.left_out = 0  # Chunks that did not fit in the line, or were given up,
         self.on_left_out: Callable[[], None] = lambda: None  # and who is told of each.
         self._remote = remote
         self._disk = disk
         self._threads = threads
         self._keys = keys
-        self._events = events
+        self._on_bad = on_bad
         self._max_waiting = max_waiting
         self._width = width
         self._most_bytes = most_bytes
@@ -195,7 +195,7 @@ class Uploads:
                 return await self._threads.run(False, self._read_again, upload, buffer)
         except IntegrityError as error:
             self._disk.quarantine(key, error)
-            await self._events.dropped([key])
+            await self._on_bad([key])
         except (ThermoclineError, OSError) as error:
             # Whoever fetches it will find out what is wrong with the disk.
             _log.info("chunk_not_uploaded", chunk=key.path, reason=str(error))

@@ -2,16 +2,13 @@
 
 A call holds one of a bounded number of slots, asks the circuit breaker (:mod:`services.storage.core.circuit_breaker`),
 and is repeated after a transient failure (:mod:`services.storage.core.retrying`) until its deadline, which nothing
-outlives. Requests run on an event loop in a thread of their own: as many as there are slots are under way at once, and
-callers may block or await.
+outlives. Callers await it on their own event loop, or block: then the request runs on a loop in a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
-import contextlib
 import random
 import threading
 import time
@@ -56,9 +53,16 @@ class Answer(Generic[T]):
 
 Attempt = Callable[[], Coroutine[Any, Any, Answer[T]]]
 
+_Lanes = dict[bool, asyncio.Semaphore]
+
+
+def _lanes(slots: int) -> _Lanes:
+    return {is_writing: asyncio.Semaphore(slots) for is_writing in (False, True)}
+
 
 class GuardedCalls:
-    """One store's calls: ``slots`` that write and as many that do not are under way at once.
+    """One store's calls: ``slots`` that write and as many that do not are under way at once, of those who await as of
+    those who block.
 
     ``clock``, ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests.
     """
@@ -73,12 +77,12 @@ class GuardedCalls:
         breaker: CircuitBreaker | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        pause: Callable[[float], Awaitable[object]] | None = None,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._name = name
         self._timeout_s = timeout_s
         # Requests that wait for a read must not stand behind uploads, which nobody waits for.
-        self._lanes = {is_writing: asyncio.Semaphore(slots) for is_writing in (False, True)}
+        self._lanes, self._asked_lanes = _lanes(slots), _lanes(slots)
         self._slot_count = slots
         self._policy = policy or RetryPolicy()
         self._breaker = breaker or CircuitBreaker(failures_to_open=FAILURES_TO_OPEN, cool_down_s=COOL_DOWN_S)
@@ -87,10 +91,9 @@ class GuardedCalls:
         self._last_failure = "it has not been asked yet"
         self._clock = clock
         self._chance = chance
+        self._pause = pause
         self._closing = threading.Event()
         self._begin_lock = threading.Lock()
-        self._ended = asyncio.Event()
-        self._pause = pause or self._wait
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-requests", daemon=True)
         self._thread.start()
@@ -113,18 +116,23 @@ class GuardedCalls:
 
     def call(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
         """As :meth:`ask`, for a caller that blocks its thread."""
-        return self._begin(verb, attempt, timeout_s).result()
+        # What begins before the end is seen by it, and nothing begins after it.
+        with self._begin_lock:
+            self._check_open(verb)
+            call = self._call(verb, attempt, timeout_s, self._lanes)
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return future.result()
 
     async def ask(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
         """Run ``attempt`` until it answers, within ``timeout_s`` and the store's own bound, whichever is less.
 
-        May be awaited on any event loop; cancelling it ends the request. Raises TransportError when there is no answer,
-        CapacityError when the store is full.
+        It runs on the caller's event loop, always the same one; cancelling it ends the request. Raises TransportError
+        when there is no answer, CapacityError when the store is full.
         """
-        return await asyncio.wrap_future(self._begin(verb, attempt, timeout_s))
+        return await self._call(verb, attempt, timeout_s, self._asked_lanes)
 
     def close(self) -> None:
-        """Refuse new calls, wait for those under way (each has its bound), and end the loop; idempotent."""
+        """Refuse new calls, wait for those that block (each has its bound), and end the loop; idempotent."""
         with self._begin_lock:
             if self._closing.is_set():
                 return
@@ -135,7 +143,6 @@ class GuardedCalls:
             self._loop.close()
 
     async def _end(self) -> None:
-        self._ended.set()
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         if others:
             _, late = await asyncio.wait(others, timeout=self._timeout_s)
@@ -144,18 +151,14 @@ class GuardedCalls:
             await asyncio.wait(late, timeout=ENDING_S / 2) if late else None
         self._loop.stop()
 
-    def _begin(self, verb: str, attempt: Attempt[T], timeout_s: float) -> concurrent.futures.Future[T]:
-        # What begins before the end is seen by it, and nothing begins after it.
-        with self._begin_lock:
-            if self._closing.is_set():
-                raise self._refusal(verb, "closed", f"{self._name} is closed")
-            return asyncio.run_coroutine_threadsafe(self._call(verb, attempt, timeout_s), self._loop)
+    def _check_open(self, verb: str) -> None:
+        if self._closing.is_set():
+            raise self._refusal(verb, "closed", f"{self._name} is closed")
 
-    async def _call(self, verb: str, attempt: Attempt[T], timeout_s: float) -> T:
-        """On the loop of the requests."""
+    async def _call(self, verb: str, attempt: Attempt[T], timeout_s: float, lanes: _Lanes) -> T:
         begun_s = self._clock()
         allowed_s = min(timeout_s, self._timeout_s)
-        lane = self._lanes[verb in WRITING]
+        lane = lanes[verb in WRITING]
         try:
             async with asyncio.timeout(max(0.0, allowed_s)):
                 await lane.acquire()
@@ -163,8 +166,7 @@ class GuardedCalls:
             text = f"all {self._slot_count} connections of {self._name} are in use"
             raise self._refusal(verb, "busy", text) from None
         try:
-            if self._closing.is_set():
-                raise self._refusal(verb, "closed", f"{self._name} is closed")
+            self._check_open(verb)
             answer = await self._ask_admitted(verb, attempt, begun_s, begun_s + allowed_s)
         finally:
             lane.release()
@@ -220,12 +222,6 @@ class GuardedCalls:
                         measures.REMOTE_RETRIES.labels(verb).inc()
                         continue
             raise self._failure(verb, fault, failed, now_s - begun_s) from cause
-
-    async def _wait(self, delay_s: float) -> None:
-        """Wait, unless the store is being closed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
 
     def _failure(self, verb: str, fault: Fault, failed: int, after_s: float) -> Exception:
         outcome = {"timed_out": "timed_out", "full": "full"}.get(fault.kind, "failed")

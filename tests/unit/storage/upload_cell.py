@@ -84,7 +84,7 @@ class UploadCell:
             self.disk,
             self.threads,
             ChunkKeys(None),
-            self.events,  # type: ignore[arg-type]
+            on_bad=self.events.dropped,
             clock_s=lambda: time.now_s,
             sleep=time.sleep,
             **settings,
