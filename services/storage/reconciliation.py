@@ -42,6 +42,7 @@ class Reconciliation:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        self.passes = 0  # Comparisons that came to their end.
         self.found = 0  # Chunks that the store lacked.
         self._disk = disk
         self._remote = remote
@@ -100,6 +101,7 @@ class Reconciliation:
                 await self._offer(key, nbytes)
             self._batch = {}
             measures.RECONCILE_WAITING.set(len(self))
+        self.passes += 1
         _log.info("store_compared", chunks=len(keys), lacking=self.found - found)
 
     def _take(self) -> list[ChunkKey]:

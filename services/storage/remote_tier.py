@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +22,7 @@ from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.remote_shares import RemoteShares
 from services.storage.io_threads import IoThreads
+from services.storage.remote_owners import RemoteOwners
 from services.storage.stale_objects import stale_check
 from shared import logs
 from shared.errors import IntegrityError, ThermoclineError
@@ -53,8 +54,10 @@ class RemoteTier:
         threads: IoThreads,
         *,
         timeout_s: float,
+        directories: Sequence[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Owners' quotas are kept in ``directories`` over restarts."""
         self.backend = backend
         self.timeout_s = timeout_s
         self.uploaded = 0
@@ -65,6 +68,7 @@ class RemoteTier:
         self._clock_s = clock_s
         self._bad: dict[ChunkKey, None] = {}
         self._shares = RemoteShares()
+        self.owners = RemoteOwners(self._shares, directories)
         self._counting = asyncio.Lock()
 
     async def read(
@@ -149,10 +153,6 @@ class RemoteTier:
         self.upload_failures += 1
         measures.UPLOADS.labels("failed").inc()
         return str(error)
-
-    def own(self, namespace: str, owner: str, quota: int) -> None:
-        """A namespace is this owner's, who may have ``quota`` bytes in the store from now on; 0 is no bound."""
-        self._shares.learn(namespace, owner, quota)
 
     async def _reserve(self, namespace: str, nbytes: int) -> bool:
         """Whether a chunk is within its owner's quota; counts what is in the store first if that is not known.

@@ -43,6 +43,7 @@ def upload_counters(uploads: Uploads, reconciliation: Reconciliation) -> dict[st
     return {
         "uploads_left_out": uploads.left_out,
         "uploads_outstanding": len(uploads),
+        "reconcile_passes": reconciliation.passes,
         "reconcile_found": reconciliation.found,
         "reconcile_outstanding": len(reconciliation),
     }

@@ -73,7 +73,14 @@ class Tiers:
         pace = PacedReads(config.disk_read_bytes_per_s)
         self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads, pace=pace) if media.disk else None
         self._remote = (
-            RemoteTier(media.remote, self._threads, timeout_s=config.remote_timeout_ms / 1000) if media.remote else None
+            RemoteTier(
+                media.remote,
+                self._threads,
+                timeout_s=config.remote_timeout_ms / 1000,
+                directories=config.disk_dir,
+            )
+            if media.remote
+            else None
         )
         self._events = TierEvents(
             outbox,
@@ -210,7 +217,7 @@ class Tiers:
         if order.quota is None:
             return
         if self._remote is not None:
-            self._remote.own(order.namespace, order.quota.owner, order.quota.remote_bytes)
+            self._remote.owners.learn(order.namespace, order.quota.owner, order.quota.remote_bytes)
         if self._disk is not None:
             await self._events.dropped(await self._disk.own(order.namespace, order.quota))
 
@@ -291,8 +298,9 @@ class Tiers:
             if self._disk is not None and self._warm_start is not None:
                 group.create_task(self._disk.removals.run())
                 self._endless.append(group.create_task(self._warm_start.scan()))
-                if self._reconciliation is not None:
-                    self._endless.append(group.create_task(self._reconciliation.run(self._warm_start.is_over)))
+                if self._reconciliation is not None and self._remote is not None:
+                    self._endless.append(group.create_task(self._remote.owners.run()))
+                    self._endless.append(group.create_task(self._reconcile(self._reconciliation, self._remote)))
             await self._stopping.wait()
             self._group = None
             self._why_closed = dict.fromkeys(self._why_closed, STOPPING)
@@ -312,6 +320,11 @@ class Tiers:
             if made.sparse is not None:
                 made.sparse.close()
         self._threads.close()
+
+    async def _reconcile(self, reconciliation: Reconciliation, remote: RemoteTier) -> None:
+        await remote.owners.load()
+        if self._warm_start is not None:
+            await reconciliation.run(self._warm_start.is_over)
 
     def stop(self) -> None:
         """Begin nothing more; what is under way is finished or cut off, and answered."""

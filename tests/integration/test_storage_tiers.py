@@ -49,6 +49,14 @@ async def _uploads_done(cell: object, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def _compared(cell: StorageCell) -> None:
+    """Wait until disk and store were compared once, and what was found is done with."""
+    async with asyncio.timeout(20.0):
+        while not (await cell.inventory()).counters["reconcile_passes"]:
+            await asyncio.sleep(0.01)
+    await cell.idle()
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 async def test_what_is_saved_from_the_device_is_fetched_bit_by_bit(prefix: str, tmp_path: Path, page_size: int) -> None:
     """Pages of any size go to files and come back to other host pages, sealed with the same checksums."""
@@ -232,6 +240,22 @@ async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) 
     assert "quota" in full.error
     assert kept == sorted([*bounded.names[:2], free.names[0]])
     assert (other.error, again.error) == ("", "")
+
+
+async def test_an_owner_keeps_within_its_quota_of_a_store_after_a_restart(prefix: str, tmp_path: Path) -> None:
+    """The disk may hold more of it than the store: what is found there is not uploaded beyond the quota."""
+    store, sequence = MemoryBackend(max_bytes=2**30), Sequence.make(1, 4)
+    quota = DiskQuota(owner="acme", remote_bytes=2 * BLOB_BYTES)
+    for _ in range(2):
+        media = Media(DiskBackend([str(tmp_path)]), store)
+        async with running_storage(prefix, media, disk_dir=(str(tmp_path),)) as cell:
+            if not list(store.entries()):
+                await cell.save(sequence, device=list(range(16)), quota=quota)
+            await _compared(cell)
+        assert media.disk is not None
+        media.disk.close()
+
+    assert len(list(store.entries())) == 2
 
 
 async def test_without_a_disk_chunks_go_to_the_object_store(prefix: str) -> None:

@@ -122,7 +122,7 @@ async def test_what_failed_verification_is_replaced_once() -> None:
 async def test_what_is_replaced_takes_no_more_of_a_quota() -> None:
     """Its bytes were counted already."""
     remote, _ = _tier(_damaged_header())
-    remote.own(KEY.namespace, "acme", 2 * NBYTES)
+    remote.owners.learn(KEY.namespace, "acme", 2 * NBYTES)
 
     replaced = await remote.write(KEY, _plain())
     second = await remote.write(CHAIN[1].key, CHAIN[1].blob)
@@ -135,7 +135,7 @@ async def test_what_was_deleted_leaves_room_once_it_is_counted_again() -> None:
     """A flush of the namespace makes the count void."""
     store, threads = MemoryBackend(max_bytes=2**30), IoThreads(2)
     remote = RemoteTier(store, threads, timeout_s=1.0)
-    remote.own(CHAIN[0].key.namespace, "acme", NBYTES)
+    remote.owners.learn(CHAIN[0].key.namespace, "acme", NBYTES)
     assert await remote.write(CHAIN[0].key, CHAIN[0].blob) == ""
     assert await remote.write(CHAIN[1].key, CHAIN[1].blob) == OVER_QUOTA
 
@@ -149,7 +149,7 @@ async def test_a_store_that_cannot_be_counted_gets_nothing_of_a_bounded_owner(mo
     """A bound that cannot be checked is not passed over; the upload counts as failed, and may be tried again."""
     store, threads = MemoryBackend(max_bytes=2**30), IoThreads(2)
     remote = RemoteTier(store, threads, timeout_s=1.0)
-    remote.own(CHAIN[0].key.namespace, "acme", 10 * NBYTES)
+    remote.owners.learn(CHAIN[0].key.namespace, "acme", 10 * NBYTES)
 
     def lost(namespace: str = "") -> object:
         raise TransportError("no route")

@@ -137,7 +137,7 @@ async def test_what_would_go_beyond_an_owners_quota_is_not_uploaded() -> None:
     """What the store had of the owner before counts; others go on, and nothing is tried again."""
     async with uploading(GatedStore(), CHAIN, width=1) as cell:
         cell.store.put(CHAIN[0].key, CHAIN[0].blob, stripe=0, timeout_s=1.0)
-        cell.remote.own(CHAIN[0].key.namespace, "acme", 2 * NBYTES)
+        cell.remote.owners.learn(CHAIN[0].key.namespace, "acme", 2 * NBYTES)
         for chunk in CHAIN:
             cell.uploads.add(_upload(chunk))
         await cell.idle()
@@ -147,6 +147,6 @@ async def test_what_would_go_beyond_an_owners_quota_is_not_uploaded() -> None:
         assert cell.store.tries == 2
         assert await cell.remote.write(CHAIN[2].key, CHAIN[2].blob) == OVER_QUOTA
 
-        cell.remote.own(CHAIN[0].key.namespace, "acme", 3 * NBYTES)
+        cell.remote.owners.learn(CHAIN[0].key.namespace, "acme", 3 * NBYTES)
         assert await cell.remote.write(CHAIN[2].key, CHAIN[2].blob) == ""
         assert (cell.remote.upload_failures, cell.uploads.left_out) == (0, 0)
