@@ -53,7 +53,12 @@ class RemoteOwners:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await asyncio.to_thread(_write, self._files, self._shares.bounded())
+                writing = asyncio.create_task(asyncio.to_thread(_write, self._files, self._shares.bounded()))
+                try:
+                    await asyncio.shield(writing)
+                except asyncio.CancelledError:
+                    await writing  # Two must not write at once.
+                    raise
                 await asyncio.sleep(WRITE_EVERY_S)
         finally:
             if self._changed.is_set():

@@ -25,6 +25,7 @@ from shared.messages.storage_events import (
     StorageLeft,
 )
 from shared.messages.storage_plans import DiskQuota, DropChunks, PinChunks
+from tests.conformance.object_stores import S3Place
 from tests.integration.storage_cell import (
     BLOB_BYTES,
     GEOMETRY,
@@ -373,3 +374,47 @@ async def test_a_killed_storage_is_warm_again(nats_server: NatsServer, prefix: s
     assert saved.chunks == b"".join(sequence.names)
     assert sorted(split_digests(listed.chunks)) == sorted(sequence.names)
     assert (fetched.chunks, is_equal, exit_code) == (2, True, 0)
+
+
+async def test_what_a_killed_storage_had_not_uploaded_is_uploaded_by_the_next(
+    nats_server: NatsServer, prefix: str, tmp_path: Path
+) -> None:
+    """As processes, with a store that answers nothing until the first of them is gone."""
+    bus = await nats_bus.connect([nats_server.url], "scheduler")
+    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
+    sequence, place = Sequence.make(1, 4), S3Place()
+    cell = StorageCell(bus, GEOMETRY)
+    await cell.answer_standing()
+    flags = ["--nats", nats_server.url, "--id", "s0", "--node", "n0", "--shm-prefix", prefix, "--host-kv-bytes", "4MiB"]
+    flags += ["--disk-dir", str(tmp_path), "--disk-kv-bytes", "8MiB", "--remote", place.config().remote]
+    command = [sys.executable, "-m", "services.storage", *flags]
+    backend = place.open()
+    with place.environment():
+        place.proxy.always = "503"
+        first = await asyncio.create_subprocess_exec(*command)
+        try:
+            cell.joined = await cell.event(StorageJoined)
+            await make_pools(cell, prefix)
+            saved = await cell.save(sequence, device=list(range(16)))
+        finally:
+            first.kill()
+            await first.wait()
+        place.proxy.always = ""
+        before = list(backend.entries())
+        cell.begin_incarnation()
+        second = await asyncio.create_subprocess_exec(*command)
+        try:
+            cell.joined = await cell.event(StorageJoined)
+            await make_pools(cell, prefix)
+            await _uploads_done(cell, 4)
+        finally:
+            second.kill()
+            await second.wait()
+            await bus.close()
+    uploaded = [entry.key.identity for entry in backend.entries()]
+    backend.close()
+    place.close()
+
+    assert saved.chunks == b"".join(sequence.names)
+    assert before == []
+    assert sorted(uploaded) == sorted(sequence.names)
