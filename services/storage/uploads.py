@@ -89,7 +89,8 @@ class Uploads:
         self._sleep = sleep
         self._shapes: dict[bytes, _Shape] = {}
         self._waiting: OrderedDict[ChunkKey, Upload] = OrderedDict()
-        self._running: dict[ChunkKey, int] = {}  # Bytes of each.
+        self._running: dict[ChunkKey, int] = {}  # Bytes of each,
+        self._void: dict[ChunkKey, None] = {}  # and those of namespaces that were dropped since they began.
         self._health = TierHealth(first_s=1.0, most_s=30.0)
         self._changed = asyncio.Event()
 
@@ -122,9 +123,10 @@ class Uploads:
             await self._changed.wait()
 
     def forget(self, namespace: str) -> None:
-        """A namespace ("" is all) is being deleted: upload nothing of it that still waits."""
+        """A namespace ("" is all) is being deleted: upload nothing of it that still waits, or fails."""
         for key in [key for key in self._waiting if not namespace or key.namespace == namespace]:
             del self._waiting[key]
+        self._void |= {key: None for key in self._running if not namespace or key.namespace == namespace}
         self._wake()
 
     async def ended(self, namespace: str = "") -> None:
@@ -164,12 +166,16 @@ class Uploads:
             _log.error("upload_raised", chunk=upload.key.path, exc_info=caught)
             error = str(caught) or type(caught).__name__
         finally:
+            is_void = upload.key in self._void
+            self._void.pop(upload.key, None)
             del self._running[upload.key]
             self._wake()
         if error in ("", OVER_QUOTA):
             self._health.worked()
         elif error is not None:
             self._health.failed(self._clock_s())
+            if is_void:
+                return
             if upload.failures + 1 < MOST_TRIES:
                 self.add(replace(upload, failures=upload.failures + 1))
             else:
