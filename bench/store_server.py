@@ -120,8 +120,8 @@ async def serve(bucket: Bucket, latency_s: float) -> asyncio.Server:
                 writer.write(f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n{head}\r\n".encode())
                 writer.write(answer.body)
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # The client is gone, or broke its request off.
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # The client is gone, or broke its request off; or the server ends.
         finally:
             writer.close()
 
