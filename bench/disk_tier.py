@@ -33,15 +33,13 @@ from typing import Any
 import numpy as np
 
 from bench import results_file
+from bench.chunk_chains import random_chain
 from services.storage.backends import ChunkKey
 from services.storage.backends.disk import DiskBackend
-from services.storage.chunk_format import blob_nbytes, page_identities, payload_view, write_header
-from services.storage.chunk_payload import hash_payload
+from services.storage.chunk_format import blob_nbytes
 from services.storage.chunk_verification import verify_chunk
 from services.storage.staging import Staging
 from shared import logs
-from shared.chunks import chunk_tokens
-from shared.ids import chain_root, namespace_digest
 from shared.messages.pools import KvGeometry
 
 GEOMETRY = KvGeometry(layers=12, kv_heads=4, head_dim=64, page_size=16, dtype="bfloat16")
@@ -59,30 +57,13 @@ TIMEOUT_S = 60.0
 def write_prefixes(backend: DiskBackend, seed: int) -> tuple[list[list[ChunkKey]], float]:
     """Write random chains by eight threads; their keys, and bytes per second."""
     random = np.random.default_rng(seed)
-    namespace, tokens_each, nbytes = namespace_digest("bench"), chunk_tokens(GEOMETRY.page_size), blob_nbytes(GEOMETRY)
     prefixes: list[list[ChunkKey]] = []
     spent_s = 0.0
-    blobs = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(PREFIX_CHUNKS)]
     for _ in range(PREFIXES):
-        parent, keys = chain_root(namespace), []
-        for place, blob in enumerate(blobs):
-            payload = payload_view(blob, GEOMETRY)
-            payload[:] = random.bytes(payload.nbytes)
-            tokens = random.integers(0, 50_000, tokens_each, dtype="<i4").tobytes()
-            table = hash_payload(payload, GEOMETRY, page_identities(parent, tokens, GEOMETRY))
-            header = write_header(
-                blob,
-                namespace=namespace,
-                geometry=GEOMETRY,
-                depth=place * tokens_each,
-                parent=parent,
-                tokens=tokens,
-                checksums=table,
-            )
-            parent = header.identity
-            keys.append(header.key)
+        chain = list(random_chain(GEOMETRY, random, PREFIX_CHUNKS))
+        keys, blobs = [key for key, _, _ in chain], [blob for _, _, blob in chain]
 
-        def put(place: int, keys: list[ChunkKey] = keys) -> None:
+        def put(place: int, keys: list[ChunkKey] = keys, blobs: list[memoryview] = blobs) -> None:
             backend.put(keys[place], blobs[place], stripe=place, timeout_s=TIMEOUT_S)
 
         started_s = time.perf_counter()
@@ -90,7 +71,7 @@ def write_prefixes(backend: DiskBackend, seed: int) -> tuple[list[list[ChunkKey]
             list(executor.map(put, range(PREFIX_CHUNKS)))
         spent_s += time.perf_counter() - started_s
         prefixes.append(keys)
-    return prefixes, PREFIXES * PREFIX_CHUNKS * nbytes / spent_s
+    return prefixes, PREFIXES * PREFIX_CHUNKS * blob_nbytes(GEOMETRY) / spent_s
 
 
 def tier_speed(

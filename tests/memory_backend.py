@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from services.storage.backends import ChunkEntry, ChunkKey, check_ranges
 from shared.errors import CapacityError, IntegrityError, TransportError
+from tests.remote_calls import RemoteCalls
 
 
-class MemoryBackend:
+class MemoryBackend(RemoteCalls):
     """Keeps copies of blobs. ``max_bytes`` and ``is_reachable`` may be changed: so does the world, to real tiers."""
 
     name = "memory"

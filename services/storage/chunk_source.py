@@ -31,19 +31,17 @@ _log = logs.get_logger("storage")
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A verified chunk in ``blob``, not sealed; to be given back by :meth:`ChunkSource.finish`."""
+    """A verified chunk in ``blob``, not sealed, which need not be in ``buffer``; to be given back by
+    :meth:`ChunkSource.finish`.
+    """
 
     key: ChunkKey
     place: int
     source: Source
     header: ChunkHeader
+    blob: memoryview
     buffer: memoryview
     key_id: str
-
-    @property
-    def blob(self) -> memoryview:
-        """As many bytes of the buffer as the chunk has."""
-        return self.buffer[: self.nbytes]
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +96,10 @@ class ChunkSource:
         """What reading found not to be on the disk since the last call, of whichever fetch."""
         return [] if self._disk is None else self._disk.take_lost()
 
+    def is_near(self, key: ChunkKey) -> bool:
+        """Whether the disk has it, as far as is known, or there is no object store to ask."""
+        return self._remote is None or (self._disk is not None and key in self._disk)
+
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Brought | Lost:
         """Read one chunk within ``left_s()`` seconds. Never raises what a tier raised."""
         key_id = self._keys.key_id(ordered_key)
@@ -106,20 +108,22 @@ class ChunkSource:
         buffer = await self._buffers.take(is_urgent=True)
         is_kept = False
         try:
-            tiers: list[DiskTier | RemoteTier] = [tier for tier in (self._disk, self._remote) if tier is not None]
-            for tier in tiers:
+            for tier in (self._disk, self._remote):
+                if tier is None:
+                    continue
                 try:
                     if isinstance(tier, DiskTier):
                         header = await tier.read(key, read, buffer)
+                        found = None if header is None else (header, buffer[: header.nbytes])
                     else:
-                        header = await tier.read(key, read, buffer, max(0.001, left_s()))
+                        found = await tier.read(key, read, buffer, max(0.001, left_s()))
                 except (ThermoclineError, OSError) as caught:
                     error = str(caught)
                     is_missing = is_missing or isinstance(caught, IntegrityError)
-                    header = None
-                if header is not None:
+                    continue
+                if found is not None:
                     is_kept = True
-                    return Brought(key, place, "disk" if tier is self._disk else "remote", header, buffer, key_id)
+                    return Brought(key, place, "disk" if tier is self._disk else "remote", *found, buffer, key_id)
             # The index speaks for the disk: what it does not list, the scheduler must not count on.
             is_missing = is_missing or (self._disk is not None and key not in self._disk)
             return Lost(is_missing, error)
@@ -130,7 +134,9 @@ class ChunkSource:
     def finish(self, brought: Brought, *, is_promoted: bool) -> None:
         """Done with it; ``is_promoted`` asks for its being written to the disk."""
         if is_promoted and self._promotions is not None:
-            promotion = Promotion(brought.key, brought.place, brought.header, brought.buffer, brought.key_id)
+            promotion = Promotion(
+                brought.key, brought.place, brought.header, brought.blob, brought.buffer, brought.key_id
+            )
             if self._promotions.begin(promotion):
                 return  # It gives the buffer back.
         if brought.source == "disk" and self._copies is not None and self._copies.is_lacking(brought.header):

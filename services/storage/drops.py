@@ -10,21 +10,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from services.storage.backends import ChunkBackend, ChunkEntry
+from services.storage.backends import ChunkEntry, ChunkKey
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.promotions import Promotions
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
 from services.storage.saver import Saver
 from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
+from services.storage.uploads import Uploads
 from services.storage.warm_start import WarmStart
 from shared import logs
 from shared.errors import QueueFull, ThermoclineError
 from shared.messages.storage_plans import DropChunks
 
 MAX_DROPS = 64
-AT_ONCE = 32  # Objects that one call deletes.
+AT_ONCE = 256
+"""Objects that one call deletes: as many as Azure takes in a request, and few enough for stores that take one."""
 
 _log = logs.get_logger("storage")
 
@@ -37,12 +40,16 @@ class Drops:
         *,
         disk: DiskTier | None,
         remote: RemoteTier | None,
+        uploads: Uploads | None,
+        reconciliation: Reconciliation | None,
         warm_start: WarmStart | None,
         threads: IoThreads,
         events: TierEvents,
     ) -> None:
         self._disk = disk
         self._remote = remote
+        self._uploads = uploads
+        self._reconciliation = reconciliation
         self._warm_start = warm_start
         self._threads = threads
         self._events = events
@@ -73,6 +80,10 @@ class Drops:
                 copied.forget(order.namespace)
         if "remote" in order.tiers and self._remote is not None:
             self._remote.forget(order.namespace)
+            if self._uploads is not None:
+                self._uploads.forget(order.namespace)
+            if self._reconciliation is not None:
+                self._reconciliation.forget(order.namespace)
         self._waiting.append(order)
         self._changed.set()
 
@@ -99,19 +110,20 @@ class Drops:
             await self._drop_remote(self._remote, order.namespace)
 
     async def _drop_remote(self, remote: RemoteTier, namespace: str) -> None:
-        count, seen = 0, AT_ONCE
+        count = 0
         try:
+            if self._uploads is not None:
+                await self._uploads.ended(namespace)
             entries = remote.backend.entries(namespace)
-            while seen == AT_ONCE:
-                # A thread's turn for a few at a time: saves go on between.
-                seen, deleted = await self._threads.run(False, _delete_some, remote.backend, entries, remote.timeout_s)
-                count += deleted
+            # A thread's turn for some at a time: saves go on between.
+            while some := await self._threads.run(False, _next_some, entries):
+                await remote.backend.remove(some, timeout_s=remote.timeout_s)
+                count += len(some)
         except (ThermoclineError, OSError) as error:
             _log.warning("chunks_not_dropped", tier="remote", namespace=namespace or "all", reason=str(error))
         _log.info("chunks_dropped", tier="remote", namespace=namespace or "all", chunks=count)
 
 
-def _delete_some(backend: ChunkBackend, entries: Iterator[ChunkEntry], timeout_s: float) -> tuple[int, int]:
-    """(chunks seen, chunks that were there). Raises TransportError when the store fails, with the rest still there."""
-    some = list(islice(entries, AT_ONCE))
-    return len(some), sum(backend.delete(entry.key, timeout_s=timeout_s) for entry in some)
+def _next_some(entries: Iterator[ChunkEntry]) -> list[ChunkKey]:
+    """Raises TransportError when the store fails, with the rest still there."""
+    return [entry.key for entry in islice(entries, AT_ONCE)]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from services.storage.backends import ChunkKey
+from services.storage.backends import REMOTE_WIDTH, ChunkKey
 from services.storage.chunk_format import Checksums
 from services.storage.chunk_gathering import scatter_chunk
 from services.storage.chunk_source import Lost
@@ -17,7 +17,10 @@ from services.storage.io_threads import IoThreads
 from shared.memory import HostPoolView
 
 READ_AHEAD = 32
-"""Chunks of one fetch that are read at once, at the most; no more than there are threads."""
+"""Chunks of one fetch that are read from the disk at once, at the most; no more than there are threads."""
+
+FAR_AHEAD = REMOTE_WIDTH
+"""Chunks of one fetch that are under way at once where the object store is asked: a request holds no thread there."""
 
 
 class Arrived(Protocol):
@@ -35,6 +38,10 @@ class Arrived(Protocol):
 
 class Reads(Protocol):
     """Where chunks come from (:class:`chunk_source.ChunkSource`, :class:`sharing.lenders.LenderSource`)."""
+
+    def is_near(self, key: ChunkKey) -> bool:
+        """Whether a chunk takes a thread while it is read."""
+        ...
 
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
         """An :class:`Arrived`, to be given back by :meth:`finish`, or a :class:`Lost`."""
@@ -80,33 +87,40 @@ class FetchRun:
         waiting = deque(self._chunks)
         try:
             while waiting or ahead:
-                while waiting and len(ahead) < min(READ_AHEAD, self._threads.shares.depth):
+                while waiting and len(ahead) < self._most_ahead(waiting[0]):
                     chunk = waiting.popleft()
                     ahead.append((chunk, asyncio.create_task(self._read(chunk))))
                 chunk, reading = ahead[0]
                 # Shielded: what a cancelled fetch still reads is ended, and waited for, in one place below.
                 result = await asyncio.shield(reading)
-                ahead.popleft()
                 if isinstance(result, Lost):
+                    ahead.popleft()
                     self._note(chunk, result)
                     return result.error
-                await self._put(chunk, result)
-                if self._progress.arrived(result.source, result.nbytes):
+                if await self._put(_arrived(ahead, self._progress.until_report)):
                     await report()
         finally:
             await self._end(ahead)
         return ""
 
+    def _most_ahead(self, chunk: FetchChunk) -> int:
+        """Chunks that may be under way when this one begins, itself included."""
+        return min(READ_AHEAD, self._threads.shares.depth) if self._source.is_near(chunk.key) else FAR_AHEAD
+
     def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Arrived | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
-    async def _put(self, chunk: FetchChunk, brought: Arrived) -> None:
+    async def _put(self, arrived: list[tuple[FetchChunk, Arrived]]) -> bool:
+        """Put chunks into the host pool, in order; whether that should be told now."""
         is_put = False
         try:
-            await self._threads.run(True, scatter_chunk, chunk, brought.blob, brought.checksums, self._host)
+            await self._threads.run(True, _scatter, arrived, self._host)
             is_put = True
         finally:
-            self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
+            for _, brought in arrived:
+                self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
+        told = [self._progress.arrived(brought.source, brought.nbytes) for _, brought in arrived]
+        return any(told)
 
     async def _end(self, ahead: deque[tuple[FetchChunk, Reading]]) -> None:
         for _, reading in ahead:
@@ -124,3 +138,23 @@ class FetchRun:
     def _note(self, chunk: FetchChunk, lost: Lost) -> None:
         if lost.is_missing:
             self._progress.missing.append(chunk.key)
+
+
+def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> list[tuple[FetchChunk, Arrived]]:
+    """Take what is there of the next ``most`` chunks, the first of which is. One call of a thread puts them all."""
+    arrived: list[tuple[FetchChunk, Arrived]] = []
+    while ahead and len(arrived) < most:
+        chunk, reading = ahead[0]
+        if not reading.done() or reading.cancelled() or reading.exception() is not None:
+            break
+        result = reading.result()
+        if isinstance(result, Lost):
+            break
+        ahead.popleft()
+        arrived.append((chunk, result))
+    return arrived
+
+
+def _scatter(arrived: list[tuple[FetchChunk, Arrived]], host: HostPoolView) -> None:
+    for chunk, brought in arrived:
+        scatter_chunk(chunk, brought.blob, brought.checksums, host)

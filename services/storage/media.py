@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend
+from services.storage.backends import ChunkBackend, RemoteBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
 from services.storage.chunk_names import ChunkNames
@@ -23,7 +23,7 @@ class Media:
     """What chunks are written to, and what encrypts them; None is none."""
 
     disk: ChunkBackend | None = None
-    remote: ChunkBackend | None = None
+    remote: RemoteBackend | None = None
     cipher: Cipher | None = None
     names: ChunkNames = field(default_factory=ChunkNames)
     """Those that disk and remote use; of the same cipher."""

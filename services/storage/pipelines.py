@@ -26,6 +26,7 @@ from services.storage.sharing.lenders import Lenders
 from services.storage.sparse.parts import SparseParts, make_sparse
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
+from services.storage.uploads import Uploads
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry
 from shared.tracing import Tracer
 
@@ -41,6 +42,7 @@ class Below:
 
     disk: DiskTier | None
     remote: RemoteTier | None
+    uploads: Uploads | None
     threads: IoThreads
     keys: ChunkKeys
     events: TierEvents
@@ -98,6 +100,7 @@ def make_pipelines(
         gate=gate,
         disk=disk,
         remote=remote,
+        uploads=below.uploads,
         buffers=buffers,
         threads=threads,
         keys=keys,

@@ -24,11 +24,12 @@ _log = logs.get_logger("storage")
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A verified chunk in an urgent buffer, not sealed."""
+    """A verified chunk in ``blob``, not sealed, and the urgent buffer that it is in, or is copied to."""
 
     key: ChunkKey
     place: int
     header: ChunkHeader
+    blob: memoryview
     buffer: memoryview
     key_id: str
 
@@ -85,6 +86,9 @@ class Promotions:
         outcome = "failed"
         copy = None
         try:
+            if promotion.blob.obj is not blob.obj:
+                # It is where it arrived, and is to be sealed, and written past the page cache.
+                await self._threads.run(False, _copy, promotion.blob, blob)
             if self._copies is not None:
                 copy = await self._copies.make(header, blob, promotion.key_id)
             await self._threads.run(False, seal, blob, header, promotion.key_id, self._keys.cipher)
@@ -108,3 +112,7 @@ class Promotions:
         await self._events.dropped(dropped)
         await self._events.listed([key])
         del self._tasks[key]
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    target[:] = source

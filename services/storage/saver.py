@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.storage import measures
-from services.storage.backends import ChunkKey
+from services.storage.backends import REMOTE_WIDTH, ChunkKey
 from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.chunk_writing import gather_blob, seal, seal_for_upload
@@ -23,9 +23,10 @@ from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
-from services.storage.remote_tier import RemoteTier, Room, Upload
+from services.storage.remote_tier import RemoteTier, Room
 from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
+from services.storage.uploads import Upload, Uploads
 from shared import logs
 from shared.chunks import chunk_tokens
 from shared.errors import IntegrityError, InvalidRequest, ThermoclineError
@@ -72,6 +73,7 @@ class Saver:
         gate: PageGate,
         disk: DiskTier | None,
         remote: RemoteTier | None,
+        uploads: Uploads | None,
         buffers: Buffers,
         threads: IoThreads,
         keys: ChunkKeys,
@@ -88,6 +90,7 @@ class Saver:
         self._gate = gate
         self._disk = disk
         self._remote = remote
+        self._uploads = uploads
         self._buffers = buffers
         self._threads = threads
         self._keys = keys
@@ -143,8 +146,9 @@ class Saver:
     async def run(self) -> None:
         """Save until :meth:`stop`, and until every save is answered."""
         async with asyncio.TaskGroup() as group:
-            # One more than may use a thread at once: it reads pages while the others write.
-            for _ in range(self._threads.shares.background_most + 1):
+            # One more than may use a thread at once: it reads pages while the others write. A store takes many at once.
+            workers = self._threads.shares.background_most + 1 if self._disk is not None else REMOTE_WIDTH
+            for _ in range(workers):
                 group.create_task(self._work())
 
     async def _work(self) -> None:
@@ -240,14 +244,14 @@ class Saver:
                 self.totals.nbytes += blob.nbytes
                 if save.is_void:
                     save.dropped += await self._disk.drop([key])
-                elif self._remote is not None:
-                    self._remote.upload(Upload(key, chunk.place, blob.nbytes, digest))
+                elif self._uploads is not None:
+                    self._uploads.add(Upload(key, blob.nbytes, digest))
                 return not save.is_void
             measures.CHUNKS_REFUSED.labels(written.outcome).inc()
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
             # What the disk does not take may still help whoever asks the store.
-            error = await self._remote.write(key, chunk.place, blob, room)
+            error = await self._remote.write(key, blob, room)
         save.error = error or save.error
         return False
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from services.storage.disk_tier import DiskTier
 from services.storage.pipelines import Pipelines
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
+from services.storage.uploads import Uploads
 from shared.messages.pools import HIDDEN, ChunkForm
 
 
@@ -30,9 +32,20 @@ def remote_counters(remote: RemoteTier) -> dict[str, int]:
     """What went to the object store, and what came from it in vain."""
     return {
         "remote_chunks_refused": remote.refused,
+        "remote_chunks_replaced": remote.replaced,
         "chunks_uploaded": remote.uploaded,
         "uploads_failed": remote.upload_failures,
-        "uploads_outstanding": remote.waiting,
+    }
+
+
+def upload_counters(uploads: Uploads, reconciliation: Reconciliation) -> dict[str, int]:
+    """What of the disk is still to go to the object store, or to be compared with it."""
+    return {
+        "uploads_left_out": uploads.left_out,
+        "uploads_outstanding": len(uploads),
+        "reconcile_passes": reconciliation.passes,
+        "reconcile_found": reconciliation.found,
+        "reconcile_outstanding": len(reconciliation),
     }
 
 

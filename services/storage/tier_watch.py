@@ -12,8 +12,9 @@ import contextlib
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from services.storage.backends import Answering, Directories
+from services.storage.backends import Directories, RemoteBackend
 from services.storage.disk_tier import DiskTier
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
 from services.storage.tier_events import TierEvents
 from services.storage.warm_start import WarmStart
@@ -44,12 +45,14 @@ class TierWatch:
         warm_start: WarmStart | None,
         remote: RemoteTier | None,
         events: TierEvents | None = None,
+        reconciliation: Reconciliation | None = None,
     ) -> None:
         """``events`` tell the scheduler of what is away with its directory."""
         self._events = events
         self._disk = disk
         self._warm_start = warm_start
         self._remote = remote
+        self._reconciliation = reconciliation
         self._room: int | None = None  # Bytes of the disk that chunks have or could have.
         self._asking: asyncio.Task[None] | None = None
         self._errands: dict[str, asyncio.Task[None]] = {}  # By directory.
@@ -89,8 +92,7 @@ class TierWatch:
         """What the tiers lack now."""
         if self._disk is not None:
             yield from self._disk_faults(self._disk)
-        backend = self._remote.backend if self._remote is not None else None
-        if isinstance(backend, Answering) and (fault := backend.fault):
+        if self._remote is not None and (fault := self._remote.backend.fault):
             yield "remote", fault, "--remote"
 
     def _disk_faults(self, disk: DiskTier) -> Iterator[Fault]:
@@ -127,6 +129,8 @@ class TierWatch:
     async def _take_back(self, disk: DiskTier, backend: Directories, path: str) -> None:
         if self._warm_start is not None and await self._warm_start.take_back(backend, path):
             disk.works()
+            if self._reconciliation is not None:
+                self._reconciliation.want()
 
     async def _probe(self, disk: DiskTier, backend: Directories, path: str) -> None:
         await disk.directories.run(path, lambda: backend.probe(path), is_urgent=False, timeout_s=PROBE_S)
@@ -163,14 +167,13 @@ class TierWatch:
 
     async def _ask(self) -> None:
         """Ask a store that does not answer; one question at a time, for as long as the store may take."""
-        backend = self._remote.backend if self._remote is not None else None
-        if not isinstance(backend, Answering) or not backend.fault:
+        if self._remote is None or not self._remote.backend.fault:
             return
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(_probe(backend))
+            self._asking = asyncio.create_task(_probe(self._remote.backend))
         await self._asking
 
 
-async def _probe(backend: Answering) -> None:
+async def _probe(backend: RemoteBackend) -> None:
     with contextlib.suppress(ThermoclineError):  # The backend keeps the reason, and logs when it changes.
         await asyncio.to_thread(backend.probe)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from services.storage import measures
-from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.config import StorageConfig
 from services.storage.core.fetch_progress import FetchProgress
@@ -24,14 +23,16 @@ from services.storage.paced_reads import PacedReads
 from services.storage.page_gate import PageGate
 from services.storage.pipelines import Below, Pipelines, form_of, make_pipelines
 from services.storage.pools import Pools
+from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
 from services.storage.scrubber import Scrubber
 from services.storage.sharing.parts import Sharing
 from services.storage.sparse.parts import SparseParts
 from services.storage.sparse.reader import SparseReader
-from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
+from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters, upload_counters
 from services.storage.tier_events import TierEvents
 from services.storage.tier_watch import Fault, TierWatch
+from services.storage.uploads import Uploads
 from services.storage.warm_start import WarmStart
 from shared import logs
 from shared.bus.protocol import Bus
@@ -82,7 +83,14 @@ class Tiers:
         pace = PacedReads(config.disk_read_bytes_per_s)
         self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads, pace=pace) if media.disk else None
         self._remote = (
-            RemoteTier(media.remote, self._threads, timeout_s=config.remote_timeout_ms / 1000) if media.remote else None
+            RemoteTier(
+                media.remote,
+                self._threads,
+                timeout_s=config.remote_timeout_ms / 1000,
+                directories=config.disk_dir,
+            )
+            if media.remote
+            else None
         )
         self._events = TierEvents(
             outbox,
@@ -90,23 +98,34 @@ class Tiers:
             storage_id=config.id,
             incarnation=incarnation,
         )
+        self._uploads = (
+            Uploads(self._remote, self._disk, self._threads, self._keys, on_bad=self._events.dropped)
+            if self._remote is not None and self._disk is not None
+            else None
+        )
+        self._reconciliation = (
+            Reconciliation(self._disk, self._remote, self._uploads, media.names)
+            if self._remote is not None and self._disk is not None and self._uploads is not None
+            else None
+        )
         self._warm_start = WarmStart(self._disk, self._events) if self._disk else None
         self._drops = Drops(
             disk=self._disk,
             remote=self._remote,
+            uploads=self._uploads,
+            reconciliation=self._reconciliation,
             warm_start=self._warm_start,
             threads=self._threads,
             events=self._events,
         )
         self._scrubber = Scrubber(self._disk, self._events, self._keys.cipher) if self._disk else None
         self._heats = HeatNotes(self._disk, self._warm_start) if self._disk and self._warm_start else None
-        self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._events)
+        self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._events, self._reconciliation)
         self.measured_bytes_per_s = media.disk_bytes_per_s
         self.shapes = shapes_of(media.disk)  # What the cell is told that the disk holds.
         self._unread: UnreadForms | None = None
         self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
-        self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
         self._why_closed: dict[ChunkForm, str] = {
             "kv": "there is no host pool yet",
             HIDDEN: "there is no hidden pool yet",
@@ -148,7 +167,9 @@ class Tiers:
         lenders = self.sharing.lenders if form == "kv" else None
         if form in self._pipelines or self._group is None or not (self._disk or self._remote or lenders):
             return
-        below = Below(self._disk, self._remote, self._threads, self._keys, self._events, self._tracer, lenders)
+        below = Below(
+            self._disk, self._remote, self._uploads, self._threads, self._keys, self._events, self._tracer, lenders
+        )
         try:
             if lenders is not None:
                 lenders.open(geometry)
@@ -162,14 +183,14 @@ class Tiers:
         if form == HIDDEN:
             self._unread = UnreadForms(geometry, self.shapes)
         self._pipelines[form] = made
-        self._buffers[shape] = made.buffers
         self._saving.append(self._group.create_task(made.saver.run()))
         self._know(shape, form)
         if self._scrubber is not None:
             self._scrubber.add(geometry, made.buffers)
-        if self._remote is not None and self._disk is not None and len(self._pipelines) == 1:
-            for _ in range(max(1, self._threads.shares.background_most // 2)):
-                self._endless.append(self._group.create_task(self._remote.run(self._disk.backend, self._buffers)))
+        if self._uploads is not None:
+            self._uploads.open(geometry, made.buffers)
+        if self._reconciliation is not None:
+            self._reconciliation.want()
         if self._warm_start is not None:
             self._endless.append(self._group.create_task(self._warm_start.announce(shape)))
         if made.sparse is not None:
@@ -220,7 +241,7 @@ class Tiers:
         if order.quota is None:
             return
         if self._remote is not None:
-            self._remote.own(order.namespace, order.quota.owner, order.quota.remote_bytes)
+            self._remote.owners.learn(order.namespace, order.quota.owner, order.quota.remote_bytes)
         if self._disk is not None:
             await self._events.dropped(await self._disk.own(order.namespace, order.quota))
 
@@ -294,6 +315,8 @@ class Tiers:
             counters |= disk_counters(self._disk)
         if self._remote is not None:
             counters |= remote_counters(self._remote)
+        if self._uploads is not None and self._reconciliation is not None:
+            counters |= upload_counters(self._uploads, self._reconciliation)
         return counters | pipeline_counters(self._pipelines)
 
     async def run(self) -> None:
@@ -302,9 +325,14 @@ class Tiers:
             self._group = group
             self._endless.append(group.create_task(self._drops.run()))
             self._endless.append(group.create_task(self._watch.run()))
+            if self._uploads is not None:
+                self._endless.append(group.create_task(self._uploads.run()))
             if self._disk is not None and self._warm_start is not None:
                 group.create_task(self._disk.removals.run())
                 self._endless.append(group.create_task(self._warm_start.scan()))
+                if self._reconciliation is not None and self._remote is not None:
+                    self._endless.append(group.create_task(self._remote.owners.run()))
+                    self._endless.append(group.create_task(self._reconcile(self._reconciliation, self._remote)))
             if self._heats is not None:
                 self._endless.append(group.create_task(self._heats.run()))
             await self._stopping.wait()
@@ -344,6 +372,11 @@ class Tiers:
     def is_hung(self) -> bool:
         """Whether a thread still waits for a disk that does not answer: it would keep the process from ending."""
         return self._disk is not None and len(self._disk.directories.abandoned) > 0
+
+    async def _reconcile(self, reconciliation: Reconciliation, remote: RemoteTier) -> None:
+        await remote.owners.load()
+        if self._warm_start is not None:
+            await reconciliation.run(self._warm_start.is_over)
 
     def stop(self) -> None:
         """Begin nothing more; what is under way is finished or cut off, and answered."""

@@ -23,9 +23,12 @@ TIMEOUT_S = 5.0
 class Tier(Protocol):
     """One tier, empty at first."""
 
-    backend: ChunkBackend
     is_durable: bool
     """Whether chunks outlive the backend object."""
+
+    @property
+    def backend(self) -> ChunkBackend:
+        """The tier as a storage uses it."""
 
     def fill(self) -> None:
         """From now on there is no room for another chunk."""

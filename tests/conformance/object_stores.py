@@ -16,7 +16,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from obstore.exceptions import GenericError
 
-from services.storage.backends import ChunkBackend
+from services.storage.backends import RemoteBackend
 from services.storage.backends.guarded_calls import GuardedCalls
 from services.storage.backends.object_store import ObjectStoreBackend, open_remote
 from services.storage.backends.remote_location import parse_remote
@@ -74,14 +74,14 @@ class S3Place:
         remote = f"s3://{self.bucket}/some/prefix"
         return StorageConfig(remote=remote, remote_timeout_ms=int(timeout_s * 1000), io_threads=THREADS)
 
-    def open(self, *, timeout_s: float = TIMEOUT_S, **environ: str) -> ChunkBackend:
+    def open(self, *, timeout_s: float = TIMEOUT_S, **environ: str) -> RemoteBackend:
         """A backend of the bucket, by settings and environment as a storage makes it."""
         with self.environment(**environ):
             backend = open_remote(self.config(timeout_s=timeout_s))
         assert backend is not None
         return backend
 
-    def open_at(self, clock: Callable[[], float], breaker: CircuitBreaker, policy: RetryPolicy) -> ChunkBackend:
+    def open_at(self, clock: Callable[[], float], breaker: CircuitBreaker, policy: RetryPolicy) -> RemoteBackend:
         """A backend of the bucket under a clock of the test's."""
         location = parse_remote(self.config().remote)
         with self.environment():
@@ -145,9 +145,9 @@ class FailingStoreCalls(StoreCalls):
         self._pass()
         return await super().get(path)
 
-    async def head(self, path: str) -> None:
+    async def head(self, path: str) -> int:
         self._pass()
-        await super().head(path)
+        return await super().head(path)
 
     async def delete(self, path: str) -> None:
         self._pass()
@@ -170,7 +170,7 @@ class LocalTier:
         store = connect(self._location, timeout_s=TIMEOUT_S, environ={})
         self._store = FailingStoreCalls(self._location, store)
         calls = GuardedCalls(str(self._location), timeout_s=TIMEOUT_S, slots=THREADS)
-        self.backend: ChunkBackend = ObjectStoreBackend(self._location, self._store, calls)
+        self.backend = ObjectStoreBackend(self._location, self._store, calls)
 
     def fill(self) -> None:
         self._store.failure = "No space left on device (os error 28)"

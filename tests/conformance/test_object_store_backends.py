@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.backends import ChunkBackend, ChunkKey, RemoteBackend
 from services.storage.backends.object_store import ABSENCE_S, open_remote
 from services.storage.config import StorageConfig
 from services.storage.core.circuit_breaker import CircuitBreaker
 from services.storage.core.retrying import RetryPolicy
 from shared.errors import IntegrityError, TransportError
 from tests.chunk_makers import MadeChunk, aligned, make_chain
-from tests.conformance.object_stores import TIMEOUT_S, S3Place
+from tests.conformance.object_stores import OBJECT_STORES, TIMEOUT_S, S3Place
 
 CHUNKS = make_chain(12, seed=2)
 CHUNK = CHUNKS[0]
@@ -33,7 +34,7 @@ def place() -> Iterator[S3Place]:
 
 
 @pytest.fixture
-def backend(place: S3Place) -> Iterator[ChunkBackend]:
+def backend(place: S3Place) -> Iterator[RemoteBackend]:
     made = place.open()
     yield made
     made.close()
@@ -218,7 +219,7 @@ def test_what_another_node_writes_is_found_when_the_absence_is_out_of_date(place
     writer.close()
 
 
-def write_all_at_once(backends: list[ChunkBackend]) -> int:
+def write_all_at_once(backends: Sequence[ChunkBackend]) -> int:
     """Every writer of every backend puts all chunks; returns how often one was told that it was new."""
     start = threading.Barrier(WRITERS * len(backends))
 
@@ -227,7 +228,7 @@ def write_all_at_once(backends: list[ChunkBackend]) -> int:
         return sum(put(backend, chunk) for chunk in CHUNKS)
 
     with ThreadPoolExecutor(WRITERS * len(backends)) as executor:
-        return sum(executor.map(write, backends * WRITERS))
+        return sum(executor.map(write, [*backends] * WRITERS))
 
 
 def test_two_nodes_that_write_the_same_chunks_store_each_once(place: S3Place) -> None:
@@ -299,3 +300,74 @@ def test_objects_of_others_are_not_chunks(place: S3Place, backend: ChunkBackend)
 
     assert [(entry.key, entry.nbytes) for entry in entries] == [(CHUNK.key, NBYTES)]
     assert got(backend, CHUNKS[1].key) == b""
+
+
+@pytest.mark.parametrize("kind", OBJECT_STORES)
+async def test_many_requests_are_awaited_at_once(tmp_path: Path, kind: str) -> None:
+    """Blobs are stored, found with their sizes, read and removed, all together; what is gone is removed again."""
+    tier = OBJECT_STORES[kind](tmp_path)
+    store = tier.backend
+    keys = sorted(chunk.key for chunk in CHUNKS)
+
+    stored = await asyncio.gather(
+        *(store.store(chunk.key, bytes(chunk.blob), keep, timeout_s=TIMEOUT_S) for chunk in CHUNKS[1:])
+    )
+    sizes = await store.sizes(keys)
+    bodies = await asyncio.gather(*(store.fetch(chunk.key, NBYTES, timeout_s=TIMEOUT_S) for chunk in CHUNKS))
+    await store.remove([chunk.key for chunk in CHUNKS[1:6]], timeout_s=TIMEOUT_S)
+    await store.remove([chunk.key for chunk in CHUNKS[:7]], timeout_s=TIMEOUT_S)
+
+    assert stored == ["new"] * (len(CHUNKS) - 1)
+    assert sizes == [0 if key == CHUNK.key else NBYTES for key in keys]
+    assert bodies[0] is None
+    assert [bytes(body or b"") for body in bodies[1:]] == [bytes(chunk.blob) for chunk in CHUNKS[1:]]
+    assert sorted(entry.key for entry in store.entries()) == sorted(chunk.key for chunk in CHUNKS[7:])
+    tier.close()
+
+
+def keep(nbytes: int, front: bytes) -> bool:
+    """What is there, and begins as a chunk, stays."""
+    return not front.startswith(bytes(CHUNK.blob[:8]))
+
+
+@pytest.mark.parametrize("kind", OBJECT_STORES)
+async def test_what_does_not_belong_there_is_replaced(tmp_path: Path, kind: str) -> None:
+    """By its size or by its first bytes; an empty object, too. Anything else stays as it is."""
+    tier = OBJECT_STORES[kind](tmp_path)
+    store, whole = tier.backend, bytes(CHUNK.blob)
+    other = whole[:-1] + bytes([whole[-1] ^ 1])
+
+    stored: list[str] = []
+    for there in (other, whole[:4096], b"", bytes(NBYTES)):
+        store.delete(CHUNK.key, timeout_s=TIMEOUT_S)
+        store.put(CHUNK.key, memoryview(there), stripe=0, timeout_s=TIMEOUT_S)
+        stored.append(await store.store(CHUNK.key, whole, keep, timeout_s=TIMEOUT_S))
+        stored.append("whole" if got(store) == whole else "other")
+
+    assert stored == ["there", "other", "replaced", "whole", "replaced", "whole", "replaced", "whole"]
+    tier.close()
+
+
+async def test_sizes_are_listed_between_the_first_and_the_last(place: S3Place, backend: RemoteBackend) -> None:
+    """One request tells of many chunks, and another shape or namespace is not looked at."""
+    for chunk in CHUNKS:
+        put(backend, chunk)
+    keys = sorted(chunk.key for chunk in CHUNKS)
+    before = len(place.proxy.requests)
+
+    sizes = await backend.sizes(keys[3:9:2])
+
+    assert sizes == [NBYTES] * 3
+    assert place.proxy.requests[before:] == [("GET", 200)]
+
+
+async def test_many_are_deleted_in_one_request(place: S3Place, backend: RemoteBackend) -> None:
+    """Nobody asks for each whether it is there."""
+    for chunk in CHUNKS:
+        put(backend, chunk)
+    before = len(place.proxy.requests)
+
+    await backend.remove([chunk.key for chunk in CHUNKS], timeout_s=TIMEOUT_S)
+
+    assert place.proxy.requests[before:] == [("POST", 200)]
+    assert list(backend.entries()) == []

@@ -49,6 +49,7 @@ from shared.messages.storage_plans import (
 )
 from tests.memory_backend import MemoryBackend
 from tests.memory_bus import MemoryBroker
+from tests.remote_calls import RemoteCalls
 
 E = TypeVar("E", bound=Message)
 
@@ -87,7 +88,7 @@ class Sequence:
         return self.identities[page * DIGEST_BYTES : (page + 1) * DIGEST_BYTES]
 
 
-class GatedBackend:
+class GatedBackend(RemoteCalls):
     """A tier whose puts and gets wait for gates, and fail as told."""
 
     name = "gated"
@@ -273,7 +274,7 @@ class StorageCell:
 
     async def idle(self) -> dict[str, int]:
         """The counters once every order has been taken and nothing is under way."""
-        kinds = ("saves", "fetches", "removals", "uploads", "promotions", "drops")
+        kinds = ("saves", "fetches", "removals", "uploads", "reconcile", "promotions", "drops")
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 inventory = await self.inventory()

@@ -201,6 +201,33 @@ async def test_sealed_chunks_come_back_with_their_key_alone(prefix: str, tmp_pat
     assert (saved.chunks, again.chunks) == (sequence.names[0], 1)
 
 
+async def test_only_sealed_chunks_reach_a_store_that_is_added(prefix: str, tmp_path: Path) -> None:
+    """One that an earlier start left on the disk in the clear stays there; sealed ones come back with their key."""
+    (tmp_path / "disk").mkdir()
+    clear, sealed = Sequence.make(1, 1), Sequence.make(2, 1)
+    media = Media(DiskBackend([str(tmp_path / "disk")]))
+    async with running_storage(prefix, media) as cell:
+        await cell.save(clear, device=list(range(4)))
+    media.close()
+    media = _cipher(tmp_path, KEY_A)
+    async with running_storage(prefix, media) as cell:
+        await cell.save(sealed, device=list(range(4)))
+    media.close()
+    store = MemoryBackend(max_bytes=2**30)
+    media = _cipher(tmp_path, KEY_A)
+    async with running_storage(prefix, Media(media.disk, store, media.cipher)) as cell:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (await cell.inventory()).counters["chunks_uploaded"]:
+                await asyncio.sleep(0.01)
+        counters = await cell.idle()
+    async with running_storage(prefix, Media(None, store, media.cipher)) as cell:
+        fetched = await cell.fetch(sealed, list(range(4)))
+
+    assert [entry.key.identity for entry in store.entries()] == [sealed.names[0]]
+    assert (counters["reconcile_found"], counters["uploads_failed"], counters["uploads_left_out"]) == (2, 0, 0)
+    assert fetched.remote_chunks == 1
+
+
 async def test_no_key_is_no_reason_to_write_in_the_clear(prefix: str, tmp_path: Path) -> None:
     """Where keys are asked for, a tenant without one has nothing saved, and is told why."""
     (tmp_path / "disk").mkdir()

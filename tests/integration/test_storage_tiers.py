@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.storage import chunk_writing
+from services.storage.backends import ChunkKey
 from services.storage.backends.disk import DiskBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.media import Media
@@ -25,6 +26,7 @@ from shared.messages.storage_events import (
     StorageLeft,
 )
 from shared.messages.storage_plans import DiskQuota, DropChunks, PinChunks
+from tests.conformance.object_stores import S3Place
 from tests.integration.storage_cell import (
     BLOB_BYTES,
     GEOMETRY,
@@ -32,6 +34,7 @@ from tests.integration.storage_cell import (
     GatedBackend,
     Sequence,
     StorageCell,
+    flip_byte,
     gated_memory,
     make_pools,
     running_storage,
@@ -46,6 +49,14 @@ async def _uploads_done(cell: object, count: int) -> None:
     async with asyncio.timeout(20.0):
         while (await cell.inventory()).counters["chunks_uploaded"] < count:  # type: ignore[attr-defined]
             await asyncio.sleep(0.01)
+
+
+async def _compared(cell: StorageCell) -> None:
+    """Wait until disk and store were compared once, and what was found is done with."""
+    async with asyncio.timeout(20.0):
+        while not (await cell.inventory()).counters["reconcile_passes"]:
+            await asyncio.sleep(0.01)
+    await cell.idle()
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -163,6 +174,58 @@ async def test_what_another_storage_saved_comes_from_the_object_store_and_stays(
         assert cell.holds(sequence, list(range(8)), list(range(20, 28)), list(range(8)))
 
 
+async def test_what_is_on_the_disk_already_goes_to_a_store_that_is_added(prefix: str, tmp_path: Path) -> None:
+    """The first start had no store, the second one has: no order is needed, and what rotted meanwhile stays away."""
+    sequence = Sequence.make(1, 3)
+    media = Media(DiskBackend([str(tmp_path)]))
+    async with running_storage(prefix, media) as cell:
+        await cell.save(sequence, device=list(range(12)))
+    media.close()
+    (rotten,) = tmp_path.rglob(f"{sequence.names[1].hex()}.chunk")
+    flip_byte(rotten, BLOB_BYTES // 2)
+    store = MemoryBackend(max_bytes=2**30)
+
+    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]), store)) as cell:
+        await _uploads_done(cell, 2)
+        counters = await cell.idle()
+        dropped = await cell.event(ChunksDropped)
+    async with running_storage(prefix, Media(None, store)) as cell:
+        fetched = await cell.fetch(sequence, list(range(12)))
+        is_equal = cell.holds(sequence, list(range(4)), list(range(4)), list(range(4)))
+
+    assert sorted(entry.key.identity for entry in store.entries()) == sorted([sequence.names[0], sequence.names[2]])
+    assert (counters["reconcile_found"], dropped.chunks) == (3, sequence.names[1])
+    assert (fetched.remote_chunks, is_equal) == (1, True)
+
+
+class _Together(MemoryBackend):
+    """Answers reads once so many are under way, and none before."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(max_bytes=2**30)
+        self._count = count
+        self._asked = 0
+        self._enough = asyncio.Event()
+
+    async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
+        self._asked += 1
+        if self._asked == self._count:
+            self._enough.set()
+        await self._enough.wait()
+        return await super().fetch(key, most, timeout_s=timeout_s)
+
+
+async def test_a_whole_prefix_is_asked_of_the_object_store_at_once(prefix: str) -> None:
+    """However few threads there are: round trips do not add up."""
+    sequence = Sequence.make(1, 16)
+    store = _Together(16)
+    async with running_storage(prefix, Media(None, store), io_threads=1) as cell:
+        await cell.save(sequence, device=list(range(64)))
+        fetched = await cell.fetch(sequence, list(range(64)))
+
+    assert (fetched.remote_chunks, fetched.error) == (16, "")
+
+
 async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) -> None:
     """Of four chunks of a bounded owner the first two go there; another's goes as well, and a flush gives room."""
     store = MemoryBackend(max_bytes=2**30)
@@ -181,27 +244,63 @@ async def test_an_owner_keeps_within_its_quota_of_the_object_store(prefix: str) 
     assert (other.error, again.error) == ("", "")
 
 
+async def test_an_owner_keeps_within_its_quota_of_a_store_after_a_restart(prefix: str, tmp_path: Path) -> None:
+    """The disk may hold more of it than the store: what is found there is not uploaded beyond the quota."""
+    store, sequence = MemoryBackend(max_bytes=2**30), Sequence.make(1, 4)
+    quota = DiskQuota(owner="acme", remote_bytes=2 * BLOB_BYTES)
+    for _ in range(2):
+        media = Media(DiskBackend([str(tmp_path)]), store)
+        async with running_storage(prefix, media, disk_dir=(str(tmp_path),)) as cell:
+            if not list(store.entries()):
+                await cell.save(sequence, device=list(range(16)), quota=quota)
+            await _compared(cell)
+        assert media.disk is not None
+        media.disk.close()
+
+    assert len(list(store.entries())) == 2
+
+
 async def test_without_a_disk_chunks_go_to_the_object_store(prefix: str) -> None:
-    """A save to the store alone is answered without a chunk on the disk; a corrupt object is not served, but stays."""
+    """A save to the store alone is answered without a chunk on the disk, and comes back."""
     store = MemoryBackend(max_bytes=2**30)
     sequence = Sequence.make(1, 1)
     async with running_storage(prefix, Media(None, store)) as cell:
         saved = await cell.save(sequence, device=list(range(4)))
         fetched = await cell.fetch(sequence, list(range(4)))
-        (entry,) = list(store.entries())
-        blob = memoryview(bytearray(entry.nbytes))
-        store.get(entry.key, blob, timeout_s=1.0)
-        blob[-1] ^= 1
-        store.delete(entry.key, timeout_s=1.0)
-        store.put(entry.key, blob, stripe=0, timeout_s=1.0)
-        bad = await cell.fetch(sequence, list(range(4)))
-        kept = [found.key for found in store.entries()]
 
     assert (saved.chunks, saved.error) == (b"", "")
     assert (fetched.chunks, fetched.remote_chunks) == (1, 1)
-    assert bad.chunks == 0
-    assert "wrong checksum" in bad.error
-    assert kept == [entry.key]
+
+
+def _spoil(store: MemoryBackend, damage: str) -> None:
+    """Put something else in the place of the only object."""
+    (entry,) = list(store.entries())
+    blob = memoryview(bytearray(entry.nbytes))
+    store.get(entry.key, blob, timeout_s=1.0)
+    blob[-1 if damage == "payload" else 40] ^= 1
+    store.delete(entry.key, timeout_s=1.0)
+    store.put(entry.key, blob[: 4096 if damage == "cut short" else None], stripe=0, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("damage", ["payload", "header", "cut short"])
+@pytest.mark.parametrize("with_disk", [False, True])
+async def test_a_damaged_object_is_replaced(prefix: str, damage: str, with_disk: bool) -> None:
+    """It is not served, and stays until its chunk is saved again, which writes over it."""
+    store = MemoryBackend(max_bytes=2**30)
+    sequence = Sequence.make(1, 1)
+    async with running_storage(prefix, Media(None, store)) as cell:
+        await cell.save(sequence, device=list(range(4)))
+    _spoil(store, damage)
+    async with running_storage(prefix, Media(gated_memory() if with_disk else None, store)) as cell:
+        bad = await cell.fetch(sequence, list(range(4)))
+        await cell.save(sequence, device=list(range(4)))
+        await cell.idle()
+    async with running_storage(prefix, Media(None, store)) as cell:
+        good = await cell.fetch(sequence, list(range(4)))
+        is_equal = cell.holds(sequence, list(range(4)), list(range(4)), list(range(4)))
+
+    assert (bad.chunks, good.remote_chunks, is_equal) == (0, 1, True)
+    assert bad.error
 
 
 async def test_progress_is_told_a_few_times(prefix: str) -> None:
@@ -295,3 +394,47 @@ async def test_a_killed_storage_is_warm_again(nats_server: NatsServer, prefix: s
     assert saved.chunks == b"".join(sequence.names)
     assert sorted(split_digests(listed.chunks)) == sorted(sequence.names)
     assert (fetched.chunks, is_equal, exit_code) == (2, True, 0)
+
+
+async def test_what_a_killed_storage_had_not_uploaded_is_uploaded_by_the_next(
+    nats_server: NatsServer, prefix: str, tmp_path: Path
+) -> None:
+    """As processes, with a store that answers nothing until the first of them is gone."""
+    bus = await nats_bus.connect([nats_server.url], "scheduler")
+    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
+    sequence, place = Sequence.make(1, 4), S3Place()
+    cell = StorageCell(bus, GEOMETRY)
+    await cell.answer_standing()
+    flags = ["--nats", nats_server.url, "--id", "s0", "--node", "n0", "--shm-prefix", prefix, "--host-kv-bytes", "4MiB"]
+    flags += ["--disk-dir", str(tmp_path), "--disk-kv-bytes", "8MiB", "--remote", place.config().remote]
+    command = [sys.executable, "-m", "services.storage", *flags]
+    backend = place.open()
+    with place.environment():
+        place.proxy.always = "503"
+        first = await asyncio.create_subprocess_exec(*command)
+        try:
+            cell.joined = await cell.event(StorageJoined)
+            await make_pools(cell, prefix)
+            saved = await cell.save(sequence, device=list(range(16)))
+        finally:
+            first.kill()
+            await first.wait()
+        place.proxy.always = ""
+        before = list(backend.entries())
+        cell.begin_incarnation()
+        second = await asyncio.create_subprocess_exec(*command)
+        try:
+            cell.joined = await cell.event(StorageJoined)
+            await make_pools(cell, prefix)
+            await _uploads_done(cell, 4)
+        finally:
+            second.kill()
+            await second.wait()
+            await bus.close()
+    uploaded = [entry.key.identity for entry in backend.entries()]
+    backend.close()
+    place.close()
+
+    assert saved.chunks == b"".join(sequence.names)
+    assert before == []
+    assert sorted(uploaded) == sorted(sequence.names)

@@ -67,7 +67,7 @@ def stat_lines(stats: CacheStats) -> list[str]:
 
 def lower_tier_lines(stats: CacheStats) -> list[str]:
     """Disk and object store of each storage, as it says itself."""
-    rows, silent = [], []
+    rows, silent, moving = [], [], []
     for name, counters in stats.storages.items():
         if counters is None:
             silent.append(f"storage {name} does not answer")
@@ -76,10 +76,15 @@ def lower_tier_lines(stats: CacheStats) -> list[str]:
             rows.append(_disk_row(name, counters))
         if "chunks_uploaded" in counters:
             rows.append(_remote_row(name, counters))
+        compared, uploads = counters.get("reconcile_outstanding", 0), counters.get("uploads_outstanding", 0)
+        if compared or uploads:
+            moving.append(
+                f"storage {name}: {compared:,} chunks to compare with the object store, {uploads:,} to upload"
+            )
     if not rows and not silent:
         return ["no storage has a disk or an object store"]
     heads = ("storage", "tier", "chunks", "size", "of", "saved", "fetched", "evicted", "quarantined")
-    return (table(heads, rows) if rows else []) + silent
+    return (table(heads, rows) if rows else []) + moving + silent
 
 
 def _disk_row(name: str, counters: dict[str, int]) -> tuple[str, ...]:

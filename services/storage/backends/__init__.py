@@ -16,9 +16,9 @@ conformance suite checks for each:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from shared.chunks import GEOMETRY_BYTES
 from shared.errors import InvalidRequest
@@ -204,16 +204,44 @@ class Listing(Protocol):
         """Chunks by the digest of their geometry, as their names have it."""
 
 
-@runtime_checkable
-class Answering(ChunkBackend, Protocol):
-    """A store that is asked over a network."""
+Stored = Literal["new", "there", "replaced"]
+
+IsStale = Callable[[int, bytes], bool]
+"""Whether what lies under a name is not the chunk that belongs there, by its size and its first ``FRONT_BYTES``."""
+
+FRONT_BYTES = 256
+
+REMOTE_WIDTH = 64
+"""Requests to a store that read, and as many that write, which are under way at once. A round trip of 50 ms lets
+through 1,280 of each a second."""
+
+
+class RemoteBackend(ChunkBackend, Protocol):
+    """A tier across a network: many requests are under way at once, and none of them holds a thread.
+
+    Errors are those of :class:`ChunkBackend`.
+    """
 
     @property
     def fault(self) -> str:
         """Why it counts as one that does not answer; "" while it does."""
 
-    def probe(self) -> None:
+    def probe(self) -> object:
         """Ask it for anything. Blocking. Raises TransportError."""
+
+    async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
+        """A whole blob; None if the tier lacks it. Raises IntegrityError if it has more than ``most`` bytes."""
+
+    async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
+        """Keep a blob durably. One that is there already stays, unless it has another size or ``is_stale`` says so."""
+
+    async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
+        """Bytes of each of these blobs, which are of one namespace and shape and in order of their paths; 0 if the
+        tier lacks it.
+        """
+
+    async def remove(self, keys: Sequence[ChunkKey], *, timeout_s: float) -> None:
+        """Drop blobs, as many at once as the tier's protocol allows; fine for those that it lacks."""
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]], into: memoryview, first: int) -> None:

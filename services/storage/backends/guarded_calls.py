@@ -2,7 +2,7 @@
 
 A call holds one of a bounded number of slots, asks the circuit breaker (:mod:`services.storage.core.circuit_breaker`),
 and is repeated after a transient failure (:mod:`services.storage.core.retrying`) until its deadline, which nothing
-outlives: requests run on an event loop of their own, so that the caller can turn away from one that hangs.
+outlives. Callers await it on their own event loop, or block: then the request runs on a loop in a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +31,12 @@ COOL_DOWN_S = 10.0
 FAIR_TRIAL_S = 0.25
 """A call that had less time than this and ran out of it says nothing about the store."""
 
+ENDING_S = 1.0
+"""How long closing waits for requests that it has cut off."""
+
 SETTLE_S = 0.1
+
+WRITING = ("put", "delete")
 
 _log = logs.get_logger("storage")
 
@@ -46,8 +51,21 @@ class Answer(Generic[T]):
     value: T
 
 
+Attempt = Callable[[], Coroutine[Any, Any, Answer[T]]]
+
+_Lanes = dict[bool, asyncio.Semaphore]
+
+
+def _lanes(slots: int) -> _Lanes:
+    return {is_writing: asyncio.Semaphore(slots) for is_writing in (False, True)}
+
+
 class GuardedCalls:
-    """One store's calls. ``clock``, ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests."""
+    """One store's calls: ``slots`` that write and as many that do not are under way at once, of those who await as of
+    those who block.
+
+    ``clock``, ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests.
+    """
 
     def __init__(
         self,
@@ -59,11 +77,12 @@ class GuardedCalls:
         breaker: CircuitBreaker | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        pause: Callable[[float], object] | None = None,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._slots = threading.BoundedSemaphore(slots)
+        # Requests that wait for a read must not stand behind uploads, which nobody waits for.
+        self._lanes, self._asked_lanes = _lanes(slots), _lanes(slots)
         self._slot_count = slots
         self._policy = policy or RetryPolicy()
         self._breaker = breaker or CircuitBreaker(failures_to_open=FAILURES_TO_OPEN, cool_down_s=COOL_DOWN_S)
@@ -72,8 +91,9 @@ class GuardedCalls:
         self._last_failure = "it has not been asked yet"
         self._clock = clock
         self._chance = chance
+        self._pause = pause
         self._closing = threading.Event()
-        self._pause = pause or self._closing.wait
+        self._begin_lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-requests", daemon=True)
         self._thread.start()
@@ -94,79 +114,99 @@ class GuardedCalls:
             is_answering = self._has_answered and self._breaker.state == "closed"
             return "" if is_answering else self._last_failure
 
-    def call(self, verb: str, attempt: Callable[[], Coroutine[Any, Any, Answer[T]]], *, timeout_s: float) -> T:
+    def call(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
+        """As :meth:`ask`, for a caller that blocks its thread."""
+        # What begins before the end is seen by it, and nothing begins after it.
+        with self._begin_lock:
+            self._check_open(verb)
+            call = self._call(verb, attempt, timeout_s, self._lanes)
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return future.result()
+
+    async def ask(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
         """Run ``attempt`` until it answers, within ``timeout_s`` and the store's own bound, whichever is less.
 
-        Raises TransportError when it cannot, CapacityError when the store is full.
+        It runs on the caller's event loop, always the same one; cancelling it ends the request. Raises TransportError
+        when there is no answer, CapacityError when the store is full.
         """
-        begun_s = self._clock()
-        allowed_s = min(timeout_s, self._timeout_s)
-        if not self._slots.acquire(timeout=max(0.0, allowed_s)):
-            raise self._refusal(verb, "busy", f"all {self._slot_count} connections of {self._name} are in use")
-        try:
-            if self._closing.is_set():
-                raise self._refusal(verb, "closed", f"{self._name} is closed")
-            term, is_probe = self._admit(verb)
-            verdict: Verdict = "failed"
-            reason = ""
-            granted_s = begun_s + allowed_s - self._clock()
-            try:
-                answer = self._run(verb, attempt, begun_s, begun_s + allowed_s, is_probe)
-                verdict = "succeeded"
-            except CapacityError:
-                verdict = "succeeded"  # A store that says it is full has answered, and can still be read.
-                raise
-            except _OutOfTime as error:
-                # Where the time was short, or went by in waiting for others, the store is not to blame for it.
-                verdict = "failed" if granted_s >= min(FAIR_TRIAL_S, self._timeout_s) else "released"
-                reason = str(error)
-                raise TransportError(reason) from error.__cause__
-            except TransportError as error:
-                reason = error.message
-                raise
-            finally:
-                self._report(term, verdict, reason)
-        finally:
-            self._slots.release()
-            measures.REMOTE_SECONDS.labels(verb).observe(max(0.0, self._clock() - begun_s))
-        measures.REMOTE_REQUESTS.labels(verb, answer.outcome).inc()
-        return answer.value
+        return await self._call(verb, attempt, timeout_s, self._asked_lanes)
 
     def close(self) -> None:
-        """Refuse new calls, wait for those under way (each has its bound), and end the loop; idempotent."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        deadline_s = time.monotonic() + self._timeout_s
-        taken = 0
-        while taken < self._slot_count and self._slots.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            taken += 1
+        """Refuse new calls, wait for those that block (each has its bound), and end the loop; idempotent."""
+        with self._begin_lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        self._thread.join(timeout=1.0)
-        for _ in range(taken):
-            self._slots.release()  # Those who come late find the store closed instead of waiting for a slot.
+        self._thread.join(timeout=self._timeout_s + ENDING_S)
         if not self._thread.is_alive():
             self._loop.close()
 
     async def _end(self) -> None:
-        left = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=0.5) if left else None
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        if others:
+            _, late = await asyncio.wait(others, timeout=self._timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=ENDING_S / 2) if late else None
         self._loop.stop()
 
-    def _run(
-        self,
-        verb: str,
-        attempt: Callable[[], Coroutine[Any, Any, Answer[T]]],
-        begun_s: float,
-        deadline_s: float,
-        is_probe: bool,
+    def _check_open(self, verb: str) -> None:
+        if self._closing.is_set():
+            raise self._refusal(verb, "closed", f"{self._name} is closed")
+
+    async def _call(self, verb: str, attempt: Attempt[T], timeout_s: float, lanes: _Lanes) -> T:
+        begun_s = self._clock()
+        allowed_s = min(timeout_s, self._timeout_s)
+        lane = lanes[verb in WRITING]
+        try:
+            async with asyncio.timeout(max(0.0, allowed_s)):
+                await lane.acquire()
+        except TimeoutError:
+            text = f"all {self._slot_count} connections of {self._name} are in use"
+            raise self._refusal(verb, "busy", text) from None
+        try:
+            self._check_open(verb)
+            answer = await self._ask_admitted(verb, attempt, begun_s, begun_s + allowed_s)
+        finally:
+            lane.release()
+            measures.REMOTE_SECONDS.labels(verb).observe(max(0.0, self._clock() - begun_s))
+        measures.REMOTE_REQUESTS.labels(verb, answer.outcome).inc()
+        return answer.value
+
+    async def _ask_admitted(self, verb: str, attempt: Attempt[T], begun_s: float, deadline_s: float) -> Answer[T]:
+        term, is_probe = self._admit(verb)
+        verdict: Verdict = "failed"
+        reason = ""
+        granted_s = deadline_s - self._clock()
+        try:
+            answer = await self._run(verb, attempt, begun_s, deadline_s, is_probe)
+            verdict = "succeeded"
+            return answer
+        except CapacityError:
+            verdict = "succeeded"  # A store that says it is full has answered, and can still be read.
+            raise
+        except _OutOfTime as error:
+            # Where the time was short, or went by in waiting for others, the store is not to blame for it.
+            verdict = "failed" if granted_s >= min(FAIR_TRIAL_S, self._timeout_s) else "released"
+            reason = str(error)
+            raise TransportError(reason) from error.__cause__
+        except TransportError as error:
+            reason = error.message
+            raise
+        except asyncio.CancelledError:
+            verdict = "released"  # Nobody wants to know any more.
+            raise
+        finally:
+            self._report(term, verdict, reason)
+
+    async def _run(
+        self, verb: str, attempt: Attempt[T], begun_s: float, deadline_s: float, is_probe: bool
     ) -> Answer[T]:
         failed = 0
         while True:
             try:
-                return self._wait(attempt, deadline_s - self._clock())
+                return await _within(attempt, deadline_s - self._clock())
             except TransportError:
                 raise
             except Exception as error:
@@ -177,21 +217,11 @@ class GuardedCalls:
                 delay_s = self._policy.next_delay_s(failed, now_s=now_s, deadline_s=deadline_s, chance=self._chance())
                 # A probe asks once: if that fails, the store is as gone as it was.
                 if delay_s is not None and not is_probe:
-                    self._pause(delay_s)
+                    await self._pause(delay_s)
                     if not self._closing.is_set():
                         measures.REMOTE_RETRIES.labels(verb).inc()
                         continue
             raise self._failure(verb, fault, failed, now_s - begun_s) from cause
-
-    def _wait(self, attempt: Callable[[], Coroutine[Any, Any, Answer[T]]], remaining_s: float) -> Answer[T]:
-        if remaining_s <= 0.0:
-            raise TimeoutError
-        future = asyncio.run_coroutine_threadsafe(attempt(), self._loop)
-        try:
-            return future.result(remaining_s)
-        except TimeoutError:
-            future.cancel()  # Ends the request and its connection; without effect if it was the attempt's own error.
-            raise
 
     def _failure(self, verb: str, fault: Fault, failed: int, after_s: float) -> Exception:
         outcome = {"timed_out": "timed_out", "full": "full"}.get(fault.kind, "failed")
@@ -229,6 +259,13 @@ class GuardedCalls:
             _log.warning("remote_left_alone", store=self._name, reason=reason)
         if before == "half_open" and after == "closed":
             _log.info("remote_answers_again", store=self._name)
+
+
+async def _within(attempt: Attempt[T], remaining_s: float) -> Answer[T]:
+    if remaining_s <= 0.0:
+        raise TimeoutError
+    async with asyncio.timeout(remaining_s):
+        return await attempt()
 
 
 class _OutOfTime(Exception):

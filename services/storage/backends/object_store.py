@@ -1,7 +1,6 @@
 """The remote tier: chunks in an object store, or in a directory that nodes share.
 
-Chunks are named by their contents, so nodes that write one name write the same chunk, also under names at rest
-(``chunk_names``) if they have the same keys. A write is conditional
+Chunks are named by their contents, so nodes that write one name write the same chunk. A write is conditional
 ("create"): the first writer's blob stays and the others learn that it is there. A store without conditional writes is
 asked first instead, and of two that write at the same moment the last one writes the same chunk over the first.
 
@@ -10,17 +9,21 @@ Every answer is within the time that the caller gave; what was found to be absen
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from obstore.exceptions import BaseError
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
+from services.storage.backends import FRONT_BYTES, REMOTE_WIDTH, ChunkEntry, ChunkKey, IsStale, RemoteBackend, Stored
 from services.storage.backends.guarded_calls import Answer, GuardedCalls
+from services.storage.backends.listing import Listing
 from services.storage.backends.remote_location import RemoteLocation, parse_remote
 from services.storage.backends.remote_stores import connect
 from services.storage.backends.store_calls import StoreCalls
@@ -35,10 +38,10 @@ from services.storage.chunk_names import ChunkNames
 from services.storage.config import StorageConfig
 from services.storage.core.absence import AbsenceCache
 from shared import logs
-from shared.errors import IntegrityError, InvalidRequest, TransportError
+from shared.errors import IntegrityError, InvalidRequest
 
 if TYPE_CHECKING:
-    from obstore import Bytes, ListStream, ObjectMeta
+    from obstore import Bytes
 
 ABSENCE_S = 10.0
 ABSENT_CHUNKS = 16_384
@@ -49,19 +52,19 @@ _log = logs.get_logger("storage")
 
 def open_remote(
     config: StorageConfig, *, environ: Mapping[str, str] | None = None, names: ChunkNames | None = None
-) -> ChunkBackend | None:
+) -> RemoteBackend | None:
     """The remote tier that ``config.remote`` names, or None. Raises ConfigError; asks nothing of the store yet."""
     if not config.remote:
         return None
     location = parse_remote(config.remote)
     timeout_s = config.remote_timeout_ms / 1000
     store = connect(location, timeout_s=timeout_s, environ=os.environ if environ is None else environ)
-    calls = GuardedCalls(str(location), timeout_s=timeout_s, slots=config.io_threads)
+    calls = GuardedCalls(str(location), timeout_s=timeout_s, slots=REMOTE_WIDTH)
     return ObjectStoreBackend(location, StoreCalls(location, store), calls, names=names)
 
 
 class ObjectStoreBackend:
-    """A ``ChunkBackend`` over one object store; see :mod:`services.storage.backends` for what its calls promise."""
+    """A ``RemoteBackend`` over one object store; see :mod:`services.storage.backends` for what its calls promise."""
 
     name = "remote"
 
@@ -101,16 +104,50 @@ class ObjectStoreBackend:
             return 0
         asked_s, path = self._clock(), self._names.at_rest(key).path
         nbytes, body = self._calls.call("get", lambda: self._get(path, len(into)), timeout_s=timeout_s)
-        if nbytes > len(into):
-            raise IntegrityError(f"{path} has {nbytes} bytes in {self.location}, more than {len(into)}")
-        if body is None:
-            self._note_absent(key, asked_s)
+        found = self._checked(key, len(into), nbytes, body, asked_s)
+        if found is None:
             return 0
         # Copied here and not as it arrives: only the caller's own thread may touch the caller's buffer, and only
         # until this call returns.
-        into[:nbytes] = memoryview(body)
-        measures.REMOTE_BYTES.labels("down").inc(nbytes)
+        into[:nbytes] = found
         return nbytes
+
+    async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
+        """Read a whole blob; one that has more than ``most`` bytes is refused before its body is read."""
+        if self._is_known_absent(key):
+            return None
+        asked_s, path = self._clock(), self._names.at_rest(key).path
+        nbytes, body = await self._calls.ask("get", lambda: self._get(path, most), timeout_s=timeout_s)
+        return self._checked(key, most, nbytes, body, asked_s)
+
+    async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
+        """Keep a blob, in the place of what is not this chunk."""
+        attempt = partial(self._store_whole, self._names.at_rest(key).path, blob, is_stale)
+        stored = await self._calls.ask("put", attempt, timeout_s=timeout_s)
+        with self._absence_lock:
+            self._absence.forget(key, self._clock())
+        if stored != "there":
+            measures.REMOTE_BYTES.labels("up").inc(len(blob))
+        return stored
+
+    async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
+        """Bytes of each of these blobs, which are in the order of their names at rest: from a listing where the store
+        lists in order, else asked one by one.
+
+        A listing also names what others keep between the first and the last of them.
+        """
+        if not keys:
+            return []
+        paths = [self._names.at_rest(key).path for key in keys]
+        if self.location.lists_in_order:
+            return await self._listed_sizes(paths)
+        asked = (self._calls.ask("head", partial(self._head, path), timeout_s=self._calls.timeout_s) for path in paths)
+        return await asyncio.gather(*asked)
+
+    async def remove(self, keys: Sequence[ChunkKey], *, timeout_s: float) -> None:
+        """Drop blobs, in as few requests as the store's protocol needs."""
+        paths = [self._names.at_rest(key).path for key in keys]
+        await self._calls.ask("delete", lambda: self._remove(paths), timeout_s=timeout_s)
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """Drop a blob. It is asked for first, since stores answer alike whether there was one or not."""
@@ -122,7 +159,8 @@ class ObjectStoreBackend:
 
         Each page has the store's time-out. Raises TransportError when a page cannot be had.
         """
-        listing = _Listing(self._store, namespace, self.location.lists_in_order)
+        prefix = f"{namespace}/" if namespace else ""
+        listing = Listing(self._store, prefix, self.location.lists_in_order)
         while page := self._calls.call("list", listing.next_page, timeout_s=self._calls.timeout_s):
             for meta in page:
                 try:
@@ -145,6 +183,49 @@ class ObjectStoreBackend:
 
     def close(self) -> None:
         self._calls.close()
+
+    def _checked(self, key: ChunkKey, most: int, nbytes: int, body: Bytes | None, asked_s: float) -> memoryview | None:
+        if nbytes > most:
+            path = self._names.at_rest(key).path
+            raise IntegrityError(f"{path} has {nbytes} bytes in {self.location}, more than {most}")
+        if body is None:
+            self._note_absent(key, asked_s)
+            return None
+        measures.REMOTE_BYTES.labels("down").inc(nbytes)
+        return memoryview(body)
+
+    async def _store_whole(self, path: str, body: bytes, is_stale: IsStale) -> Answer[Stored]:
+        if (await self._put(path, body)).value:
+            return Answer("ok", "new")
+        nbytes = (await self._head(path)).value
+        if nbytes == len(body) and not is_stale(nbytes, await self._store.front(path, FRONT_BYTES)):
+            return Answer("exists", "there")
+        await self._store.put(path, body, "overwrite")
+        return Answer("replaced", "replaced")
+
+    async def _listed_sizes(self, paths: list[str]) -> list[int]:
+        wanted = dict.fromkeys(paths, 0)
+        # A listing begins behind a name: behind one that is less than the first, and shares all of its directory.
+        listing = Listing(self._store, paths[0].rsplit("/", 2)[0] + "/", is_in_order=True, after=paths[0][:-1])
+        while page := await self._calls.ask("list", listing.next_page, timeout_s=self._calls.timeout_s):
+            for meta in page:
+                if meta["path"] in wanted:
+                    wanted[meta["path"]] = meta["size"]
+            if page[-1]["path"] >= paths[-1]:
+                break
+        return list(wanted.values())
+
+    async def _remove(self, paths: list[str]) -> Answer[None]:
+        try:
+            await self._store.delete_all(paths)
+        except FileNotFoundError as error:
+            if not is_missing(error):
+                raise
+            # Some stores take one that is gone for a failure of all.
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    await self._store.delete(path)
+        return Answer("ok", None)
 
     async def _put(self, path: str, body: bytes) -> Answer[bool]:
         try:
@@ -187,17 +268,17 @@ class ObjectStoreBackend:
             raise BodyBroken(f"{path} ended after {len(body)} of {nbytes} bytes")
         return Answer("ok", (nbytes, body))
 
-    async def _head(self, path: str) -> Answer[bool]:
+    async def _head(self, path: str) -> Answer[int]:
+        """The bytes of an object; 0 if there is none. An empty one is none of ours, and is none."""
         try:
-            await self._store.head(path)
+            return Answer("ok", await self._store.head(path))
         except FileNotFoundError as error:
             if not is_missing(error):
                 raise
-            return Answer("missing", False)
-        return Answer("ok", True)
+            return Answer("missing", 0)
 
     async def _delete(self, path: str) -> Answer[bool]:
-        if not (await self._head(path)).value:
+        if (await self._head(path)).outcome == "missing":
             return Answer("missing", False)
         try:
             await self._store.delete(path)
@@ -215,27 +296,3 @@ class ObjectStoreBackend:
     def _note_absent(self, key: ChunkKey, asked_s: float) -> None:
         with self._absence_lock:
             self._absence.note(key, asked_s=asked_s, now_s=self._clock())
-
-
-class _Listing:
-    """A listing that goes on behind the last name when a page failed, where the store lists in order."""
-
-    def __init__(self, store: StoreCalls, namespace: str, is_in_order: bool) -> None:
-        self._store = store
-        self._prefix = f"{namespace}/" if namespace else None
-        self._is_in_order = is_in_order
-        self._stream: ListStream[Sequence[ObjectMeta]] | None = None
-        self._last = ""
-
-    async def next_page(self) -> Answer[Sequence[ObjectMeta]]:
-        """The next page, empty at the end."""
-        if self._stream is None:
-            if self._last and not self._is_in_order:
-                raise TransportError("a listing of a directory broke off")
-            self._stream = self._store.list(self._prefix, self._last or None)
-        stream, self._stream = self._stream, None
-        page = await self._store.page(stream)
-        self._stream = stream
-        if page:
-            self._last = page[-1]["path"]
-        return Answer("ok", page)

@@ -42,13 +42,21 @@ class StoreCalls:
         """The bytes of an object."""
         return await found.bytes_async()
 
-    async def head(self, path: str) -> None:
-        """Raises FileNotFoundError if there is no such object."""
-        await obstore.head_async(self._store, path)
+    async def head(self, path: str) -> int:
+        """How many bytes an object has. Raises FileNotFoundError if there is no such object."""
+        return (await obstore.head_async(self._store, path))["size"]
+
+    async def front(self, path: str, nbytes: int) -> bytes:
+        """The first bytes of an object that has at least so many."""
+        return bytes(await obstore.get_range_async(self._store, path, start=0, length=nbytes))
 
     async def delete(self, path: str) -> None:
         """Drop an object; some stores raise FileNotFoundError if there is none."""
         await obstore.delete_async(self._store, path)
+
+    async def delete_all(self, paths: Sequence[str]) -> None:
+        """Drop objects in as few requests as the store's protocol needs; like :meth:`delete` for each."""
+        await obstore.delete_async(self._store, paths)
 
     def list(self, prefix: str | None, after: str | None) -> ListStream[Sequence[ObjectMeta]]:
         """Objects below a prefix, behind a name where the store lists in order."""

@@ -26,6 +26,15 @@ class FetchProgress:
     missing: list[ChunkKey] = field(default_factory=list)
     _reported: int = 0
 
+    @property
+    def until_report(self) -> int:
+        """Chunks that may arrive together, so that none waits for another to be told."""
+        return max(1, self._step - (self.chunks - self._reported))
+
+    @property
+    def _step(self) -> int:
+        return -(-self.total // (REPORTS + 1))
+
     def arrived(self, source: Source, nbytes: int) -> bool:
         """The next chunk is in host memory. True if that should be told now: each eighth of the whole, not the end."""
         self.chunks += 1
@@ -36,8 +45,7 @@ class FetchProgress:
             self.remote_chunks += 1
         else:
             self.lent_chunks += 1
-        step = -(-self.total // (REPORTS + 1))
-        is_due = self.chunks - self._reported >= step and self.chunks < self.total
+        is_due = self.chunks - self._reported >= self._step and self.chunks < self.total
         if is_due:
             self._reported = self.chunks
         return is_due

@@ -38,20 +38,34 @@ class RemoteShares:
         self._namespaces: dict[str, _Namespace] = {}
         self._owners: dict[str, _Owner] = {}
 
-    def learn(self, namespace: str, owner: str, quota: int) -> None:
+    def knows(self, namespace: str) -> bool:
+        """Whether anybody has said whose it is."""
+        return namespace in self._namespaces
+
+    def bounded(self) -> dict[str, tuple[str, int]]:
+        """The namespaces of owners that have a quota: owner and quota of each."""
+        return {
+            name: (known.owner, quota)
+            for name, known in self._namespaces.items()
+            if (quota := self._owners[known.owner].quota)
+        }
+
+    def learn(self, namespace: str, owner: str, quota: int) -> bool:
         """A namespace is this owner's, who may have ``quota`` bytes from now on; 0 is no bound.
 
-        The first word on whose it is stands.
+        The first word on whose it is stands. True if that changes what is :meth:`bounded`.
         """
-        known = self._namespaces.get(namespace)
+        known, quota = self._namespaces.get(namespace), max(0, quota)
+        before = self._owners[owner].quota if owner in self._owners else 0
         if known is None:
             if len(self._namespaces) >= MAX_NAMESPACES:
                 self._forget(next(iter(self._namespaces)))
             self._namespaces[namespace] = _Namespace(owner)
             self._owners.setdefault(owner, _Owner()).namespaces[namespace] = None
         elif known.owner != owner:
-            return
-        self._owners[owner].quota = max(0, quota)
+            return False
+        self._owners[owner].quota = quota
+        return quota != before or (known is None and quota > 0)
 
     def uncounted(self, namespace: str, now_s: float) -> list[str]:
         """Namespaces that must be counted before anything of this one is uploaded."""

@@ -91,14 +91,18 @@ class _Store(MemoryBackend):
     def __init__(self) -> None:
         super().__init__(max_bytes=2**30)
         self.answers = False
-        self.fault = "it has not been asked yet"
         self.asked = 0
+        self._fault = "it has not been asked yet"
+
+    @property
+    def fault(self) -> str:
+        return self._fault
 
     def probe(self) -> None:
         self.asked += 1
-        self.fault = "" if self.answers else "connection refused"
-        if self.fault:
-            raise TransportError(self.fault)
+        self._fault = "" if self.answers else "connection refused"
+        if self._fault:
+            raise TransportError(self._fault)
 
 
 class Watched:

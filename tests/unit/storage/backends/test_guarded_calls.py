@@ -27,7 +27,7 @@ class VirtualTime:
         self.now_s = 100.0
         self.pauses: list[float] = []
 
-    def pause(self, delay_s: float) -> None:
+    async def pause(self, delay_s: float) -> None:
         self.pauses.append(delay_s)
         self.now_s += delay_s
 

@@ -24,6 +24,10 @@ BLOB = memoryview(bytes(4096))
 TIMEOUT_S = 5.0
 
 
+async def _no_pause(delay_s: float) -> None:
+    """Try again at once."""
+
+
 def key(number: int) -> ChunkKey:
     return ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big"))
 
@@ -53,7 +57,7 @@ def make() -> Iterator[Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend
     made: list[ObjectStoreBackend] = []
 
     def make(store: StoreCalls, location: RemoteLocation) -> ObjectStoreBackend:
-        calls = GuardedCalls("test://", timeout_s=TIMEOUT_S, slots=2, pause=lambda delay_s: None)
+        calls = GuardedCalls("test://", timeout_s=TIMEOUT_S, slots=2, pause=_no_pause)
         made.append(ObjectStoreBackend(location, store, calls))
         return made[-1]
 

@@ -94,6 +94,20 @@ def test_statistics_fit_the_terminal_and_name_every_tier() -> None:
     assert "batches" not in text
 
 
+def test_what_is_still_to_go_to_the_object_store_is_told() -> None:
+    """While there is any; so an operator sees how far a storage is that was given a store."""
+    counters = {"chunks_uploaded": 9, "reconcile_outstanding": 12_345, "uploads_outstanding": 67}
+    moving, still = (
+        stat_lines(stats_view(STATUS, {"storage-0": Inventory(id="s", incarnation="i", last_plan=1, counters=each)}))
+        for each in (counters, counters | {"reconcile_outstanding": 0, "uploads_outstanding": 0})
+    )
+
+    line = "storage storage-0: 12,345 chunks to compare with the object store, 67 to upload"
+    assert line in moving
+    assert max(map(len, moving)) <= WIDTH
+    assert "to compare" not in "\n".join(still)
+
+
 def test_chunks_that_can_be_read_in_part_are_told_where_there_are_any() -> None:
     """They are chunks of KV, kept a second time."""
     status = msgspec.structs.replace(STATUS, sparse_chunks=4)
