@@ -7,4 +7,4 @@ model, on some device, may differ in any bit from what they were**; what is cach
 was.
 """
 
-NUMERICS_EPOCH = 1
+NUMERICS_EPOCH = 2
