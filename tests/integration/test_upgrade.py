@@ -105,7 +105,7 @@ def events(cell: RunningCell, name: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_stopped_cell_of_the_earlier_release_is_started_by_this_one(earlier: EarlierRelease, tmp_path: Path) -> None:
-    """On the same data and disk folders: the same tokens, the prefixes from the disk, and streams folded anew."""
+    """On the same data and disk folders: the same tokens, streams folded anew, no KV that other kernels computed."""
     before, now = earlier.formats(), {each.name: each.version for each in FORMATS}
     model = make_checkpoint("llama", tmp_path / "model")
     reference = Reference(model)
@@ -144,7 +144,8 @@ def test_a_stopped_cell_of_the_earlier_release_is_started_by_this_one(earlier: E
     assert (stopped, recorded.returncode) == (0, 0), recorded.stderr
     assert replay.replay(recording).difference is None
     assert first == second == expected
-    assert (from_disk_at_first, from_disk) == (0, CHUNKS * CHUNK_TOKENS)
+    # The earlier release computed before the first epoch of numerics.
+    assert (from_disk_at_first, from_disk) == (0, 0)
     # The snapshot is of a state that this release does not read, and what the earlier one decided is not decided again.
     assert before["state"].split(".")[0] != now["state"].split(".")[0]
     assert folding["state_lost"]["because"] == "another release folded the end of the stream"

@@ -63,6 +63,9 @@ class SharingDriver(CellDriver):
             ]
             for page in pages[index % 7 :: 7]:
                 page.is_corrupt = True
+        elif kind == "waiters_leave":
+            for name in [name for name, request in cell.state.requests.items() if request.prefetch.fetch]:
+                cell.cancel(name)
         elif kind == "storage_moves":
             storage = list(cell.storages.values())[index % len(cell.storages)]
             storage.step(backups_succeed=index % 5 > 0)
@@ -100,12 +103,12 @@ def walk(seed: int) -> dict[str, int]:
     driver.everything_moves(3)
     for _ in range(160):
         point = chance.random()
-        if point < 0.04:
-            kinds = ("worker_dies", "worker_starts", "storage_dies", "storage_starts", "page_rots")
+        if point < 0.06:
+            kinds = ("worker_dies", "worker_starts", "storage_dies", "storage_starts", "page_rots", "waiters_leave")
             driver.trouble(chance.choice(kinds), chance.randrange(1000))
-        elif point < 0.08:
-            driver.noise(chance.choice(NOISES), chance.randrange(1000))
-        elif point < 0.12:
+        elif point < 0.1:
+            driver.noise(chance.choice((*NOISES, "fetch_timer", "fetch_timer")), chance.randrange(1000))
+        elif point < 0.14:
             driver.flush(chance.choice([("device",), ("device",), ("host",)]), None)
         elif point < 0.45:
             driver.submit([chance.randint(0, 2) for _ in range(chance.randint(2, 8))], chance.randint(0, 3), 2)
