@@ -124,7 +124,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = ""
     measure_at_start: Annotated[
         bool, Doc(description="measure what restoring from hidden states costs, once, where no profile says it")
-    ] = False
+    ] = True
     hidden_ring_bytes: Annotated[
         int,
         Doc(description="memory for hidden states that steps leave to be saved; 0 holds those of 4,096 tokens", ge=0),
