@@ -36,7 +36,10 @@ from thermocline.supervisor.config import SupervisorConfig, bundled_model
 CHAT = "/v1/chat/completions"
 LOOK_S = 0.05
 MOST_WAIT_S = 30.0
-FROM_DISK = {"THERMOCLINE_PREFETCH_WAIT": "full", "THERMOCLINE_RESTORING": "kv"}
+AS_KV = {"THERMOCLINE_RESTORING": "kv"}
+"""Of both cells: a planner might keep hidden states instead of KV, or compute, and the demo shows KV in every tier."""
+
+FROM_DISK = AS_KV | {"THERMOCLINE_PREFETCH_WAIT": "full"}
 """Settings of the cell after the restart: a fetch is waited for, however slow, and computing is no choice."""
 
 
@@ -152,7 +155,7 @@ def _first_questions(work: Workload) -> list[int]:
 
 def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Console) -> int:
     with Progress(console=console) as bar:
-        with running(config) as first:
+        with running(config, environ=AS_KV) as first:
             first_seen = asyncio.run(_with_and_without(first.base_url, first.nats_url, work, concurrency, bar))
         # All processes and the broker are new; only the disk is not.
         with running(config, environ=FROM_DISK) as second:
