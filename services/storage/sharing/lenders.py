@@ -83,8 +83,6 @@ class Lenders:
         staging_bytes: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.chunks = 0
-        self.failures = 0
         self._bus = bus
         self._engine = engine
         self._threads = threads
@@ -136,7 +134,6 @@ class Lenders:
             checksums = await self._threads.run(True, _read_chunk, *arguments)
             nbytes = int((chunk.host_pages != NOWHERE).sum()) * self._geometry.page_bytes
             measures.moved("lender", "read", nbytes, self._clock_s() - begun_s)
-            self.chunks += 1
             is_kept = True
             blob = buffer[: blob_nbytes(self._geometry)]
             return Borrowed(chunk.key, chunk.place, blob, checksums, nbytes, buffer)
@@ -154,7 +151,6 @@ class Lenders:
 
     def forget(self, lender: Lender) -> None:
         """Reading from this lender failed: make the connection anew when it is asked for again."""
-        self.failures += 1
         measures.TIER_FAILURES.labels("lender").inc()
         link = self._links.pop((lender.storage_id, lender.incarnation), None)
         if link is not None:

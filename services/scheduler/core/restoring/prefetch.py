@@ -207,7 +207,7 @@ def _loan(
     """What is to be read from another node's host memory next, if that is the fastest. Does not mutate."""
     if state.config.restoring == HIDDEN:
         return None
-    loan = find_loan(state, request, storage, path, names, covered_pages)
+    loan = find_loan(state, request, storage, path, names, covered_pages, FETCH_CHUNKS)
     if loan is None:
         return None
     size, covered = names.pages_each * state.tree.page_size, covered_pages * state.tree.page_size

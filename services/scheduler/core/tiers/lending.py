@@ -20,7 +20,7 @@ from services.scheduler.core.rates import (
     recompute_us,
 )
 from services.scheduler.core.tiers.under_way import NOWHERE
-from shared.chunks import chunk_pages
+from shared.chunks import chunk_pages, chunk_tokens
 from shared.messages.base import pack_int32
 from shared.messages.storage_plans import Lender
 
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.tiers.under_way import Fetch
-
-
-LOAN_CHUNKS = 256
-"""Chunks of one loan at the most, as of any fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +58,10 @@ def may_borrow(state: CellState, storage: Storage) -> bool:
 
 
 def find_loan(
-    state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int
+    state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int, most: int
 ) -> Loan | None:
-    """The longest run behind the covered pages, to the end of a chunk, that one other storage has in host memory. Does
-    not mutate.
+    """The longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other storage
+    has in host memory. Does not mutate.
 
     Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
     """
@@ -73,11 +69,10 @@ def find_loan(
         return None
     best: Loan | None = None
     least = covered_pages // names.pages_each
-    for lender in state.storages.values():
-        if _is_lender(lender, storage):
-            end = min(names.count, least + LOAN_CHUNKS, _lent_to(lender, path, covered_pages) // names.pages_each)
-            if end > (least if best is None else best.end):
-                best = Loan(lender, path, end)
+    for lender, reached in _reaches(state, storage, path, covered_pages):
+        end = min(names.count, least + most, reached)
+        if end > (least if best is None else best.end):
+            best = Loan(lender, path, end)
     return best
 
 
@@ -88,10 +83,9 @@ def borrowing(state: CellState, request: Request, worker: Worker, path: Path, co
     storage, geometry = state.storage_of(worker), state.geometry
     if storage is None or geometry is None or not _may_borrow(request, storage):
         return 0, 0.0
-    page_size, first = state.tree.page_size, covered // state.tree.page_size
-    each = chunk_pages(page_size)
-    ends = [_lent_to(lender, path, first) // each for lender in state.storages.values() if _is_lender(lender, storage)]
-    tokens = max(ends, default=0) * each * page_size - covered
+    page_size = state.tree.page_size
+    ends = [end for _, end in _reaches(state, storage, path, covered // page_size)]
+    tokens = max(ends, default=0) * chunk_tokens(page_size) - covered
     if tokens < max(1, state.config.min_prefetch_tokens):
         return 0, 0.0
     return tokens, tokens * geometry.token_bytes / lender_bytes_per_us(storage) + load_us(state, worker, tokens)
@@ -170,6 +164,14 @@ def _is_lender(other: Storage, storage: Storage) -> bool:
         and other.node != storage.node
         and other.pool is not None
     )
+
+
+def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int) -> Iterator[tuple[Storage, int]]:
+    """Each lender and the chunk behind the last whole one that it has of ``path``, going on from the covered pages."""
+    each = chunk_pages(state.tree.page_size)
+    for lender in state.storages.values():
+        if _is_lender(lender, storage):
+            yield lender, _lent_to(lender, path, covered_pages) // each
 
 
 def _lent_to(lender: Storage, path: Path, first_page: int) -> int:
