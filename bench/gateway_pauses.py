@@ -140,6 +140,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes]] | None] = {
     ),
     "a million values": ("/v1/completions", lambda: b'{"prompt":[' + b"1," * (MIB - 100) + b"1]}"),
     "nested a million deep": ("/v1/completions", lambda: b'{"prompt":"x","unknown":' + b"[" * 400_000),
+    "a million escapes": ("/v1/completions", lambda: b'{"prompt":"' + b"\\u00e4" * (MIB - 1000) + b'"}'),
     "16 MiB of escapes": ("/v1/completions", lambda: b'{"prompt":"' + b"\\u00e4" * (2_700_000) + b'"}'),
     "1,000 dripping clients": ("", lambda: b""),
 }

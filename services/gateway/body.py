@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -24,15 +25,15 @@ _DECODERS: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 MOST_VALUES = 2**20
-"""Values of JSON in a body, an object or array counted four times: what the decoder makes of more of them would keep
-the event loop for too long. A prompt of a million token ids has no more.
+"""Values of JSON in a body, an object or array counted four times, and escaped characters: what the decoder makes of
+more of them would keep the event loop for too long. A prompt of a million token ids has no more.
 """
 SMALL_BYTES = 64 * 1024
 """A body of so many bytes is held whatever the others take: long ones that come slowly must not shut out ordinary
 ones. The number of connections bounds what they take all together.
 """
 RETRY_AFTER_MS = 1_000
-_COMMA, _BRACE = b",{"
+_COMMA, _BRACE, _BACKSLASH = b",{\\"
 _COUNTED_BYTES = 2**18
 """A shorter body cannot have so many that it matters."""
 _TURNS_BETWEEN = 8
@@ -74,11 +75,18 @@ class Bodies:
             self._note(-_counted(len(received)))
 
     async def decode(self, body: Body, schema: type[T]) -> T:
-        """:func:`decode_body`; of long ones, one at a time, between which the event loop does what else there is."""
+        """:func:`decode_body`; of long ones, one at a time, between which the event loop does what else there is.
+
+        Raises PayloadTooLarge for too many values.
+        """
         if len(body) <= _COUNTED_BYTES:
             return decode_body(body, schema)
         async with self._decoding:
-            decoded = decode_body(body, schema)
+            # Counting lets go of the interpreter's lock again and again, and the event loop would wait each time until
+            # other threads let go of it.
+            await asyncio.to_thread(_check_values, body)
+            with _uncollected():
+                decoded = decode_body(body, schema)
             for _ in range(_TURNS_BETWEEN):
                 await asyncio.sleep(0)
         return decoded
@@ -111,6 +119,18 @@ class Bodies:
         BODY_BYTES.set(self.held_bytes)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing of what is decoded is garbage yet, so Python's cyclic collector need not look through it meanwhile."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _check_type(request: Request) -> None:
     """Other types of content can be sent by any page that a browser shows, without asking whether it may."""
     told = request.headers.get("content-type", "")
@@ -133,11 +153,7 @@ def _counted(nbytes: int) -> int:
 
 
 def decode_body(body: Body, schema: type[T]) -> T:
-    """The body as ``schema``. Raises InvalidRequest, which names the field at fault, or PayloadTooLarge for too many
-    values.
-    """
-    if len(body) > _COUNTED_BYTES:
-        _check_values(body)
+    """The body as ``schema``. Raises InvalidRequest, which names the field at fault."""
     decoder = _DECODERS.get(schema)
     if decoder is None:
         decoder = _DECODERS[schema] = msgspec.json.Decoder(schema)
@@ -158,8 +174,9 @@ def _check_values(body: Body) -> None:
         part = np.frombuffer(body, np.uint8, min(_COUNTED_BYTES, len(body) - start), start)
         # With bit 5 set "[" is "{", and nothing else is.
         found += int(np.count_nonzero(part == _COMMA)) + 4 * int(np.count_nonzero(part | 0x20 == _BRACE))
+        found += int(np.count_nonzero(part == _BACKSLASH))
         if found > MOST_VALUES:
-            raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values")
+            raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values and escaped characters")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

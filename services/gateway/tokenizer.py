@@ -38,14 +38,17 @@ from services.gateway.turns.template_shape import TemplateShape, shape_of
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
 from shared.packed_tokens import PackedTokens
 
-SUSPECT_CHARACTERS = 8
-"""More characters than this for each token of the context, twice what texts have, make a text suspect of more."""
+SUSPECT_CHARACTERS = 5
+"""More characters than this for each token of the context, more than most texts have, make a text suspect of more."""
 
 LONG_DECODING = 1_000
 """More tokens than this are decoded by the call that lets go of the interpreter's lock."""
 
 PIECE_CHARACTERS = 100_000
 """Of a suspect text so many are counted at once."""
+
+PIECE_TOKENS = 65_536
+"""So many ids are packed at once: the event loop waits meanwhile, two milliseconds."""
 
 SHARED_CHARACTERS = 16_384
 """More than this, in several texts, is shared out among threads; with less they cost more than they gain: 0.09 ms."""
@@ -177,7 +180,7 @@ class Tokenizer:
                 encodings = encode(texts)
             else:
                 encodings = [encoding for text in texts for encoding in encode([text])]
-        return [PackedTokens.of(encoding.ids) for encoding in encodings]
+        return [_packed(encoding.ids) for encoding in encodings]
 
     def _count(self, text: str, most: int) -> None:
         found = 0
@@ -311,6 +314,12 @@ class Tokenizer:
         if characters <= LONG_CHARACTERS:
             return await loop.run_in_executor(self._short, work)
         return await loop.run_in_executor(self._long, self._turn.done, work)
+
+
+def _packed(ids: Sequence[int]) -> PackedTokens:
+    if len(ids) <= PIECE_TOKENS:
+        return PackedTokens.of(ids)
+    return PackedTokens.joined(ids[start : start + PIECE_TOKENS] for start in range(0, len(ids), PIECE_TOKENS))
 
 
 def specials_by_text(backend: Any) -> dict[str, int]:

@@ -217,6 +217,7 @@ async def test_what_no_model_takes_is_refused_before_it_is_looked_at(path: str, 
         b'{"prompt":[' + b"1," * MOST_VALUES + b"1]}",
         b'{"messages":[{"role":"user","content":""}],"tools":[' + b"{}," * (MOST_VALUES // 5 + 1) + b"{}]}",
         b'{"prompt":"x","unknown":[' + b"[]," * (MOST_VALUES // 5 + 1) + b"[]]}",
+        b'{"prompt":"' + b"\\n" * (MOST_VALUES + 1) + b'"}',
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from services.gateway.cell_events import cell_event
+from services.gateway.routes import tokenization
 from services.gateway.tenant_file import write_tenants
 from shared import errors, subjects
 from shared.codec import decode
@@ -130,6 +131,17 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
     assert back == {"prompt": "hello you"}
     assert tokenizer().decode(chat["tokens"]).endswith("<|assistant|>")
     assert (neither.status_code, wrong.status_code) == (400, 400)
+
+
+async def test_many_tokens_are_told_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the answer shows nothing."""
+    monkeypatch.setattr(tokenization, "PIECE_TOKENS", 7)
+    text = "hello you " * 40
+    async with running_gateway() as harness:
+        made = (await harness.client.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+
+    assert made["tokens"] == tokenizer().encode_now(text, add_special_tokens=True)
+    assert "".join(made["token_strs"]) == text
 
 
 async def test_the_openapi_description_names_every_route_and_resolves() -> None:

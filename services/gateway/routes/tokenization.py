@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -20,6 +20,8 @@ from services.gateway.openai_schema.tokenization import (
 )
 from services.gateway.openapi import describes
 from shared.errors import InvalidRequest
+
+PIECE_TOKENS = 8_192
 
 
 def tokenization_router(gateway: Gateway) -> APIRouter:
@@ -39,12 +41,11 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             admission.check_model(request.model, gateway.facts.name)
             tokens = await _tokenize(gateway, request, gateway.namespace(account.tenant, None))
             account.spend_tokens(len(tokens))
-            strings = await _strings(gateway, tokens) if request.return_token_strs else None
-        return _json(
-            TokenizeResponse(
-                count=len(tokens), max_model_len=gateway.max_context, tokens=list(tokens), token_strs=strings
-            )
-        )
+            ids = await _json_list(gateway, tokens)
+            text = gateway.tokenizer.texts.text
+            strings = await _json_list(gateway, tokens, text) if request.return_token_strs else None
+        # In the form of TokenizeResponse.
+        return _json({"count": len(tokens), "max_model_len": gateway.max_context, "tokens": ids, "token_strs": strings})
 
     @router.post(
         "/detokenize",
@@ -68,10 +69,18 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _strings(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
-    """The text of each token."""
-    text = gateway.tokenizer.texts.text
-    return await gateway.tokenizer.run(lambda: [text(token) for token in tokens], len(tokens))
+async def _json_list(gateway: Gateway, tokens: Sequence[int], told: Callable[[int], int | str] = int) -> msgspec.Raw:
+    """A JSON array of what is ``told`` of each token.
+
+    It is made a piece after the other: while one is encoded the event loop has to wait.
+    """
+
+    def work() -> msgspec.Raw:
+        pieces = (tokens[start : start + PIECE_TOKENS] for start in range(0, len(tokens), PIECE_TOKENS))
+        encoded = (msgspec.json.encode([told(token) for token in piece])[1:-1] for piece in pieces)
+        return msgspec.Raw(b"[" + b",".join(encoded) + b"]")
+
+    return await gateway.tokenizer.run(work, len(tokens))
 
 
 async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) -> Sequence[int]:
@@ -96,5 +105,5 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) 
     return await tokenize_chat(gateway, chat, namespace=namespace)
 
 
-def _json(body: msgspec.Struct) -> Response:
+def _json(body: object) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -36,3 +37,18 @@ async def test_between_two_long_bodies_others_are_answered(monkeypatch: pytest.M
     await asyncio.gather(*decoding)
 
     assert events == ["decoded", "answered", "decoded", "decoded", "decoded"]
+
+
+async def test_values_are_counted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy lets go of the interpreter's lock in each part, and whatever counts waits for other threads to get it."""
+    counting, counted = body._check_values, list[int]()
+
+    def noting(data: body.Body) -> None:
+        counted.append(threading.get_ident())
+        counting(data)
+
+    monkeypatch.setattr(body, "_check_values", noting)
+    await body.Bodies(2**20, 1.0, 2**24).decode(LONG, ChatRequest)
+
+    assert len(counted) == 1
+    assert counted != [threading.get_ident()]

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts, byte_level_alphabet
-from services.gateway.tokenizer import PIECE_CHARACTERS, Tokenizer, template_variables
+from services.gateway.tokenizer import PIECE_CHARACTERS, PIECE_TOKENS, Tokenizer, template_variables
 from shared.errors import ContextTooLong, InvalidRequest
 from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
 
@@ -25,8 +25,12 @@ def test_encoding_equals_transformers_own(text: str) -> None:
     assert tokenizer().encode_now(text, add_special_tokens=True) == REFERENCE(text)["input_ids"]
 
 
-async def test_a_long_text_is_encoded_in_a_thread_to_the_same_tokens() -> None:
-    """Where it is done makes no difference."""
+@pytest.mark.parametrize("piece_tokens", [PIECE_TOKENS, 999])
+async def test_a_long_text_is_encoded_in_a_thread_to_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, piece_tokens: int
+) -> None:
+    """Where it is done, and in how many pieces its ids are packed, makes no difference."""
+    monkeypatch.setattr("services.gateway.tokenizer.PIECE_TOKENS", piece_tokens)
     text = "hello world " * 5_000
 
     assert await tokenizer().encode([text], add_special_tokens=False) == [REFERENCE(text)["input_ids"]]
