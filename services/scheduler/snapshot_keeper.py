@@ -21,6 +21,10 @@ from shared.errors import InternalError, ThermoclineError, Unavailable
 from shared.messages.status import SnapshotTaken
 
 CHECK_S = 0.25
+RETRY_S = 5.0
+"""Between two snapshots that fail: what they fail for, such as a broker that is away, lasts, and each is an error in
+the log.
+"""
 
 # A snapshot pauses the fold while the state is encoded; the next one waits so long that the pauses stay below
 # one percent of the time.
@@ -81,6 +85,7 @@ class SnapshotKeeper:
                     await self.take()
                 except ThermoclineError as error:
                     _log.error("snapshot_failed", code=error.code, reason=error.message)
+                    await asyncio.sleep(RETRY_S)
 
     async def take(self) -> SnapshotTaken:
         """Take one now. Raises Unavailable without the lead: the bucket is the active scheduler's."""
