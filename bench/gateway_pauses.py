@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes]] | None] = {
     "chat, 20,000 turns": ("/v1/chat/completions", partial(turns, 20_000)),
     "chat, 50,000 turns": ("/v1/chat/completions", partial(turns, 50_000)),
     "messages, 100,000": ("/v1/messages", partial(messages, "a", 100_000)),
-    "messages, 60,000 with parts": ("/v1/messages", partial(messages, [{"type": "text", "text": "a"}], 60_000)),
+    "messages, 45,000 with parts": ("/v1/messages", partial(messages, [{"type": "text", "text": "a"}], 45_000)),
     "count_tokens, 100,000": ("/v1/messages/count_tokens", partial(messages, "a", 100_000)),
     "responses, 100,000 items": ("/v1/responses", partial(responses, 100_000)),
     "input_tokens, 100,000 items": ("/v1/responses/input_tokens", partial(responses, 100_000)),

@@ -57,9 +57,10 @@ from shared.tracing import Tracer
 SWITCH_S = 0.001
 """How long a thread that renders or looks through a long prompt keeps the event loop waiting; Python's own is 5 ms."""
 
-COLLECTOR_THRESHOLDS = (10_000, 5, 400)
-"""The middle generation of Python's collector is smaller than other services have it: 400,000 objects in it, the lists
-of one large request, took 34 ms, in which no thread does anything. The oldest is looked through as rarely as theirs.
+COLLECTOR_THRESHOLDS = (5_000, 2, 2_000)
+"""The two younger generations of Python's collector are smaller than other services have them: to look through 60,000
+objects of a large request took 10 to 20 ms, in which no thread does anything. The oldest is looked through as rarely as
+theirs.
 """
 
 _log = logs.get_logger("gateway")
