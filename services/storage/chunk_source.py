@@ -1,4 +1,4 @@
-"""Where a chunk is read from: the disk first, then the object store. Nothing unverified comes out of it.
+"""Where a chunk is read from: the disk first, then the object store. What comes out unverified says so.
 
 A chunk that only the store had is written to the disk afterwards, as far as that is no trouble: the next one who asks
 finds it nearer, and the scheduler is told by ``ChunksListed``. A chunk of the disk that lacks the sparse copy that it
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
@@ -52,6 +53,29 @@ class Brought:
     def checksums(self) -> Checksums:
         """uint64 [pages, units]."""
         return self.header.checksums
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified:
+    """What the object store has under a chunk's name, in the clear; to be given back by :meth:`ChunkSource.finish`."""
+
+    key: ChunkKey
+    place: int
+    blob: memoryview
+    buffer: memoryview
+    read: VerifiedRead
+    refuse: Callable[[IntegrityError], None]
+    """Tell the store's tier that it is not the chunk. On the event loop."""
+
+    def verify(self) -> Brought:
+        """Verify it where it is. Blocking. Raises IntegrityError."""
+        header = self.read.verify(self.blob, self.key)
+        return Brought(self.key, self.place, "remote", header, self.blob, self.buffer, key_id="")
+
+    def lost(self, error: IntegrityError) -> Lost:
+        """It was not what it should be. On the event loop."""
+        self.refuse(error)
+        return Lost(is_missing=True, error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +124,46 @@ class ChunkSource:
         """Whether the disk has it, as far as is known, or there is no object store to ask."""
         return self._remote is None or (self._disk is not None and key in self._disk)
 
-    async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Brought | Lost:
+    async def read(
+        self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]
+    ) -> Brought | Unverified | Lost:
         """Read one chunk within ``left_s()`` seconds. Never raises what a tier raised."""
-        key_id = self._keys.key_id(ordered_key)
-        read = VerifiedRead(self._geometry, self._keys.cipher, key_id)
-        is_missing, error = False, ""
+        read = VerifiedRead(self._geometry, self._keys.cipher, self._keys.key_id(ordered_key))
         buffer = await self._buffers.take(is_urgent=True)
-        is_kept = False
+        came: Brought | Unverified | Lost | None = None
         try:
-            for tier in (self._disk, self._remote):
-                if tier is None:
-                    continue
-                try:
-                    if isinstance(tier, DiskTier):
-                        header = await tier.read(key, read, buffer)
-                        found = None if header is None else (header, buffer[: header.nbytes])
-                    else:
-                        found = await tier.read(key, read, buffer, max(0.001, left_s()))
-                except (ThermoclineError, OSError) as caught:
-                    error = str(caught)
-                    is_missing = is_missing or isinstance(caught, IntegrityError)
-                    continue
-                if found is not None:
-                    is_kept = True
-                    return Brought(key, place, "disk" if tier is self._disk else "remote", *found, buffer, key_id)
-            # The index speaks for the disk: what it does not list, the scheduler must not count on.
-            is_missing = is_missing or (self._disk is not None and key not in self._disk)
-            return Lost(is_missing, error)
+            came = await self._read(key, place, read, buffer, left_s)
+            return came
         finally:
-            if not is_kept:
+            if came is None or isinstance(came, Lost):
                 self._buffers.give_back(buffer, is_urgent=True)
 
-    def finish(self, brought: Brought, *, is_promoted: bool) -> None:
-        """Done with it; ``is_promoted`` asks for its being written to the disk."""
+    async def _read(
+        self, key: ChunkKey, place: int, read: VerifiedRead, buffer: memoryview, left_s: Callable[[], float]
+    ) -> Brought | Unverified | Lost:
+        is_missing, error = False, ""
+        if self._disk is not None:
+            try:
+                header = await self._disk.read(key, read, buffer)
+                if header is not None:
+                    return Brought(key, place, "disk", header, buffer[: header.nbytes], buffer, read.key_id)
+            except (ThermoclineError, OSError) as caught:
+                is_missing, error = isinstance(caught, IntegrityError), str(caught)
+        if self._remote is not None:
+            try:
+                came = await _from_remote(self._remote, key, place, read, buffer, max(0.001, left_s()))
+                if came is not None:
+                    return came
+            except (ThermoclineError, OSError) as caught:
+                is_missing, error = is_missing or isinstance(caught, IntegrityError), str(caught)
+        # The index speaks for the disk: what it does not list, the scheduler must not count on.
+        return Lost(is_missing or (self._disk is not None and key not in self._disk), error)
+
+    def finish(self, brought: Brought | Unverified, *, is_promoted: bool) -> None:
+        """Done with it; ``is_promoted`` asks for its being written to the disk, where it was verified."""
+        if isinstance(brought, Unverified):
+            self._buffers.give_back(brought.buffer, is_urgent=True)
+            return
         if is_promoted and self._promotions is not None:
             promotion = Promotion(
                 brought.key, brought.place, brought.header, brought.blob, brought.buffer, brought.key_id
@@ -162,3 +193,16 @@ class ChunkSource:
             self._buffers.give_back(brought.buffer, is_urgent=True)
         if copy is not None:
             await copies.finish(copy, is_kept=True)
+
+
+async def _from_remote(
+    remote: RemoteTier, key: ChunkKey, place: int, read: VerifiedRead, buffer: memoryview, timeout_s: float
+) -> Brought | Unverified | None:
+    """None if the store lacks it. What is sealed is opened by a thread for each; the rest is verified on its way to the
+    host pool, because hashing keeps the interpreter's lock and threads would only take turns at it.
+    """
+    if read.key_id:
+        found = await remote.read(key, read, buffer, timeout_s)
+        return None if found is None else Brought(key, place, "remote", *found, buffer, read.key_id)
+    body = await remote.fetch(key, buffer.nbytes, timeout_s)
+    return None if body is None else Unverified(key, place, body, buffer, read, partial(remote.refuse, key))

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from services.storage.backends import REMOTE_WIDTH, ChunkKey
 from services.storage.chunk_format import Checksums
 from services.storage.chunk_gathering import scatter_chunk
-from services.storage.chunk_source import Lost
+from services.storage.chunk_source import Lost, Unverified
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.fetch_progress import FetchProgress, Source
 from services.storage.io_threads import IoThreads
+from shared.errors import IntegrityError
 from shared.memory import HostPoolView
 
 READ_AHEAD = 32
@@ -44,7 +45,7 @@ class Reads(Protocol):
         ...
 
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
-        """An :class:`Arrived`, to be given back by :meth:`finish`, or a :class:`Lost`."""
+        """An :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
         ...
 
     def finish(self, brought: Any, *, is_promoted: bool) -> None:
@@ -52,7 +53,9 @@ class Reads(Protocol):
         ...
 
 
-Reading = asyncio.Task[Arrived | Lost]
+Reading = asyncio.Task[Arrived | Unverified | Lost]
+
+Came = list[tuple[FetchChunk, Arrived | Unverified]]
 
 
 class FetchRun:
@@ -97,7 +100,12 @@ class FetchRun:
                     ahead.popleft()
                     self._note(chunk, result)
                     return result.error
-                if await self._put(_arrived(ahead, self._progress.until_report)):
+                came = _arrived(ahead, self._progress.until_report)
+                is_worth_telling, bad = await self._put(came)
+                if bad is not None:
+                    self._note(*bad)
+                    return bad[1].error
+                if is_worth_telling:
                     await report()
         finally:
             await self._end(ahead)
@@ -107,20 +115,28 @@ class FetchRun:
         """Chunks that may be under way when this one begins, itself included."""
         return min(READ_AHEAD, self._threads.shares.depth) if self._source.is_near(chunk.key) else FAR_AHEAD
 
-    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Arrived | Lost]:
+    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Arrived | Unverified | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
-    async def _put(self, arrived: list[tuple[FetchChunk, Arrived]]) -> bool:
-        """Put chunks into the host pool, in order; whether that should be told now."""
-        is_put = False
+    async def _put(self, came: Came) -> tuple[bool, tuple[FetchChunk, Lost] | None]:
+        """Put chunks into the host pool, in order, up to the first that is not what it should be. Returns whether that
+        should be told now, and which is not.
+        """
+        put: list[Arrived] = []
+        bad: tuple[FetchChunk, Lost] | None = None
         try:
-            await self._threads.run(True, _scatter, arrived, self._host)
-            is_put = True
+            put, error = await self._threads.run(True, _scatter, came, self._host)
+            if error is not None:
+                chunk, found = came[len(put)]
+                assert isinstance(found, Unverified)
+                bad = chunk, found.lost(error)
         finally:
-            for _, brought in arrived:
-                self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
-        told = [self._progress.arrived(brought.source, brought.nbytes) for _, brought in arrived]
-        return any(told)
+            for brought in put:
+                self._source.finish(brought, is_promoted=brought.source == "remote")
+            for _, left in came[len(put) :]:
+                self._source.finish(left, is_promoted=False)
+        told = [self._progress.arrived(brought.source, brought.nbytes) for brought in put]
+        return any(told), bad
 
     async def _end(self, ahead: deque[tuple[FetchChunk, Reading]]) -> None:
         for _, reading in ahead:
@@ -140,9 +156,9 @@ class FetchRun:
             self._progress.missing.append(chunk.key)
 
 
-def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> list[tuple[FetchChunk, Arrived]]:
+def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
     """Take what is there of the next ``most`` chunks, the first of which is. One call of a thread puts them all."""
-    arrived: list[tuple[FetchChunk, Arrived]] = []
+    arrived: Came = []
     while ahead and len(arrived) < most:
         chunk, reading = ahead[0]
         if not reading.done() or reading.cancelled() or reading.exception() is not None:
@@ -155,6 +171,14 @@ def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> list[tuple[
     return arrived
 
 
-def _scatter(arrived: list[tuple[FetchChunk, Arrived]], host: HostPoolView) -> None:
-    for chunk, brought in arrived:
+def _scatter(came: Came, host: HostPoolView) -> tuple[list[Arrived], IntegrityError | None]:
+    """Verify what is not yet, and copy it to the host pool: what was, and why it ended with that, if it did early."""
+    put: list[Arrived] = []
+    for chunk, found in came:
+        try:
+            brought: Arrived = found.verify() if isinstance(found, Unverified) else found
+        except IntegrityError as error:
+            return put, error
         scatter_chunk(chunk, brought.blob, brought.checksums, host)
+        put.append(brought)
+    return put, None

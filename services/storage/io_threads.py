@@ -137,8 +137,9 @@ class IoThreads:
         """What waits at all directories together."""
         for is_urgent, lane in _LANES.items():
             waiting = self.shares.waiting(is_urgent=is_urgent)
-            measures.IO_WAITING.labels(lane).inc(waiting - self._measured[is_urgent])
-            self._measured[is_urgent] = waiting
+            if waiting != self._measured[is_urgent]:
+                measures.IO_WAITING.labels(lane).inc(waiting - self._measured[is_urgent])
+                self._measured[is_urgent] = waiting
 
 
 async def _ended(call: asyncio.Future[R]) -> None:

@@ -48,6 +48,7 @@ class Below:
     events: TierEvents
     tracer: Tracer | None = None
     lenders: Lenders | None = None
+    disk_bytes_per_s: float = 0.0  # What the disk may be read with, or was when it was measured; 0 is not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def make_pipelines(
     disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events
     abandoned = disk.directories.abandoned if disk else None
     buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)), abandoned)
-    sparse = make_sparse(geometry, disk, threads, keys, events, config)
+    sparse = make_sparse(geometry, disk, threads, keys, events, config, below.disk_bytes_per_s)
     copies = sparse.copies if sparse else None
     promotions = Promotions(disk, buffers, threads, keys, events, copies) if disk and remote else None
     source = ChunkSource(

@@ -74,26 +74,44 @@ class RemoteTier:
     async def read(
         self, key: ChunkKey, read: VerifiedRead, buffer: memoryview, timeout_s: float
     ) -> tuple[ChunkHeader, memoryview] | None:
-        """The chunk, opened and verified, and where it is: in ``buffer``, or where it arrived.
+        """The chunk, opened in ``buffer`` and verified there; None if the store lacks it.
 
-        None if the store lacks it.
         Raises IntegrityError when it is not what it should be (it stays until its chunk is uploaded again),
         TransportError when the store did not answer in time, ConfigError when there is no key for it.
         """
-        started_s = self._clock_s()
-        timeout_s = min(timeout_s, self.timeout_s)
+        body = await self.fetch(key, buffer.nbytes, timeout_s)
+        if body is None:
+            return None
+        blob = buffer[: body.nbytes]
         try:
-            body = await self.backend.fetch(key, buffer.nbytes, timeout_s=timeout_s)
-            found = None if body is None else await self._threads.run(True, _verify, read, body, key, buffer)
+            return await self._threads.run(True, _open, read, body, key, blob), blob
         except IntegrityError as error:
-            self._note_bad(key)
-            self.refused += 1
-            measures.BAD_CHUNKS.labels(self.name, error.code).inc()
-            _log.warning("remote_chunk_refused", chunk=key.path, code=error.code, reason=error.message)
+            self.refuse(key, error)
             raise
-        if found is not None:
-            measures.moved(self.name, "read", found[0].nbytes, self._clock_s() - started_s)
-        return found
+
+    async def fetch(self, key: ChunkKey, most: int, timeout_s: float) -> memoryview | None:
+        """What the store has under the chunk's name, not verified: at most ``most`` bytes; None if there is nothing.
+
+        Raises IntegrityError if there is more, TransportError when the store did not answer in time.
+        """
+        started_s = self._clock_s()
+        try:
+            body = await self.backend.fetch(key, most, timeout_s=min(timeout_s, self.timeout_s))
+        except IntegrityError as error:
+            self.refuse(key, error)
+            raise
+        if body is not None:
+            measures.moved(self.name, "read", body.nbytes, self._clock_s() - started_s)
+        return body
+
+    def refuse(self, key: ChunkKey, error: IntegrityError) -> None:
+        """What :meth:`fetch` brought is not the chunk: it is written over when the chunk comes by again."""
+        self._bad[key] = None
+        if len(self._bad) > MAX_BAD:
+            del self._bad[next(iter(self._bad))]
+        self.refused += 1
+        measures.BAD_CHUNKS.labels(self.name, error.code).inc()
+        _log.warning("remote_chunk_refused", chunk=key.path, code=error.code, reason=error.message)
 
     @asynccontextmanager
     async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
@@ -144,11 +162,6 @@ class RemoteTier:
         measures.moved(self.name, "write", len(body), self._clock_s() - started_s)
         return ""
 
-    def _note_bad(self, key: ChunkKey) -> None:
-        self._bad[key] = None
-        if len(self._bad) > MAX_BAD:
-            del self._bad[next(iter(self._bad))]
-
     def _failed(self, error: Exception) -> str:
         self.upload_failures += 1
         measures.UPLOADS.labels("failed").inc()
@@ -185,10 +198,6 @@ def _count_some(entries: Iterator[ChunkEntry]) -> tuple[int, int]:
     return len(some), sum(entry.nbytes for entry in some)
 
 
-def _verify(read: VerifiedRead, body: memoryview, key: ChunkKey, buffer: memoryview) -> tuple[ChunkHeader, memoryview]:
-    """Verify a body where it is, or in ``buffer`` if it has to be opened. Returns its header, and where it is then."""
-    blob = body
-    if read.key_id:
-        blob = buffer[: body.nbytes]
-        blob[:] = body
-    return read.verify(blob, key), blob
+def _open(read: VerifiedRead, body: memoryview, key: ChunkKey, blob: memoryview) -> ChunkHeader:
+    blob[:] = body
+    return read.verify(blob, key)

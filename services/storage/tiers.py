@@ -168,7 +168,15 @@ class Tiers:
         if form in self._pipelines or self._group is None or not (self._disk or self._remote or lenders):
             return
         below = Below(
-            self._disk, self._remote, self._uploads, self._threads, self._keys, self._events, self._tracer, lenders
+            self._disk,
+            self._remote,
+            self._uploads,
+            self._threads,
+            self._keys,
+            self._events,
+            self._tracer,
+            lenders,
+            self._config.disk_read_bytes_per_s or self.measured_bytes_per_s,
         )
         try:
             if lenders is not None:

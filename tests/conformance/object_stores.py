@@ -141,9 +141,9 @@ class FailingStoreCalls(StoreCalls):
         self._pass(is_write=True)
         await super().put(path, body, mode)
 
-    async def get(self, path: str) -> tuple[int, Any]:
+    async def get(self, path: str, most: int) -> Any:
         self._pass()
-        return await super().get(path)
+        return await super().get(path, most)
 
     async def head(self, path: str) -> int:
         self._pass()

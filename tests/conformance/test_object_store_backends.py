@@ -121,15 +121,29 @@ def test_a_body_that_is_never_whole_is_an_outage_and_touches_no_buffer(place: S3
     assert bytes(into) == b"\xff" * NBYTES
 
 
-def test_an_object_that_is_too_large_is_refused_by_its_header(place: S3Place, backend: ChunkBackend) -> None:
-    """A terabyte is announced and never comes: the refusal does not wait for it."""
-    put(backend)
-    place.proxy.script.append("huge")
+def test_of_an_object_that_is_too_large_one_byte_too_many_is_read(place: S3Place, backend: ChunkBackend) -> None:
+    """However large it is: that byte shows it, and it is refused."""
+    place.write_directly(f"some/prefix/{CHUNK.key.path}", bytes(8 * NBYTES))
+    down = measures.REMOTE_BYTES.labels("down")
+    before = down._value.get()
 
-    with pytest.raises(IntegrityError, match=str(10**12)):
-        got(backend)
+    with pytest.raises(IntegrityError, match=f"more than {NBYTES} bytes"):
+        backend.get(CHUNK.key, aligned(NBYTES), timeout_s=TIMEOUT_S)
 
+    assert down._value.get() == before + NBYTES + 1
     assert place.proxy.count("GET") == 1
+
+
+def test_a_body_that_is_announced_and_never_comes_is_an_outage(place: S3Place) -> None:
+    """A terabyte is announced: nobody waits for it longer than for any answer, or takes memory for it."""
+    backend = place.open(timeout_s=0.4)
+    put(backend)
+    place.proxy.always = "huge"
+
+    with pytest.raises(TransportError):
+        backend.get(CHUNK.key, aligned(NBYTES), timeout_s=0.4)
+
+    backend.close()
 
 
 def test_a_write_whose_answer_was_lost_is_found_in_place(place: S3Place, backend: ChunkBackend) -> None:

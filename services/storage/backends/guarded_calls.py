@@ -98,7 +98,8 @@ class GuardedCalls:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-requests", daemon=True)
         self._thread.start()
         _settle_at_exit(self)
-        measures.REMOTE_BREAKER.set(_GAUGE[self._breaker.state])
+        self._measured = self._breaker.state
+        measures.REMOTE_BREAKER.set(_GAUGE[self._measured])
 
     @property
     def timeout_s(self) -> float:
@@ -159,12 +160,7 @@ class GuardedCalls:
         begun_s = self._clock()
         allowed_s = min(timeout_s, self._timeout_s)
         lane = lanes[verb in WRITING]
-        try:
-            async with asyncio.timeout(max(0.0, allowed_s)):
-                await lane.acquire()
-        except TimeoutError:
-            text = f"all {self._slot_count} connections of {self._name} are in use"
-            raise self._refusal(verb, "busy", text) from None
+        await self._enter(lane, verb, allowed_s)
         try:
             self._check_open(verb)
             answer = await self._ask_admitted(verb, attempt, begun_s, begun_s + allowed_s)
@@ -173,6 +169,17 @@ class GuardedCalls:
             measures.REMOTE_SECONDS.labels(verb).observe(max(0.0, self._clock() - begun_s))
         measures.REMOTE_REQUESTS.labels(verb, answer.outcome).inc()
         return answer.value
+
+    async def _enter(self, lane: asyncio.Semaphore, verb: str, allowed_s: float) -> None:
+        if not lane.locked():
+            await lane.acquire()  # At once.
+            return
+        try:
+            async with asyncio.timeout(max(0.0, allowed_s)):
+                await lane.acquire()
+        except TimeoutError:
+            text = f"all {self._slot_count} connections of {self._name} are in use"
+            raise self._refusal(verb, "busy", text) from None
 
     async def _ask_admitted(self, verb: str, attempt: Attempt[T], begun_s: float, deadline_s: float) -> Answer[T]:
         term, is_probe = self._admit(verb)
@@ -240,7 +247,7 @@ class GuardedCalls:
             now_s = self._clock()
             term = self._breaker.admit(now_s)
             state, remaining_s = self._breaker.state, self._breaker.remaining_s(now_s)
-            measures.REMOTE_BREAKER.set(_GAUGE[state])
+            self._measure(state)
         if term is None:
             text = f"{self._name} did not answer lately and is not asked now"
             raise self._refusal(verb, "refused", text, remaining_s)
@@ -254,11 +261,16 @@ class GuardedCalls:
             if verdict == "failed":
                 self._last_failure = reason or self._last_failure
             after = self._breaker.state
-            measures.REMOTE_BREAKER.set(_GAUGE[after])
+            self._measure(after)
         if before == "closed" and after == "open":
             _log.warning("remote_left_alone", store=self._name, reason=reason)
         if before == "half_open" and after == "closed":
             _log.info("remote_answers_again", store=self._name)
+
+    def _measure(self, state: BreakerState) -> None:
+        if state != self._measured:
+            self._measured = state
+            measures.REMOTE_BREAKER.set(_GAUGE[state])
 
 
 async def _within(attempt: Attempt[T], remaining_s: float) -> Answer[T]:

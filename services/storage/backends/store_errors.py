@@ -24,10 +24,6 @@ _UNREPEATED_5XX = (501, 505)
 _TEXT_CHARS = 800
 
 
-class BodyBroken(Exception):
-    """The body of an object has another length than its header said."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why an attempt failed. Only ``transient`` ones are worth another attempt."""
@@ -39,6 +35,11 @@ class Fault:
 def is_missing(error: FileNotFoundError) -> bool:
     """Whether the object is not there. False: its bucket is not, which is a fault of the settings."""
     return not any(phrase in str(error) for phrase in _NO_BUCKET)
+
+
+def is_empty(error: Exception) -> bool:
+    """Whether the first bytes of an object were asked for that has none."""
+    return _status(error) == 416 or "StartTooLarge" in str(error)
 
 
 def is_there_already(error: Exception) -> bool:

@@ -21,6 +21,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from shared.chunks import GEOMETRY_BYTES, chunk_tokens
 from shared.errors import InvalidRequest
@@ -163,6 +166,11 @@ class SparseLayout:
     def blob_bytes(self, *, is_sealed: bool) -> int:
         """Of a whole copy; whole blocks."""
         return self.kv_at(is_sealed=is_sealed) + whole_blocks(self.geometry.layers * self.layer_bytes)
+
+    def units_at(self, layer: int, units: npt.NDArray[np.intp], *, is_sealed: bool) -> tuple[npt.NDArray[np.intp], int]:
+        """(where units begin, the bytes of each); they are probe heads' or blocks, all of them."""
+        start, nbytes = self.unit_at(layer, int(units[0]), is_sealed=is_sealed)
+        return start + (units - units[0]) * nbytes, nbytes
 
     def unit_at(self, layer: int, unit: int, *, is_sealed: bool) -> tuple[int, int]:
         """(where a unit begins, its bytes)."""

@@ -122,10 +122,9 @@ class PartReading:
             raise NotFound(f"the file of sparse copy {read.key.path} is gone")
         if blob_bytes != opened.header.blob_bytes:
             raise IntegrityError(f"sparse copy {read.key.path} has {blob_bytes} bytes", code="wrong_layout")
+        starts, unit_bytes = layout.units_at(asked.layer, read.units, is_sealed=is_sealed)
         check = UnitCheck(opened.header, opened.tables, self._cipher)
-        for unit in read.units:
-            at, unit_bytes = layout.unit_at(asked.layer, unit, is_sealed=is_sealed)
-            check.verify(buffer[at - first : at - first + unit_bytes], asked.layer, unit)
+        check.verify(buffer, (starts - first).tolist(), unit_bytes, asked.layer, read.units)
         with self._placing:
             if self._is_abandoned:
                 raise TransportError("nobody waits for it any more")

@@ -16,7 +16,7 @@ from services.storage.sparse.chunk_turns import ChunkTurns
 from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.opened_heads import OpenedHeads
-from services.storage.sparse.read_plan import region_bytes
+from services.storage.sparse.read_plan import gap_worth_reading, region_bytes
 from services.storage.sparse.reader import SparseReader
 from services.storage.sparse.reordering import Reordering
 from services.storage.staging import Staging
@@ -57,9 +57,11 @@ def make_sparse(
     keys: ChunkKeys,
     events: TierEvents,
     config: StorageConfig,
+    disk_bytes_per_s: float = 0.0,
 ) -> SparseParts | None:
-    """For copies of chunks of KV of ``geometry``; None where the settings ask for none, or where they cannot be kept:
-    the log says why, and the storage serves without them.
+    """For copies of chunks of KV of ``geometry``, read from a disk that gives ``disk_bytes_per_s`` (0 is not known);
+    None where the settings ask for none, or where they cannot be kept: the log says why, and the storage serves without
+    them.
     """
     if not config.sparse or disk is None or geometry.is_hidden:
         return None
@@ -104,6 +106,7 @@ def make_sparse(
         keys=keys,
         events=events,
         at_once=depth,
+        gap_bytes=gap_worth_reading(disk_bytes_per_s),
         learn=reordering.learn if reordering else None,
     )
     scrubbing = Buffers(Staging(blob_bytes, blob_bytes), abandoned)

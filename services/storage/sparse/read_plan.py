@@ -1,8 +1,10 @@
 """Which units of which copies a read needs, where they lie in the files, and which rows of them go where. Pure.
 
-Only blocks that hold a row that is asked for are read. Blocks of the disk are read whole, and what lies side by side
-is read by one call. A chunk's units come to a **region** of memory that mirrors their part of the file, so that a row
-is where its number says, however few of its neighbours were read.
+Blocks of the disk that hold a row that is asked for are read whole, by one call where they lie side by side or so close
+that reading what is between them costs less than another call (:func:`gap_worth_reading`): of a quarter of the rows,
+scattered, that makes few calls for whole layers. Nothing of a gap is verified or used. A chunk's units come to a
+**region** of memory that mirrors their part of the file, so that a row is where its number says, however few of its
+neighbours were read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,21 @@ from services.storage.sparse.layout import SparseLayout, whole_blocks
 from services.storage.sparse.read_check import Asked
 
 Rows = npt.NDArray[np.intp]
+
+REQUEST_S = 30e-6
+"""Processor time of one more read of a block by a thread, which sleeps until it is there: 33 us on a virtual disk,
+where a block of a large read costs 0.4.
+"""
+
+UNKNOWN_BYTES_PER_S = 1e9
+"""Where nobody has measured the disk."""
+
+
+def gap_worth_reading(bytes_per_s: float) -> int:
+    """Bytes, whole blocks, up to which what lies between two parts is read with them, from a disk that gives
+    ``bytes_per_s``; 0 is not known.
+    """
+    return int(REQUEST_S * (bytes_per_s or UNKNOWN_BYTES_PER_S)) // BLOCK_BYTES * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +53,7 @@ class ChunkRead:
     key: ChunkKey
     place: int
     """Of the chunk among those that were asked for."""
-    units: tuple[int, ...]
+    units: npt.NDArray[np.intp]
     """Of the layer, ascending."""
     ranges: tuple[tuple[int, int], ...]
     """(offset, bytes) of the file."""
@@ -49,10 +66,13 @@ class ChunkRead:
         return sum(nbytes for _, nbytes in self.ranges)
 
 
-def plan_reads(asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, is_sealed: bool) -> list[ChunkRead]:
+def plan_reads(
+    asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, is_sealed: bool, gap_bytes: int = 0
+) -> list[ChunkRead]:
     """What to read of each chunk that has anything that was asked for, in order.
 
-    ``inverses`` says for every chunk of ``asked`` at which row each of its tokens is stored, intp [tokens].
+    ``inverses`` says for every chunk of ``asked`` at which row each of its tokens is stored, intp [tokens]; up to
+    ``gap_bytes`` between two parts are read with them.
     """
     edges = np.arange(len(asked.keys) + 1) * layout.tokens
     bounds = [np.searchsorted(chosen, edges) for chosen in asked.tokens]
@@ -65,7 +85,8 @@ def plan_reads(asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, 
             pieces.append(Piece(int(bound[place]), rows))
         if any(len(piece.rows) for piece in pieces):
             units = _units(pieces, asked, layout)
-            ranges = tuple(_ranges(units, asked.layer, layout, is_sealed=is_sealed))
+            starts, nbytes = layout.units_at(asked.layer, units, is_sealed=is_sealed)
+            ranges = _ranges(starts, starts + nbytes, gap_bytes)
             reads.append(ChunkRead(key, place, units, ranges, tuple(pieces)))
     return reads
 
@@ -77,27 +98,20 @@ def _blocks_of(rows: Rows, layout: SparseLayout) -> npt.NDArray[np.intp]:
     return np.flatnonzero(wanted)
 
 
-def _units(pieces: Sequence[Piece], asked: Asked, layout: SparseLayout) -> tuple[int, ...]:
+def _units(pieces: Sequence[Piece], asked: Asked, layout: SparseLayout) -> npt.NDArray[np.intp]:
     if not asked.halves:
-        return tuple(sorted(asked.heads))
+        return np.array(sorted(asked.heads), np.intp)
     blocks = _blocks_of(np.concatenate([piece.rows for piece in pieces]), layout)
-    starts = (layout.probe_heads + half * layout.blocks for half in asked.halves)
-    return tuple(np.concatenate([start + blocks for start in starts]).tolist())
+    return np.concatenate([layout.probe_heads + half * layout.blocks + blocks for half in asked.halves])
 
 
-def _ranges(units: tuple[int, ...], layer: int, layout: SparseLayout, *, is_sealed: bool) -> list[tuple[int, int]]:
-    """Whole blocks of the disk that hold the units, those that touch joined."""
-    ranges: list[tuple[int, int]] = []
-    for unit in units:
-        start, nbytes = layout.unit_at(layer, unit, is_sealed=is_sealed)
-        first = start // BLOCK_BYTES * BLOCK_BYTES
-        end = whole_blocks(start + nbytes)
-        if ranges and first <= sum(ranges[-1]):
-            begun = ranges.pop()[0]
-            ranges.append((begun, end - begun))
-        else:
-            ranges.append((first, end - first))
-    return ranges
+def _ranges(starts: Rows, ends: Rows, gap_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Whole blocks of the disk that hold the bytes [starts, ends), both ascending, and gaps of up to ``gap_bytes``."""
+    first, end = starts // BLOCK_BYTES * BLOCK_BYTES, -(-ends // BLOCK_BYTES) * BLOCK_BYTES
+    apart = np.flatnonzero(first[1:] > end[:-1] + gap_bytes)
+    begun = first[np.concatenate(([0], apart + 1))]
+    ended = end[np.concatenate((apart, [len(end) - 1]))]
+    return tuple(zip(begun.tolist(), (ended - begun).tolist(), strict=True))
 
 
 def region(layer: int, halves: tuple[int, ...], layout: SparseLayout, *, is_sealed: bool) -> tuple[int, int]:

@@ -57,9 +57,12 @@ class SparseReader:
         keys: ChunkKeys,
         events: TierEvents,
         at_once: int,
+        gap_bytes: int = 0,
         learn: Learn | None = None,
     ) -> None:
-        """``backend`` is that of ``disk``; ``buffers`` have room for a region and for a head; ``at_once`` groups."""
+        """``backend`` is that of ``disk``; ``buffers`` have room for a region and for a head; ``at_once`` groups;
+        ``gap_bytes`` as in ``plan_reads``.
+        """
         self.reads = 0
         """Calls that were carried out."""
         self.disk_bytes = 0
@@ -73,6 +76,7 @@ class SparseReader:
         self._keys = keys
         self._events = events
         self._at_once = at_once
+        self._gap_bytes = gap_bytes
         self._learn = learn
         self._running = 0
         self._limits: list[asyncio.Timeout] = []
@@ -157,7 +161,7 @@ class SparseReader:
     async def _read_all(self, asked: Asked, key_id: str, into: memoryview) -> int:
         opened, nbytes = await self._open(asked.keys, key_id)
         inverses = [of_chunk.inverse for of_chunk in opened]
-        reads = plan_reads(asked, inverses, self._layout, is_sealed=bool(key_id))
+        reads = plan_reads(asked, inverses, self._layout, is_sealed=bool(key_id), gap_bytes=self._gap_bytes)
         cipher = self._keys.cipher
 
         async def read_group(where: str, group: Sequence[ChunkRead]) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from services.storage.backends import ChunkKey
@@ -34,26 +38,30 @@ def verify_head(
 
 
 class UnitCheck:
-    """Shows of single units of one copy that they are what was written."""
+    """Shows of units of one copy that they are what was written."""
 
     def __init__(self, header: SparseHeader, tables: SparseTables, cipher: Cipher) -> None:
         self._header = header
         self._tables = tables
         self._sealing = UnitSealing(header, cipher) if header.is_sealed else None
 
-    def verify(self, unit: memoryview, layer: int, number: int) -> None:
-        """Verify a unit, and open it where it is. Raises IntegrityError (``wrong_checksum``, ``wrong_key``), or
-        KeyMissing.
+    def verify(
+        self, stored: memoryview, starts: Sequence[int], nbytes: int, layer: int, numbers: npt.NDArray[np.intp]
+    ) -> None:
+        """Verify units of ``nbytes`` bytes of a layer, which begin at ``starts`` of ``stored``, and open them where
+        they are. Raises IntegrityError (``wrong_checksum``, ``wrong_key``), or KeyMissing.
         """
-        found, expected = xxhash.xxh3_64_intdigest(unit), int(self._tables.checksums[layer, number])
-        if found != expected:
+        units, digest = [stored[start : start + nbytes] for start in starts], xxhash.xxh3_64_intdigest
+        found, expected = np.array([digest(unit) for unit in units], np.uint64), self._tables.checksums[layer, numbers]
+        for index in np.flatnonzero(found != expected)[:1]:
             raise IntegrityError(
-                f"wrong checksum: unit {number} of layer {layer} of sparse copy {self._header.identity.hex()} has "
-                f"{found:016x}, not {expected:016x}",
+                f"wrong checksum: unit {numbers[index]} of layer {layer} of sparse copy {self._header.identity.hex()} "
+                f"has {found[index]:016x}, not {expected[index]:016x}",
                 code="wrong_checksum",
             )
         if self._sealing is not None and self._tables.seals is not None:
-            self._sealing.open(unit, self._tables.seals[layer, number].tobytes(), layer, number)
+            for unit, number in zip(units, numbers.tolist(), strict=True):
+                self._sealing.open(unit, self._tables.seals[layer, number].tobytes(), layer, number)
 
 
 def verify_copy(
@@ -64,11 +72,12 @@ def verify_copy(
     Raises as :func:`verify_head` and :meth:`UnitCheck.verify` do.
     """
     header, tables = verify_head(blob, blob.nbytes, key, layout, cipher=cipher, key_id=key_id)
-    check_unit = UnitCheck(header, tables, cipher)
+    check_units = UnitCheck(header, tables, cipher)
+    probes, blocks = np.split(np.arange(layout.units), [layout.probe_heads])
     for layer in range(layout.geometry.layers):
-        for number in range(layout.units):
-            start, nbytes = layout.unit_at(layer, number, is_sealed=header.is_sealed)
-            check_unit.verify(blob[start : start + nbytes], layer, number)
+        for numbers in (probes, blocks):
+            starts, nbytes = layout.units_at(layer, numbers, is_sealed=header.is_sealed)
+            check_units.verify(blob, starts.tolist(), nbytes, layer, numbers)
     if not all(is_zero(blob[start:end]) for start, end in gaps(header)):
         raise IntegrityError(f"sparse copy {header.identity.hex()} is not filled up with zeros", code="wrong_checksum")
     return header, tables

@@ -3,12 +3,7 @@
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from services.storage.backends.store_errors import (
-    BodyBroken,
-    fault_of,
-    is_missing,
-    lacks_conditional_writes,
-)
+from services.storage.backends.store_errors import fault_of, is_missing, lacks_conditional_writes
 
 
 @pytest.mark.parametrize(
@@ -17,7 +12,6 @@ from services.storage.backends.store_errors import (
         (GenericError("Server returned non-2xx status code: 503 Service Unavailable: "), "transient"),
         (GenericError("Server returned non-2xx status code: 429 Too Many Requests: "), "transient"),
         (GenericError("HTTP error: error sending request"), "transient"),
-        (BodyBroken("ended after 3 of 9 bytes"), "transient"),
         (GenericError("Server returned non-2xx status code: 400 Bad Request: "), "permanent"),
         (GenericError("Server returned non-2xx status code: 501 Not Implemented: "), "permanent"),
         (PermissionDeniedError("status code: 403 Forbidden"), "permanent"),

@@ -175,6 +175,7 @@ async def reading(
     learn: Learn | None = None,
     with_copies: bool = True,
     quota: int = 2**26,
+    gap_bytes: int = 0,
 ) -> AsyncIterator[Reading]:
     """A reader over a disk with the copies of a sequence of some chunks."""
     backend = backend or MemoryBackend(max_bytes=2**28)
@@ -196,6 +197,7 @@ async def reading(
         keys=ChunkKeys(CIPHER if key_id else None),
         events=told,  # type: ignore[arg-type]
         at_once=4,
+        gap_bytes=gap_bytes,
         learn=learn,
     )
     kv = np.concatenate([kv_of(chunk) for chunk in made], axis=2)

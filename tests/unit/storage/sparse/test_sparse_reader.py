@@ -17,6 +17,7 @@ from services.storage.chunk_keys import ChunkKeys, NoCipher
 from services.storage.paced_reads import PacedReads
 from services.storage.sparse import reader as reading_module
 from services.storage.sparse.layout import SparseLayout
+from services.storage.sparse.read_plan import gap_worth_reading
 from shared.errors import IntegrityError, InvalidRequest, KeyMissing, NotFound, QueueFull, TransportError, Unavailable
 from shared.ids import key_digest
 from shared.messages.base import pack_int32
@@ -59,11 +60,14 @@ class _Held(MemoryBackend):
 @given(data=st.data())
 @settings(max_examples=40)
 def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
-    """Keys of any heads, rows and values of any tokens: of every shape, in any order of rows, sealed or not."""
+    """Keys of any heads, rows and values of any tokens: of every shape, in any order of rows, sealed or not, whichever
+    gaps are read.
+    """
     geometry = data.draw(st.sampled_from(GEOMETRIES))
     layout = SparseLayout.of(geometry, block_tokens=data.draw(st.sampled_from([0, 1, 8])))
     key_id = data.draw(st.sampled_from(["", ALICE]))
     order = data.draw(st.sampled_from([None, SHUFFLED]))
+    gap_bytes = data.draw(st.sampled_from([0, BLOCK_BYTES, 5 * BLOCK_BYTES, 2**24]))
     heads = data.draw(st.lists(st.integers(0, geometry.kv_heads - 1), min_size=1, unique=True))
     layer = data.draw(st.integers(0, geometry.layers - 1))
     start = data.draw(st.integers(0, 190))
@@ -73,7 +77,7 @@ def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
     of_heads = [data.draw(picked) for _ in heads]
 
     async def check() -> None:
-        async with reading(layout=layout, key_id=key_id, order=order) as found:
+        async with reading(layout=layout, key_id=key_id, order=order, gap_bytes=gap_bytes) as found:
             assert (await found.keys_of(layer, heads, start, end))[0]
             assert (await found.kv_of(layer, tokens))[0]
             assert (await found.values_of(layer, heads, of_heads))[0]
@@ -112,6 +116,28 @@ async def test_only_what_is_needed_is_read() -> None:
         assert (await found.keys_of(1, [0, 2], 0, 64))[1] == 2 * layout.probe_unit_bytes
         assert (await found.keys_of(1, [0, 7], 0, 2))[1] == 4096
         assert (found.reader.reads, found.reader.disk_bytes) == (4, first + both + 2 * layout.probe_unit_bytes + 4096)
+
+
+async def test_a_scattered_quarter_takes_few_large_reads() -> None:
+    """Of a prefix of 4,096 tokens: gaps that cost less than another read are read too, so that there is one read for
+    each chunk and layer, where parts alone would take sixteen.
+    """
+    layout = SparseLayout.of(KvGeometry(layers=1, kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16"))
+    chosen = np.sort(np.random.default_rng(4).choice(4096, 1024, replace=False)).tolist()
+    reads = {}
+    for gap_bytes in (0, gap_worth_reading(2.5e9)):
+        backend = _Held()
+        async with reading(layout=layout, backend=backend, chunks=64, gap_bytes=gap_bytes) as found:
+            await found.kv_of(0, [0])  # Headers and tables.
+            backend.ranges.clear()
+
+            is_right, nbytes = await found.kv_of(0, chosen)
+
+            assert is_right
+            assert nbytes == sum(size for _, size in backend.ranges)
+        reads[gap_bytes] = len(backend.ranges)
+
+    assert list(reads.values()) == [1020, 64]
 
 
 async def test_a_limited_disk_is_waited_for_with_exactly_what_is_read() -> None:
