@@ -28,7 +28,9 @@ storages took a core, and a read of 64 bytes 20 ms, because the threads of both 
 
 def find_api() -> Any:
     """The library's Python module. Raises ConfigError, saying what to install, where there is none."""
-    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # Read at import: it would write to the standard output.
+    # Read at import: both would write to the standard output.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     for module in MODULES:
         try:
             return importlib.import_module(module)
