@@ -47,7 +47,7 @@ class NodeCell:
         """``environ`` is added to what the processes of nodes have."""
         self._folder = folder
         self._model = model
-        self.environ = dict(os.environ) | environ
+        self.environ = {**os.environ, **environ}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
         reason = why_not()

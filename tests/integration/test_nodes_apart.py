@@ -153,8 +153,9 @@ def engine_on(networks: NodeNetworks, name: str, *arguments: str) -> Iterator[Ca
     """A process with an engine on a node; what it says to an order, "" being none."""
     command = [*networks.command(name), sys.executable, "-m", "tests.integration.engine_process", *arguments]
     environment = os.environ | {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+    with subprocess.Popen(
+        command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
 
         def say(order: str) -> list[str]:
             assert process.stdin is not None
