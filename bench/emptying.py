@@ -13,7 +13,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.status import CellStatus, GetInventory, Inventory
 
 
-async def rest(bus: Bus, *, seq: int = 0) -> None:
+async def rest(bus: Bus, *, seq: int = 0) -> CellStatus:
     """Wait until there is a host pool, nothing runs or moves, uploads included, and ``seq`` is folded."""
     async with asyncio.timeout(120):
         while True:
@@ -22,16 +22,18 @@ async def rest(bus: Bus, *, seq: int = 0) -> None:
             is_idle = not (status.running or status.queued or leased or status.fetches or status.saves)
             has_host = any(pool.tier == "host" for pool in status.pools)
             if has_host and is_idle and status.seq >= seq and not await _behind(bus, status):
-                return
+                return status
             await asyncio.sleep(0.02)
 
 
 async def _behind(bus: Bus, status: CellStatus) -> int:
-    """What the storage still does behind everybody's back."""
-    (name,) = status.storages
-    answer = await bus.call(subjects.rpc("storage", "inventory", name), encode(GetInventory()))
-    counters = decode(answer, Inventory).counters
-    return sum(count for key, count in counters.items() if key.endswith("_outstanding"))
+    """What the storages still do behind everybody's back."""
+    outstanding = 0
+    for name in status.storages:
+        answer = await bus.call(subjects.rpc("storage", "inventory", name), encode(GetInventory()))
+        counters = decode(answer, Inventory).counters
+        outstanding += sum(count for key, count in counters.items() if key.endswith("_outstanding"))
+    return outstanding
 
 
 async def empty(bus: Bus, tiers: tuple[str, ...]) -> None:

@@ -3,7 +3,8 @@
 It stands in for a store at a distance: a request is answered ``--latency-ms`` after it arrived, and any number of them
 wait at once. moto, which the tests use, answers a few hundred requests a second and would be what is measured.
 
-``python -m bench.store_server [--latency-ms 50]`` prints its port and serves until its standard input ends.
+``python -m bench.store_server [--latency-ms 50]`` prints its port and serves until its standard input ends. A number
+on a line of that is the latency from then on, which it prints in answer.
 """
 
 from __future__ import annotations
@@ -100,8 +101,15 @@ class Bucket:
         return Answer(200, f'<?xml version="1.0"?><ListBucketResult>{text}</ListBucketResult>'.encode())
 
 
-async def serve(bucket: Bucket, latency_s: float) -> asyncio.Server:
-    """Serve on a free port of loopback."""
+@dataclass
+class Latency:
+    """How late answers are."""
+
+    seconds: float = 0.0
+
+
+async def serve(bucket: Bucket, latency: Latency, host: str = "127.0.0.1") -> asyncio.Server:
+    """Serve on a free port of an address of this machine."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -112,7 +120,7 @@ async def serve(bucket: Bucket, latency_s: float) -> asyncio.Server:
                     name, _, value = header.partition(":")
                     headers[name.lower()] = value.strip()
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                await asyncio.sleep(latency_s)
+                await asyncio.sleep(latency.seconds)
                 answer = bucket.answer(verb, target, headers, body)
                 length = len(answer.body) if answer.length < 0 else answer.length
                 fields = {"Content-Length": str(length), **answer.headers}
@@ -125,17 +133,26 @@ async def serve(bucket: Bucket, latency_s: float) -> asyncio.Server:
         finally:
             writer.close()
 
-    return await asyncio.start_server(handle, "127.0.0.1", 0, limit=2**20, backlog=1024)
+    return await asyncio.start_server(handle, host, 0, limit=2**20, backlog=1024)
 
 
-async def _main(latency_s: float) -> None:
-    server = await serve(Bucket(), latency_s)
+def _obey(latency: Latency) -> None:
+    for line in sys.stdin:
+        latency.seconds = float(line) / 1000
+        print(line.strip(), flush=True)
+
+
+async def _main(latency_ms: float, host: str) -> None:
+    latency = Latency(latency_ms / 1000)
+    server = await serve(Bucket(), latency, host)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await asyncio.get_running_loop().run_in_executor(None, _obey, latency)
     server.close()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency-ms", type=float, default=0.0)
-    asyncio.run(_main(parser.parse_args().latency_ms / 1000))
+    parser.add_argument("--host", default="127.0.0.1")
+    options = parser.parse_args()
+    asyncio.run(_main(options.latency_ms, options.host))

@@ -1,10 +1,15 @@
-"""TTFT of one shared prefix by where it is found: device, host, disk, object store, or nowhere.
+"""TTFT of one shared prefix by where it is found: device, host, another node, disk, object store, or nowhere.
 
-A whole cell on this machine. For every repetition a new document is computed once, and then asked about while it is on
-each tier in turn: tiers above are emptied by an order before each question, so what is measured is one load and
-the computation of the question. The object store is a directory unless ``--remote`` names another.
+A cell of two nodes on this machine, every process real (:mod:`bench.node_cell`). Node *a* computes documents and keeps
+them in host memory by leases; then its worker ends. Node *b* answers all that is timed. In each round it is asked about
+one of *a*'s documents, which it has nowhere itself, and about one of its own, which is computed and then found on one
+tier after another: tiers above are emptied by an order before each question. So what is measured is one load and the
+computation of the question. Host memory of *a* is read over TCP, between network namespaces where the machine
+allows them. The object store is in memory, in a process of its own, and answers each request 5 or 50 ms late.
 
-``python -m bench.ttft_ladder [--repeats 7] [--tokens 4096] [--dtype float32] [--directory DIR] [--remote URL]``
+A document that nothing but *a*'s disk has is asked about once, and "served" says whether it was found.
+
+``python -m bench.ttft_ladder [--repeats 7] [--tokens 4096] [--dtype float32] [--directory DIR] [--out FILE]``
 """
 
 from __future__ import annotations
@@ -12,9 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,98 +34,218 @@ from bench import results_file
 from bench.asking import ask_one
 from bench.emptying import empty, rest
 from bench.make_model import make_model
-from shared.bus.nats_bus import connect
-from thermocline.client import served_model
-from thermocline.supervisor.api import running
-from thermocline.supervisor.config import SupervisorConfig
+from bench.node_cell import NodeCell
+from shared.bus.protocol import Bus
+from thermocline.client import Answer, served_model
 
 VOCABULARY = 16_000
 QUESTION_TOKENS = 32
-TIERS = ("recomputed", "device", "host", "disk", "remote")
-# Write through to every tier; a whole wait, so that a slow tier shows as slow and not as recomputed.
-SETTINGS = {"THERMOCLINE_HOST_WRITES": "through", "THERMOCLINE_PREFETCH_WAIT": "full"}
-# What is emptied before the question that finds the document on a tier.
+LATENCIES_MS = (5, 50)
+NEIGHBOUR, NEIGHBOUR_DISK = "neighbour", "neighbour_disk"
+RUNGS = {
+    "recomputed": "nowhere",
+    "device": "device memory",
+    "host": "own host memory",
+    NEIGHBOUR: "host memory of another node, over TCP",
+    "disk": "own disk",
+    NEIGHBOUR_DISK: "disk of another node",
+    **{f"remote_{latency_ms}_ms": f"object store, {latency_ms} ms away" for latency_ms in LATENCIES_MS},
+}
+"""Where the prefix is, in words, by the name of a rung."""
+
+SOURCES = {NEIGHBOUR: "host"} | {name: "remote" for name in RUNGS if name.startswith("remote")}
+"""What the answer's usage says of a rung, where it has another name there."""
+
 EMPTIED: dict[str, tuple[str, ...]] = {
     "device": (),
     "host": ("device",),
     "disk": ("device", "host"),
-    "remote": ("device", "host", "disk"),
+    **{name: ("device", "host", "disk") for name in RUNGS if name.startswith("remote")},
 }
+"""What is emptied before the question that finds *b*'s document on a rung."""
+
+MOST_OF_HOST = 1.5
+LEAST_OF_RECOMPUTED = 5.0
+"""Targets: the neighbour's host memory over one's own, and computing over the neighbour's host memory."""
 
 
-async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Median TTFT in ms by tier, quartiles, and how many times faster than recomputing."""
-    rng = random.Random(seed)
+class Store:
+    """The object store's process."""
 
-    def fresh(length: int) -> list[int]:
-        return [rng.randrange(8, VOCABULARY) for _ in range(length)]
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.port = self._line()
 
-    times: dict[str, list[float]] = {name: [] for name in TIERS}
-    bus = await connect((nats,), "bench")
-    async with httpx.AsyncClient(base_url=base_url, timeout=300, trust_env=False) as client:
-        model = (await served_model(client))["id"]
-        await rest(bus)  # The cell serves before its host pool is made.
-        await ask_one(client, model, fresh(512))
-        for _ in range(repeats):
-            document = fresh(tokens)
-            for name in TIERS:
+    def answer_after(self, latency_ms: int) -> None:
+        """Set how late it answers from now on."""
+        assert self._process.stdin is not None
+        print(latency_ms, file=self._process.stdin, flush=True)
+        self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def object_store(host: str) -> Iterator[Store]:
+    """A store at an address of this machine."""
+    command = [sys.executable, "-m", "bench.store_server", f"--host={host}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        try:
+            yield Store(process)
+        finally:
+            process.stdin.close()
+
+
+class Ladder:
+    """Asks, and sees to it that what is found was where it should be."""
+
+    def __init__(
+        self, cell: NodeCell, bus: Bus, store: Store, client: httpx.AsyncClient, options: argparse.Namespace
+    ) -> None:
+        self._cell, self._bus, self._store, self._client = cell, bus, store, client
+        self._tokens = options.tokens
+        self._rng = random.Random(options.seed)
+        self._model = ""
+        self._kept = [self._fresh(self._tokens) for _ in range(options.repeats + 1)]
+        self._on_disk = self._fresh(self._tokens)
+        self.times: dict[str, list[float]] = {name: [] for name in RUNGS}
+
+    async def fill(self) -> None:
+        """Have node *a* compute documents, which its host memory keeps, and end its worker."""
+        await self._cell.ready(self._bus, ("worker-a",))
+        self._model = (await served_model(self._client))["id"]
+        for document in self._kept:
+            await self._ask(document, prompt_cache_retention="24h")
+        await self._ask(self._on_disk)
+        status = await rest(self._bus)
+        if status.cache_leases != len(self._kept):
+            raise SystemExit(f"{status.cache_leases} of {len(self._kept)} documents are kept by leases")
+        self._cell.kill("worker-a")
+
+    async def move(self) -> None:
+        """Ask node *b* from now on, and make its connection to *a*."""
+        await self._cell.ready(self._bus, ("worker-b",))
+        await empty(self._bus, ("device", "host", "remote"))
+        await self._ask(self._fresh(512))
+        await self._lent(self._kept.pop())
+        answer = await self._ask(self._on_disk)
+        if answer.cached_tokens:
+            self.times[NEIGHBOUR_DISK].append(answer.ttft_s * 1e3)
+
+    async def measure(self) -> None:
+        """Go once up and down the ladder for each of the documents."""
+        for document in self._kept:
+            self._store.answer_after(LATENCIES_MS[0])
+            await empty(self._bus, ("device", "host"))
+            self.times[NEIGHBOUR].append((await self._lent(document)).ttft_s * 1e3)
+            own = self._fresh(self._tokens)
+            for name in RUNGS:
+                if name in (NEIGHBOUR, NEIGHBOUR_DISK):
+                    continue
                 if name in EMPTIED:
-                    await empty(bus, EMPTIED[name])
-                answer = await ask_one(client, model, document + fresh(QUESTION_TOKENS))
-                if answer.source != name:
+                    await empty(self._bus, EMPTIED[name])
+                if name.startswith("remote"):
+                    self._store.answer_after(int(name.split("_")[1]))
+                answer = await self._ask(own)
+                if answer.source != SOURCES.get(name, name):
                     raise SystemExit(f"wanted {name}, got {answer}")
-                times[name].append(answer.ttft_s * 1e3)
-                await rest(bus)
-    await bus.close()
-    ladder = {}
+                self.times[name].append(answer.ttft_s * 1e3)
+
+    async def _lent(self, document: list[int]) -> Answer:
+        before = (await rest(self._bus)).counters.get("fetched_tokens_lent", 0)
+        answer = await self._ask(document)
+        lent = (await rest(self._bus)).counters.get("fetched_tokens_lent", 0) - before
+        if lent != self._tokens:
+            raise SystemExit(f"{lent} of {self._tokens} tokens were lent: {answer}")
+        return answer
+
+    async def _ask(self, document: list[int], **extra: Any) -> Answer:
+        answer = await ask_one(self._client, self._model, document + self._fresh(QUESTION_TOKENS), **extra)
+        await rest(self._bus)
+        return answer
+
+    def _fresh(self, length: int) -> list[int]:
+        return [self._rng.randrange(8, VOCABULARY) for _ in range(length)]
+
+
+def report(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Median TTFT in ms by rung, quartiles, and how many times faster than computing; beside them the targets."""
+    computed = statistics.median(times["recomputed"])
+    rungs: dict[str, Any] = {}
     for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        ladder[name] = {
-            "ttft_ms": middle,
-            "quartiles_ms": [low, high],
-            "speedup": statistics.median(times["recomputed"]) / middle,
-        }
-        print(f"{name:<12} {middle:>9.1f} ms   {ladder[name]['speedup']:>6.1f}x", flush=True)
-    return {"tokens": tokens, "question_tokens": QUESTION_TOKENS, "repeats": repeats, "by_tier": ladder}
+        rungs[name] = {"where": RUNGS[name], "is_served": bool(values)}
+        if values:
+            middle = statistics.median(values)
+            low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+            rungs[name] |= {"ttft_ms": middle, "quartiles_ms": [low, high], "speedup": computed / middle}
+    near, own = rungs[NEIGHBOUR]["ttft_ms"], rungs["host"]["ttft_ms"]
+    return {
+        "by_tier": rungs,
+        "neighbour_over_host": near / own,
+        "target_neighbour_over_host": MOST_OF_HOST,
+        "recomputed_over_neighbour": computed / near,
+        "target_recomputed_over_neighbour": LEAST_OF_RECOMPUTED,
+    }
+
+
+async def climb(cell: NodeCell, store: Store, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Start the cell and measure; TTFTs in ms by rung."""
+    token_bytes = 24_576 if options.dtype == "float32" else 12_288
+    storage = {
+        "share": "nixl",
+        "remote": "s3://bench/store",
+        "host_kv_bytes": (options.repeats + 6) * (options.tokens + 512) * token_bytes,
+        "disk_kv_bytes": 8 * 2**30,
+        "hidden_bytes": 0,
+    }
+    # Write through to every tier; a whole wait, so that a slow tier shows as slow and not as recomputed.
+    scheduler = {"host_writes": "through", "prefetch_wait": "full", "hidden_form": "off", "pin_fraction": 0.9}
+    leased = (options.repeats + 2) * (options.tokens + 512)
+    bus = await cell.start(scheduler=scheduler, gateway={"max_leased_tokens": leased})
+    worker = {"dtype": options.dtype, "device_kv_bytes": 2 * (options.tokens + 512) * token_bytes}
+    worker["threads"] = os.cpu_count() or 1
+    async with httpx.AsyncClient(base_url=cell.base_url, timeout=300, trust_env=False) as client:
+        ladder = Ladder(cell, bus, store, client, options)
+        for node, follow in (("a", ladder.fill), ("b", ladder.move)):
+            disk = Path(options.folder) / f"disk-{node}"
+            disk.mkdir()
+            cell.start_storage(node, disk_dir=disk, **storage)
+            cell.start_worker(node, **worker)
+            await follow()
+        await ladder.measure()
+    await bus.close()
+    return ladder.times
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--directory", default="", help="where disk tier and object store lie; default: temporary")
-    parser.add_argument("--remote", default="", help="an object store; default: a directory")
+    parser.add_argument("--directory", default="", help="where the disk tiers lie; default: temporary")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the results here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory or None) as folder:
+        options.folder = folder
         model = make_model(Path(folder) / "llama-88m", seed=options.seed)
-        remote = options.remote or f"file://{folder}/remote"
-        (Path(folder) / "remote").mkdir()
-        (Path(folder) / "disk").mkdir()
-        token_bytes = 24_576 if options.dtype == "float32" else 12_288
-        config = SupervisorConfig(
-            model=str(model),
-            dtype=options.dtype,
-            port=0,
-            device_kv_bytes=2 * (options.tokens + 512) * token_bytes,
-            host_kv_bytes=3 * 2**30,
-            disk_dir=(f"{folder}/disk",),
-            disk_kv_bytes=8 * 2**30,
-            remote=remote,
-        )
-        with running(config, environ=SETTINGS) as cell:
-            results = asyncio.run(
-                measure(
-                    cell.base_url,
-                    cell.nats_url,
-                    tokens=options.tokens,
-                    repeats=options.repeats,
-                    seed=options.seed,
-                )
-            )
-    print(json.dumps(results["by_tier"]))
-    print(results_file.write("ttft_ladder", results | {"dtype": options.dtype}, seed=options.seed))
+        environ = {"UCX_TLS": "tcp", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+        with NodeCell(Path(folder), model, ("a", "b"), environ) as cell, object_store(cell.host) as store:
+            cell.environ["AWS_ENDPOINT_URL"] = f"http://{cell.host}:{store.port}"
+            times = asyncio.run(climb(cell, store, options))
+            network = cell.network
+    results = report(times)
+    for name, row in results["by_tier"].items():
+        said = f"{row['ttft_ms']:>9.1f} ms   {row['speedup']:>6.1f}x" if row["is_served"] else "not served"
+        print(f"{name:<16} {said}")
+    print(json.dumps({name: value for name, value in results.items() if name != "by_tier"}))
+    about = {"tokens": options.tokens, "question_tokens": QUESTION_TOKENS, "repeats": options.repeats}
+    about |= {"dtype": options.dtype, "network": network}
+    print(results_file.write("ttft_ladder", about | results, seed=options.seed, out=options.out))
 
 
 if __name__ == "__main__":

@@ -63,8 +63,9 @@ async def settled(bus: Bus) -> None:
     async with asyncio.timeout(BACK_S):
         while True:
             try:
-                return await rest(bus)
-            except (Unavailable, ValueError):  # The storage is away, or not listed yet.
+                await rest(bus)
+                return
+            except Unavailable:  # The storage is away.
                 await asyncio.sleep(0.05)
 
 

@@ -1,8 +1,12 @@
-"""Two nodes of one cell as real processes on this machine: each has a storage and a worker, and segments of its own."""
+"""Nodes of one cell as real processes on this machine: each has a storage and a worker, and segments of its own.
+
+With ``networks`` each node has a network and a /dev/shm of its own, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 from asyncio.subprocess import Process
@@ -13,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from bench.node_networks import DEVICE, NodeNetworks
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
@@ -53,7 +58,16 @@ class Machines:
     """A cell whose processes are started one by one. The scheduler and the gateway are on neither of the nodes."""
 
     def __init__(
-        self, urls: tuple[str, ...], model: Path, bus: Bus, folder: Path, storage: dict[str, Any], *, has_disks: bool
+        self,
+        urls: tuple[str, ...],
+        model: Path,
+        bus: Bus,
+        folder: Path,
+        storage: dict[str, Any],
+        *,
+        has_disks: bool,
+        names: tuple[str, ...] = ("a", "b"),
+        networks: NodeNetworks | None = None,
     ) -> None:
         """``storage`` are further settings of each storage."""
         self.urls, self.model, self.bus = urls, model, bus
@@ -62,14 +76,24 @@ class Machines:
         self._storage = storage
         self._has_disks = has_disks
         self._all: list[Process] = []
-        self.nodes = {name: Node(name, folder) for name in ("a", "b")}
+        self.nodes = {name: Node(name, folder) for name in names}
+        self._networks = networks
 
-    async def start(self, module: str, name: str, **settings: Any) -> Process:
+    async def start(self, module: str, name: str, on: Node | None = None, **settings: Any) -> Process:
+        """Start a process, on a node or on none."""
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
         common = ["--nats", ",".join(self.urls), "--log-level", "info"]
+        place: list[str] = []
+        environment = dict(os.environ)
+        if self._networks is not None and on is not None:
+            place = self._networks.command(on.name)
+            environment |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE}
         with (self._folder / f"{name}-{len(self._all)}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", f"services.{module}", *common, *flags, stdout=log, stderr=log
+                *(*place, sys.executable, "-m", f"services.{module}", *common, *flags),
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
         self._all.append(process)
         return process
@@ -83,6 +107,7 @@ class Machines:
         node.processes["storage"] = await self.start(
             "storage",
             f"storage-{node.name}",
+            node,
             id=f"storage-{node.name}",
             node=node.name,
             shm_prefix=node.shm_prefix,
@@ -96,6 +121,7 @@ class Machines:
         node.processes["worker"] = await self.start(
             "worker",
             f"worker-{node.name}",
+            node,
             id=f"worker-{node.name}",
             node=node.name,
             shm_prefix=node.shm_prefix,
@@ -182,11 +208,19 @@ async def _is_ready(http: httpx.AsyncClient) -> bool:
 
 @asynccontextmanager
 async def running_machines(
-    urls: tuple[str, ...], model: Path, folder: Path, *, has_disks: bool, storage: dict[str, Any], **scheduler: Any
+    urls: tuple[str, ...],
+    model: Path,
+    folder: Path,
+    *,
+    has_disks: bool,
+    storage: dict[str, Any],
+    names: tuple[str, ...] = ("a", "b"),
+    networks: NodeNetworks | None = None,
+    **scheduler: Any,
 ) -> AsyncIterator[Machines]:
     """A cell without nodes yet; everything of it has ended behind the block, and after a failure its logs are shown."""
     bus = await connect(urls, "test")
-    made = Machines(urls, model, bus, folder, storage, has_disks=has_disks)
+    made = Machines(urls, model, bus, folder, storage, has_disks=has_disks, names=names, networks=networks)
     try:
         await made.start_centre(**scheduler)
         yield made

@@ -33,6 +33,17 @@ LONGEST = {
 }
 """By the name of a target in milliseconds: the spread of which it bounds a figure, and what a reader calls it."""
 
+RATIOS = {
+    "target_neighbour_over_host": ("neighbour_over_host", "≤", "TTFT from a neighbour's host memory over one's own"),
+    "target_recomputed_over_neighbour": (
+        "recomputed_over_neighbour",
+        "≥",
+        "TTFT of computing over a neighbour's host memory",
+    ),
+    "target_of_one_node": ("of_one_node", "≥", "least hit ratio of nodes that share over one node with as much memory"),
+}
+"""By the name of a target that is a ratio: the figure that it bounds, from which side, and what a reader calls it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -61,7 +72,9 @@ def of(result: str, document: Any) -> Iterator[Target]:
     if not isinstance(document, dict):
         return
     for name, value in document.items():
-        if name.startswith("target_"):
+        if name in RATIOS:
+            yield _bounded(result, document, name)
+        elif name.startswith("target_"):
             yield _longest(result, document, name)
         elif name == "targets":
             yield from (_beside(result, document, row) for row in value)
@@ -78,6 +91,14 @@ def _beside(result: str, run: dict[str, Any], row: dict[str, Any]) -> Target:
 
 def _ratio(result: str, says: str, ratio: float, wanted: float) -> Target:
     return Target(result, says, f"{ratio:.2f}×", f"≥ {wanted:g}×", ratio >= wanted)
+
+
+def _bounded(result: str, figures: dict[str, Any], name: str) -> Target:
+    figure, side, says = RATIOS[name]
+    measured, wanted = figures[figure], figures[name]
+    of = f", {figures['of']}" if "of" in figures else ""
+    is_met = measured <= wanted if side == "≤" else measured >= wanted
+    return Target(result, f"{says}{of}", f"{measured:.2f}×", f"{side} {wanted:g}×", is_met)
 
 
 def _longest(result: str, figures: dict[str, Any], name: str) -> Target:

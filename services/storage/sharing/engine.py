@@ -6,7 +6,7 @@ Data goes from memory to memory, past the broker; how to find that memory is tol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,8 +18,14 @@ Span = tuple[int, int, int]
 """(local address, remote address, bytes)."""
 
 
-class StuckTransfer(TransportError):
-    """A read that could not be ended in time: its local memory may be written to at any later moment."""
+class LateRead(TransportError):
+    """A read that was not over in time, and goes on: nothing cuts it off. Until ``is_over()`` its local memory may be
+    written to at any moment.
+    """
+
+    def __init__(self, message: str, is_over: Callable[[], bool]) -> None:
+        super().__init__(message)
+        self.is_over = is_over
 
 
 class TransferEngine(Protocol):
@@ -46,14 +52,13 @@ class TransferEngine(Protocol):
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer. Never raises."""
+        """Forget a peer, when its late reads are over. Never raises."""
         ...
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
         """Copy spans of the peer's registered memory into one's own registered memory.
 
-        Raises TransportError when it failed or took too long, and then nothing is written any more; StuckTransfer
-        where that cannot be said.
+        Raises TransportError when it failed, and then nothing is written any more; LateRead when it took too long.
         """
         ...
 

@@ -27,7 +27,7 @@ from services.storage.core.fetch_progress import Source
 from services.storage.core.save_check import NOWHERE
 from services.storage.io_threads import IoThreads
 from services.storage.mover import merge_runs
-from services.storage.sharing.engine import Span, StuckTransfer, TransferEngine
+from services.storage.sharing.engine import LateRead, Span, TransferEngine
 from services.storage.staging import Staging
 from shared import logs, subjects
 from shared.bus.protocol import Bus
@@ -92,7 +92,8 @@ class Lenders:
         self._opening: dict[tuple[str, str], asyncio.Task[_Link]] = {}
         self._geometry: KvGeometry | None = None
         self._buffers: Buffers | None = None
-        self._lost_buffers = 0
+        self._most_buffers = 0
+        self._late: list[tuple[memoryview, LateRead]] = []
 
     def open(self, geometry: KvGeometry) -> None:
         """There is a pool of this geometry to read into. Blocking. Raises ConfigError without room for one chunk of it,
@@ -100,7 +101,7 @@ class Lenders:
         """
         staging = Staging(self._staging_bytes, _slot_nbytes(geometry))
         self._engine.register(staging.memory())
-        self._geometry, self._buffers = geometry, Buffers(staging)
+        self._geometry, self._buffers, self._most_buffers = geometry, Buffers(staging), staging.buffers
 
     def source(self, lender: Lender, chunks: list[FetchChunk]) -> LenderSource:
         """What one fetch reads from. Raises InvalidRequest for an order without sense."""
@@ -127,8 +128,11 @@ class Lenders:
         """Read one chunk and verify it. Raises TransportError, or IntegrityError for what is not what it should be."""
         assert self._buffers is not None
         assert self._geometry is not None
+        self._take_back()
+        if len(self._late) >= self._most_buffers:
+            raise TransportError("every buffer is held by a read that is late")
         buffer = await self._buffers.take(is_urgent=True)
-        begun_s, is_kept, is_stuck = self._clock_s(), False, False
+        begun_s, is_kept, is_late = self._clock_s(), False, False
         try:
             arguments = (self._engine, link, chunk, lent, buffer, self._geometry, left_s)
             checksums = await self._threads.run(True, _read_chunk, *arguments)
@@ -137,16 +141,15 @@ class Lenders:
             is_kept = True
             blob = buffer[: blob_nbytes(self._geometry)]
             return Borrowed(chunk.key, chunk.place, blob, checksums, nbytes, buffer)
-        except StuckTransfer:
-            is_stuck = True
+        except LateRead as error:
+            is_late = True
+            self._late.append((buffer, error))
             raise
         except IntegrityError as error:
             measures.BAD_CHUNKS.labels("lender", error.code).inc()
             raise
         finally:
-            if is_stuck:
-                self._lost_buffers += 1  # Never used again: it may still be written to.
-            elif not is_kept:
+            if not is_kept and not is_late:
                 self._buffers.give_back(buffer, is_urgent=True)
 
     def forget(self, lender: Lender) -> None:
@@ -158,16 +161,26 @@ class Lenders:
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
         """What of sharing is not as asked: what, why, and the flag."""
-        if self._lost_buffers:
-            yield "sharing", f"{self._lost_buffers} buffers are held by reads that never ended", "--share"
+        self._take_back()
+        if self._late:
+            yield "sharing", f"{len(self._late)} buffers are held by reads that are late", "--share"
 
     def close(self) -> None:
         """Nothing is read any more."""
         for opening in self._opening.values():
             opening.cancel()
+        self._engine.close()
         if self._buffers is not None:
             self._buffers.close()
-        self._engine.close()
+
+    def _take_back(self) -> None:
+        """Have the buffers of late reads that are over by now."""
+        late, self._late = self._late, []
+        for buffer, read in late:
+            if self._buffers is not None and read.is_over():
+                self._buffers.give_back(buffer, is_urgent=True)
+            else:
+                self._late.append((buffer, read))
 
     async def _open_link(self, lender: Lender) -> _Link:
         call = OpenPool(engine=self._engine.name, incarnation=lender.incarnation)
@@ -289,10 +302,12 @@ def _read_chunk(
         raise IntegrityError(
             f"the lender's pages of chunk {chunk.key.identity.hex()} were replaced", code="wrong_identity"
         )
-    for index in wanted.tolist():
-        page = payload_view(buffer, geometry)[index * geometry.page_bytes : (index + 1) * geometry.page_bytes]
-        identity = chunk.identities[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-        if not np.array_equal(hash_payload(page, geometry, identity)[0], checksums[index]):
+    # Pages of a run are hashed in one call: there are many of them, and they are small.
+    for _, first, count in merge_runs(wanted, wanted, max(1, len(wanted))):
+        run = slice(first, first + count)
+        bytes_of_run = payload_view(buffer, geometry)[first * geometry.page_bytes : run.stop * geometry.page_bytes]
+        named_of_run = chunk.identities[first * DIGEST_BYTES : run.stop * DIGEST_BYTES]
+        if not np.array_equal(hash_payload(bytes_of_run, geometry, named_of_run), checksums[run]):
             raise IntegrityError(
                 f"a page of chunk {chunk.key.identity.hex()} was damaged on its way", code="wrong_checksum"
             )

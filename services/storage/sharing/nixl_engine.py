@@ -15,19 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.sharing.engine import Span, StuckTransfer
+from services.storage.sharing.engine import LateRead, Span
 from shared.errors import ConfigError, TransportError
 
 NAME = "nixl"
 MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _POLL_S, _POLL_MOST_S = 5e-5, 1e-3
-_ABORT_S = 1.0
-"""How long a read that is cut off may take to end. UCX gives a peer up that does not answer, but not at once."""
+_PROGRESS_US = 10_000
+"""How long its progress thread sleeps when nothing comes; what comes wakes it. Its default of 0 never sleeps: two idle
+storages took a core, and a read of 64 bytes 20 ms, because the threads of both sides were waiting for one."""
 
 
 def find_api() -> Any:
     """The library's Python module. Raises ConfigError, saying what to install, where there is none."""
-    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # Read at import: it would write to the standard output.
+    # Read at import: both would write to the standard output.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     for module in MODULES:
         try:
             return importlib.import_module(module)
@@ -45,8 +48,11 @@ class NixlEngine:
         """Raises ConfigError where NIXL is not installed, TransportError when it does not start."""
         api = find_api()
         self._lock = threading.Lock()
+        self._unfinished: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        self._told: dict[bytes, str] = {}
         try:
-            self._agent: Any = api.nixl_agent(agent_name, api.nixl_agent_config(backends=["UCX"]))
+            self._agent: Any = _agent(api, agent_name)
         except Exception as error:  # Its errors have no base class of their own.
             raise TransportError(f"NIXL does not start: {error}") from error
         if "UCX" not in self._agent.backends:
@@ -60,46 +66,91 @@ class NixlEngine:
         return told
 
     def connect(self, metadata: bytes) -> str:
-        peer = self._call("connect", lambda agent: agent.add_remote_agent(metadata))
-        return peer.decode() if isinstance(peer, bytes) else str(peer)
+        peer: str = self._call("connect", lambda agent: self._connect(agent, metadata))
+        return peer
 
     def disconnect(self, peer: str) -> None:
-        try:
-            self._call("disconnect", lambda agent: agent.remove_remote_agent(peer))
-        except TransportError:
-            pass  # It is gone already.
+        self._leaving.add(peer)
+        self._leave(peer)
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        handle = self._call("begin a read", lambda agent: _begin(agent, peer, spans))
-        state, pause_s = "PROC", _POLL_S
-        try:
-            while state == "PROC" and time.monotonic() < deadline_s:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _POLL_MOST_S)
-                state = self._call("read", lambda agent: agent.check_xfer_state(handle))
-        finally:
-            self._release(handle, is_over=state != "PROC")
-        if state != "DONE":
-            raise TransportError("the read took too long" if state == "PROC" else f"the read ended as {state}")
+        handle = self._call("begin a read", lambda agent: self._begin(agent, peer, spans))
+        pause_s = _POLL_S
+        while time.monotonic() < deadline_s:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_MOST_S)
+            if self._is_over(peer, handle):
+                return
+        raise LateRead("the read took too long", lambda: self._is_late_over(peer, handle))
 
     def close(self) -> None:
         with self._lock:
             self._agent = None
 
-    def _release(self, handle: Any, *, is_over: bool) -> None:
-        """End a read; one that goes on is cut off, which its library says by raising until it has ended."""
-        deadline_s = time.monotonic() + (0.0 if is_over else _ABORT_S)
-        while True:
-            try:
-                self._call("end a read", lambda _: handle.release())
-            except TransportError as error:
-                if time.monotonic() < deadline_s:
-                    time.sleep(_POLL_MOST_S)
-                    continue
-                if not is_over:
-                    raise StuckTransfer(f"a read that was cut off goes on: {error.message}") from error
-            return
+    def _connect(self, agent: Any, metadata: bytes) -> str:
+        known = self._told.get(metadata)
+        if known is not None and known in self._unfinished:
+            # Told again, it would forget the reads that are not over, and nobody could say when they are.
+            self._leaving.discard(known)
+            return known
+        found = agent.add_remote_agent(metadata)
+        peer = found.decode() if isinstance(found, bytes) else str(found)
+        self._told[metadata] = peer
+        self._leaving.discard(peer)
+        return peer
+
+    def _begin(self, agent: Any, peer: str, spans: Sequence[Span]) -> Any:
+        local = agent.get_xfer_descs([(here, nbytes, 0) for here, _, nbytes in spans], "DRAM")
+        remote = agent.get_xfer_descs([(there, nbytes, 0) for _, there, nbytes in spans], "DRAM")
+        handle = agent.initialize_xfer("READ", local, remote, peer)
+        if agent.transfer(handle) == "ERR":
+            raise TransportError("the read was refused")
+        self._unfinished[peer] = self._unfinished.get(peer, 0) + 1
+        return handle
+
+    def _is_over(self, peer: str, handle: Any) -> bool:
+        """Whether a read is done; not to be asked again when it is. Raises TransportError where it failed."""
+        state = "ERR"
+        try:
+            state = self._call("read", lambda agent: agent.check_xfer_state(handle))
+        finally:
+            if state != "PROC":
+                self._end(peer, handle)
+        if state == "ERR":
+            raise TransportError("the read failed")
+        return bool(state == "DONE")
+
+    def _is_late_over(self, peer: str, handle: Any) -> bool:
+        try:
+            return self._is_over(peer, handle)
+        except TransportError:  # A peer that is gone, and with it all of its reads.
+            return True
+
+    def _end(self, peer: str, handle: Any) -> None:
+        with self._lock:
+            self._unfinished[peer] -= 1
+            if not self._unfinished[peer]:
+                del self._unfinished[peer]
+        try:
+            self._call("end a read", lambda _: handle.release())
+        except TransportError:
+            pass  # It ended with its peer.
+        self._leave(peer)
+
+    def _leave(self, peer: str) -> None:
+        """Forget a peer that is to be forgotten, where no read from it goes on."""
+
+        def leave(agent: Any) -> None:
+            if peer in self._leaving and peer not in self._unfinished:
+                self._leaving.discard(peer)
+                self._told = {told: name for told, name in self._told.items() if name != peer}
+                agent.remove_remote_agent(peer)
+
+        try:
+            self._call("disconnect", leave)
+        except TransportError:
+            pass  # It is gone already.
 
     def _call(self, what: str, function: Any) -> Any:
         with self._lock:
@@ -115,10 +166,12 @@ def _region(memory: npt.NDArray[np.uint8]) -> tuple[int, int, int, str]:
     return memory.ctypes.data, memory.nbytes, 0, ""
 
 
-def _begin(agent: Any, peer: str, spans: Sequence[Span]) -> Any:
-    local = agent.get_xfer_descs([(here, nbytes, 0) for here, _, nbytes in spans], "DRAM")
-    remote = agent.get_xfer_descs([(there, nbytes, 0) for _, there, nbytes in spans], "DRAM")
-    handle = agent.initialize_xfer("READ", local, remote, peer)
-    if agent.transfer(handle) == "ERR":
-        raise TransportError("the read was refused")
-    return handle
+def _agent(api: Any, name: str) -> Any:
+    """An agent with UCX alone. The library's own constructor has no way to say how its progress thread sleeps."""
+    made = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+    config = api.nixlBind.nixlAgentConfig()
+    config.useProgThread = True
+    config.pthrDelay = _PROGRESS_US
+    made.agent = api.nixlBind.nixlAgent(name, config)
+    made.create_backend("UCX")
+    return made

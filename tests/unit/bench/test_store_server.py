@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.store_server import Bucket, serve
+from bench.store_server import Bucket, Latency, serve
 from services.storage.backends.object_store import open_remote
 from services.storage.config import StorageConfig
 from tests.chunk_makers import make_chain
@@ -20,7 +20,7 @@ def is_stale(nbytes: int, front: bytes) -> bool:
 
 async def test_a_storage_writes_finds_reads_and_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditional writes, replacements, listings from a name on, ranges, and deletions of many."""
-    server = await serve(Bucket(), latency_s=0.0)
+    server = await serve(Bucket(), Latency())
     port = server.sockets[0].getsockname()[1]
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",

@@ -60,6 +60,14 @@ EVERYTHING: dict[str, Any] = {
             "remote": "s3://bucket/kv",
             "remoteSecretName": "s3",
             "encryption": {"secretName": "kv-keys"},
+            "share": {
+                "engine": "nixl",
+                "transports": "rc,tcp",
+                "devices": "mlx5_0:1,eth0",
+                "firstPort": 22000,
+                "lastPort": 22015,
+                "rdma": {"resourceName": "rdma/hca", "count": 2},
+            },
             "disk": {"storageClassName": "local-nvme", "kvGib": 500, "claimGib": 600},
             "gpu": {"runtimeClassName": "nvidia"},
             "autoscaling": {"kind": "keda"},
@@ -73,10 +81,14 @@ EVERYTHING: dict[str, Any] = {
 USERS: dict[str, Any] = yaml.safe_load((CHART / "values-users.yaml").read_text())
 """A user of the broker for each kind of process."""
 
+THREE_NODES: dict[str, Any] = yaml.safe_load((CHART / "values-three-nodes.yaml").read_text())
+"""Nodes that read one another's host memory."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "closed-to-nobody": {"networkPolicy": {"enabled": False}},
     "no-pools": {"pools": []},
     "users": USERS,
+    "three-nodes": THREE_NODES,
 }

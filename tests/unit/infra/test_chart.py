@@ -60,6 +60,8 @@ def test_helm_finds_nothing_to_complain_about() -> None:
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"pools": [{"name": "gpu", "device": "cuda", "workers": 2}]}, "one worker"),
         ({"pools": [{"name": "cpu", "disk": {"kvGib": 50}}]}, "claimGib"),
+        ({"pools": [{"name": "cpu", "share": {"engine": "mooncake"}}]}, "engine"),
+        ({"pools": [{"name": "cpu", "share": {"firstPort": 22000}}]}, "lastPort"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )

@@ -125,9 +125,19 @@ def test_locked_versions_are_installed_with_their_hashes() -> None:
     assert project == ["pip", "install", "."]
 
 
+def test_sharing_installs_what_the_extra_says() -> None:
+    """Only where the image is built for it; the version is that of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["nixl"]
+
+    assert runs(stage("share-nixl")) == [["pip", "install", extra.partition(";")[0].strip()]]
+    assert not runs(stage("share-off"))
+    assert "ARG SHARE=off" in DOCKERFILE
+
+
 def test_every_stage_builds_on_one_that_is_known() -> None:
     """Each ``FROM`` names a stage above, or the official image of Python."""
-    known = {"python:${PYTHON}", "torch-${VARIANT}"}
+    known = {"python:${PYTHON}", "torch-${VARIANT}", "share-${SHARE}"}
     for line in INSTRUCTIONS:
         if line.startswith("FROM "):
             base, _, name = line.removeprefix("FROM ").partition(" AS ")

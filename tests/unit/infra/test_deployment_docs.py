@@ -15,7 +15,8 @@ from tools.chart_values import CHART
 from tools.metric_docs import PROCESSES, exported_by
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("containers", "kubernetes", "scale")]
+NAMES = ("containers", "kubernetes", "scale", "share-between-nodes")
+PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES]
 OTHERS = [
     ROOT / "infra" / "containers" / "README.md",
     CHART / "README.md",

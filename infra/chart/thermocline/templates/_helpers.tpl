@@ -236,7 +236,17 @@ tolerations:
 {{- if and $pool.disk.enabled (gt (int $pool.disk.kvGib) (int $pool.disk.claimGib)) -}}
 {{- fail (printf "pool %s: disk.kvGib is more than disk.claimGib holds" $pool.name) -}}
 {{- end -}}
+{{- if gt (int $pool.share.firstPort) (int $pool.share.lastPort) -}}
+{{- fail (printf "pool %s: share.firstPort is above share.lastPort" $pool.name) -}}
+{{- end -}}
 {{- toJson $pool -}}
+{{- end -}}
+
+{{/* Pods that read one another's host memory by one engine. */}}
+{{- define "thermocline.sharing" -}}
+app.kubernetes.io/name: thermocline
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+thermocline/shares: {{ .engine }}
 {{- end -}}
 
 {{/* Pods of the servers that this chart installs. */}}

@@ -18,7 +18,7 @@ from services.storage.core.chunk_runs import run_keys
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.io_threads import IoThreads
 from services.storage.pools import Pools
-from services.storage.sharing.engine import Span, StuckTransfer, TransferEngine
+from services.storage.sharing.engine import LateRead, Span, TransferEngine
 from services.storage.sharing.lenders import Borrowed, Lenders
 from services.storage.sharing.nixl_engine import NixlEngine
 from services.storage.sharing.open_pool import SharedPool
@@ -235,16 +235,55 @@ async def test_a_failed_read_connects_again(nodes: Nodes) -> None:
     assert list(nodes.lenders.faults()) == []
 
 
-async def test_memory_of_a_read_that_never_ends_is_not_used_again(nodes: Nodes) -> None:
-    """It is said, and other buffers serve."""
+async def test_memory_of_a_late_read_is_not_used_until_it_is_over(nodes: Nodes) -> None:
+    """That is said meanwhile, other buffers serve, and where there is none left it is a miss."""
     assert isinstance(nodes.engine, LocalEngine)
-    nodes.engine.fault = _raise(StuckTransfer("it goes on"))
-    assert isinstance(await nodes.fetch(nodes.chunk()), Lost)
+    is_over = False
+    nodes.engine.fault = _raise(LateRead("it goes on", lambda: is_over))
+    late = 0
+    while "every buffer" not in (await _lost(nodes)).error:
+        late += 1
     nodes.engine.fault = lambda: None
-    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    refused = await nodes.fetch(nodes.chunk())
     ((what, reason, flag),) = nodes.lenders.faults()
+
+    assert isinstance(refused, Lost)
     assert (what, flag) == ("sharing", "--share")
-    assert "1 buffers" in reason
+    assert late > 1
+    assert f"{late} buffers" in reason
+    is_over = True
+    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    assert list(nodes.lenders.faults()) == []
+
+
+@pytest.mark.skipif(not is_installed(), reason="NIXL has no wheel here")
+def test_nixl_says_when_a_late_read_is_over() -> None:
+    """Nothing cuts it off: it is complete when it is over, and its peer is not forgotten before."""
+    lender, reader = NixlEngine("late-lender"), NixlEngine("late-reader")
+    theirs, own = np.full(1 << 24, 7, np.uint8), np.zeros(1 << 24, np.uint8)
+    lender.register(theirs)
+    reader.register(own)
+    told = lender.metadata()
+    peer = reader.connect(told)
+    with pytest.raises(LateRead) as late:
+        reader.read(peer, [(own.ctypes.data, theirs.ctypes.data, own.nbytes)], 0.0)
+    reader.disconnect(peer)
+    assert reader.connect(told) == peer
+    while not late.value.is_over():
+        pass
+
+    assert (own == 7).all()
+    own[:] = 0
+    reader.read(peer, [(own.ctypes.data, theirs.ctypes.data, own.nbytes)], 60.0)
+    assert (own == 7).all()
+    reader.close()
+    lender.close()
+
+
+async def _lost(nodes: Nodes) -> Lost:
+    result = await nodes.fetch(nodes.chunk())
+    assert isinstance(result, Lost)
+    return result
 
 
 @BY_NIXL

@@ -55,9 +55,16 @@ def test_errors_and_pauses_of_the_run_of_faults_stand_beside_its_zero() -> None:
     assert "p99 13.5 s" in row(text, "longest pause")
 
 
-def test_the_object_store_is_said_to_be_a_directory() -> None:
-    """A reader of 234 ms would take it for a service across a network."""
-    assert "object store is a directory on the same disk" in row(render("results/headlines.md"), "TTFT by the tier")
+def test_nodes_of_a_ladder_are_said_to_be_on_one_machine(results: Path) -> None:
+    """A reader of a neighbour's figure would take it for one across a network."""
+
+    def add(document: dict[str, Any]) -> None:
+        document["results"]["network"] = "network namespaces of one machine"
+
+    change(results, "ttft_ladder", add)
+
+    found = row(render("results/headlines.md", results), "TTFT by the tier")
+    assert "both nodes on one machine: network namespaces of one machine" in found
 
 
 def test_an_answer_that_changed_is_counted(results: Path) -> None:
