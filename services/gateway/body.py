@@ -77,11 +77,18 @@ class Bodies:
         """:func:`decode_body`; of long ones, one at a time, between which the event loop does what else there is."""
         if len(body) <= _COUNTED_BYTES:
             return decode_body(body, schema)
-        async with self._decoding:
-            decoded = decode_body(body, schema)
-            for _ in range(_TURNS_BETWEEN):
-                await asyncio.sleep(0)
-        return decoded
+        await self._decoding.acquire()
+        try:
+            return decode_body(body, schema)
+        finally:
+            self._end_decoding(_TURNS_BETWEEN)
+
+    def _end_decoding(self, turns: int) -> None:
+        """Let the next long body be decoded after so many turns. This one's request goes on at once."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._end_decoding, turns - 1)
+        else:
+            self._decoding.release()
 
     async def _receive(self, request: Request, received: bytearray) -> None:
         try:

@@ -36,3 +36,14 @@ async def test_between_two_long_bodies_others_are_answered(monkeypatch: pytest.M
     await asyncio.gather(*decoding)
 
     assert events == ["decoded", "answered", "decoded", "decoded", "decoded"]
+
+
+async def test_a_long_body_does_not_wait_for_the_turns_behind_it() -> None:
+    """Only the next one does: its own request goes on as soon as it is decoded."""
+    bodies = body.Bodies(2**20, 1.0, 2**24)
+    one, other = (asyncio.create_task(bodies.decode(LONG, ChatRequest)) for _ in range(2))
+    await asyncio.sleep(0)
+
+    assert one.done()
+    assert not other.done()
+    await other
