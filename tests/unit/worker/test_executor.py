@@ -128,6 +128,16 @@ def test_what_a_step_brought_is_posted_before_it_is_counted(driven: Driven, monk
     assert posted == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_a_report_says_whether_an_answer_begins(driven: Driven) -> None:
+    """With its first token, and with no other."""
+    driven.give(admit(PROMPT, range(10)), batch(chunk(0, 10)))
+
+    driven.run()
+
+    begins = [report.begins for report in driven.reports if report.items]
+    assert begins == [True] + [False] * 7
+
+
 def test_usage_and_timing_are_true(driven: Driven) -> None:
     """They come with the first item, usage with the last one too; timestamps are in order."""
     driven.give(admit(PROMPT, range(10), cached=0), batch(chunk(0, 4)), batch(chunk(4, 10)))
