@@ -1,7 +1,7 @@
 """Reports on their way from the compute thread to the event loop: bounded, and never waited for long.
 
 The compute thread keeps the interpreter's lock through all that it does before the next step computes, and the loop,
-when it is woken, waits for that. A first token is worth more than the start of a step: behind it the lock is handed over.
+when it is woken, waits for that. A first token is worth more than the start of a step: behind one the lock goes on.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ReportChannel:
         self._taken = threading.Event()
 
     def post(self, report: Report) -> None:
-        """Called by the compute thread. Behind a report that begins an answer it stands still until the loop has taken it,
-        for ``HAND_OVER_S`` at the most. Raises InternalError when the loop has not taken reports for long.
+        """Called by the compute thread. Behind a report that begins an answer it stands still until the loop has taken
+        that, for ``HAND_OVER_S`` at the most. Raises InternalError when the loop has not taken reports for long.
         """
         if len(self._reports) >= self._capacity:
             raise InternalError(f"the event loop has not taken {self._capacity} reports: it hangs")
