@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 from shared import logs, subjects
 from shared.bus.call_errors import as_call_error
+from shared.bus.hearing import Hearing
 from shared.bus.inbox import Inbox
 from shared.bus.protocol import (
     CallHandler,
     Delivery,
     Handler,
+    Hearer,
     Record,
     StreamInfo,
     StreamLimits,
@@ -207,7 +209,8 @@ class MemoryBus:
         self._connected = True
         self._is_ending = False
         self._closed = False
-        self._inboxes: list[tuple[str, Inbox[Delivery]]] = []
+        self.has_room = True  # Whether what is published now need not wait.
+        self._inboxes: list[tuple[str, Inbox[Delivery] | Hearing[Delivery]]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
@@ -272,6 +275,12 @@ class MemoryBus:
         self._require(data)
         self._broker.publish(Delivery(subject, data, dict(headers or {})))
 
+    def publish_now(self, subject: str, data: bytes) -> bool:
+        self._require(data)
+        if self.has_room:
+            self._broker.publish(Delivery(subject, data, {}))
+        return self.has_room
+
     async def beat(self, subject: str, data: bytes) -> None:
         await self.publish(subject, data)
 
@@ -284,6 +293,16 @@ class MemoryBus:
         inbox: Inbox[Delivery] = Inbox(subject, handler, limit=pending_limit, on_close=forget)
         self._inboxes.append((subject, inbox))
         return inbox
+
+    async def hear(self, subject: str, hearer: Hearer) -> Subscription:
+        self._require()
+
+        async def forget() -> None:
+            self._inboxes.remove((subject, hearing))
+
+        hearing: Hearing[Delivery] = Hearing(subject, hearer, forget)
+        self._inboxes.append((subject, hearing))
+        return hearing
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
         self._require(data)

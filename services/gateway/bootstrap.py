@@ -42,6 +42,7 @@ from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns import measures
 from services.gateway.turns.answer_store import AnswerStore
+from services.gateway.turns.front_hash import HashedTexts
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.turns import Turns
 from services.gateway.views.tenant_view import tenant_view
@@ -53,6 +54,9 @@ from shared.loopback import is_loopback
 from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
 from shared.tracing import Tracer
+
+TEXTS_SHARE = 4
+"""Of the memory for answers one part in so many is for conversations of late as they are, to compare with."""
 
 SWITCH_S = 0.001
 """How long a thread that renders or looks through a long prompt keeps the event loop waiting; Python's own is 5 ms."""
@@ -103,12 +107,14 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
 
 def turns_of(config: GatewayConfig, bus: Bus, tokenizer: Tokenizer) -> Turns:
     """What keeps answers' ids between turns, as the settings have it."""
-    memory = store = None
+    memory = store = texts = None
     if config.answer_memory_bytes:
-        memory = AnswerMemory(config.answer_memory_bytes, measures.MEMORY_BYTES.set)
+        for_texts = config.answer_memory_bytes // TEXTS_SHARE
+        memory = AnswerMemory(config.answer_memory_bytes - for_texts, measures.MEMORY_BYTES.set)
+        texts = HashedTexts(for_texts, measures.TEXT_BYTES.set)
     if memory is not None and config.answer_lookup_ms:
         store = AnswerStore(bus, config.answer_lookup_ms / 1000, time.monotonic)
-    return Turns(tokenizer, memory, store)
+    return Turns(tokenizer, memory, store, texts)
 
 
 def compose(

@@ -79,7 +79,10 @@ class Dispatcher:
                 return await self._store(request, request.request_id)
 
         try:
-            results = await asyncio.gather(*(submit(choice) for choice in generation.choices))
+            if len(generation.choices) == 1:  # Without a task, which would begin in the loop's next turn.
+                results = [await submit(generation.choices[0])]
+            else:
+                results = await asyncio.gather(*(submit(choice) for choice in generation.choices))
         except BaseException:
             self.end(generation)
             raise

@@ -59,6 +59,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # It is not where another protocol was asked for.
             self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[assignment]
+            self.cycle.transport = _HeadWithBody(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # Which may begin with the next of several that came at once.
@@ -122,6 +123,42 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if self._header_bytes > MAX_HEADER_BYTES:
             # The parser turns what a callback raises into its own error, which ends in send_400_response.
             raise ValueError("the request's headers are too large")
+
+
+class _HeadWithBody:
+    """A connection on which the head of an answer leaves together with what of the body follows in the same turn of the
+    loop.
+
+    uvloop sends what is written at once. A head alone would wake the client, on a busy machine in our place, and the
+    first token would wait behind it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = None  # Empty once it is sent.
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the answer, the head first."""
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def _send_head(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
 
 
 def _write(cycle: RequestResponseCycle, data: bytes) -> bool:

@@ -51,7 +51,6 @@ PROMPTS_SENT = counter(
     ("how",),
 )
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
-TOKENS_DROPPED = gauge("gateway_token_messages_dropped", "Token messages lost to a full subscription")
 TENANTS = gauge("gateway_tenants", "Tenants of the file of tenants")
 TENANT_FILE_FAULTS = counter("gateway_tenant_file_faults", "Changes of the file of tenants that were refused")
 RATE_LIMITED = counter("gateway_rate_limited", "Requests beyond a limit of their tenant", ("limit",))

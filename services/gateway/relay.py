@@ -41,7 +41,7 @@ _log = logs.get_logger("gateway.relay")
 
 
 class TokenRelay:
-    """Handler of ``tc.tokens.<gateway>``."""
+    """Hears ``tc.tokens.<gateway>``."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class TokenRelay:
         self._searches = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def on_tokens(self, delivery: Delivery) -> None:
-        """Place every item of one step. Never waits, so that one slow answer holds up no other."""
+    def on_tokens(self, delivery: Delivery) -> None:
+        """Place every item of one step."""
         try:
             batch = decode(delivery.data, TokenBatch)
         except CodecError as error:

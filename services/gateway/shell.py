@@ -7,14 +7,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-from services.gateway import metrics
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import HttpServer
 from services.gateway.notices import NoticeHandler
 from services.gateway.relay import TokenRelay
 from services.gateway.timeouts import WaitLimits, needs_probe, needs_search, overdue
 from shared import logs, progress, subjects
-from shared.bus.protocol import Delivery, Subscription
+from shared.bus.protocol import Delivery
 from shared.codec import decode
 from shared.errors import CodecError, Unavailable
 from shared.lifecycle import Lifecycle, beat
@@ -43,17 +42,14 @@ class GatewayShell:
             idle_s=config.idle_timeout_ms / 1000,
             probe_s=config.probe_ms / 1000,
         )
-        self._tokens: Subscription | None = None
-        self._dropped = 0
         self._recover = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """Subscribe and run the background work; yields the task that ends if any of it fails."""
         bus, gateway_id = self._gateway.bus, self._gateway.gateway_id
-        self._tokens = await bus.subscribe(subjects.tokens(gateway_id), self._relay.on_tokens)
         subscriptions = [
-            self._tokens,
+            await bus.hear(subjects.tokens(gateway_id), self._relay.on_tokens),
             await bus.subscribe(subjects.gateway_output(gateway_id), self._notices.on_notice),
             await bus.subscribe(subjects.STATUS, self._on_status),
         ]
@@ -122,10 +118,6 @@ class GatewayShell:
                     quiet.append(choice)
             self._relay.search(silent, self._gateway.cell.worker_ids())
             self._relay.probe(quiet)
-            if self._tokens is not None and self._tokens.dropped != self._dropped:
-                self._dropped = self._tokens.dropped
-                metrics.TOKENS_DROPPED.set(self._dropped)
-                self._recover.set()
 
     async def _recover_after_loss(self) -> None:
         """After a reconnect, or when messages were dropped: ask for everything. Now and then: for notices."""

@@ -14,9 +14,8 @@ from services.worker.sparse_prefixes import LoadedPrefix
 
 
 def count_step(counters: Counters, outcome: Outcome) -> None:
-    """Count one step, and the bubble and loads before and beside it."""
+    """Count what one step computed, and the bubble and loads before and beside it."""
     prefill, decode = outcome.prefill_rows, outcome.decode_rows
-    counters.steps += 1
     counters.prefill_tokens_computed += prefill
     counters.decode_tokens += decode
     metrics.STEP_SECONDS.observe(outcome.took_ns / 1e9)

@@ -124,7 +124,6 @@ class Executor:
             self._executed(batch)
         elif not (self._ahead.begin(work) and self._land()):
             self._decode(work)
-        self._post()
         return True
 
     # -- orders -----------------------------------------------------------------------------------------------
@@ -223,7 +222,8 @@ class Executor:
         if outcome.done:
             self._take_in(outcome, started_ns, None)
             self._pace.note_decode(outcome.took_ns)
-        self._post()
+        else:  # Ends that the step has held back.
+            self._post()
         return bool(outcome.done)
 
     def _has_no_news(self) -> bool:
@@ -286,7 +286,6 @@ class Executor:
             work, before = decoding(), self.counters.decode_tokens
             if work:
                 self._decode(work)
-                self._post()
             return self.counters.decode_tokens - before
 
         rows, also = sum(item.rows for item in planned), prefill if order.bubble_prefill else None
@@ -318,7 +317,6 @@ class Executor:
         self._take_in(outcome, started_ns, ahead)
         self._note_pace(outcome)
         self._overtaken = max(self._overtaken, ahead.number)
-        self._post()
         return True
 
     def _restore(
@@ -336,15 +334,11 @@ class Executor:
         return losses.lose_unrestored(requests, outcome, planned, order.loads)
 
     def _take_in(self, outcome: Outcome, started_ns: int, batch: Arrival | None) -> None:
-        """Report and count a step, and move its requests on."""
+        """Move a step's requests on, post what came of it, and count it."""
         ended_ns = self._clock_ns()
         outcome.took_ns = max(0, ended_ns - started_ns)
         outcome.sparse = self._sparse.take_in(one.work.request for one in outcome.done)
-        counting.count_step(self.counters, outcome)
-        counting.count_saving(self.counters, self._saving.counts)
-        metrics.RESTING_LAYERS.set(self._sparse.resting_layers)
-        metrics.RUNNING.set(len(self._roster.requests))
-        metrics.QUEUED_ORDERS.set(len(self.inbox))
+        self.counters.steps += 1
         if batch is not None:
             self.counters.batches += 1
             figures = outcome.figures(self._geometry)
@@ -358,6 +352,13 @@ class Executor:
                 sparse_loaded=[loaded.event for loaded in outcome.sparse],
             )
         self._results.take_in(outcome, ended_ns)
+        # Its tokens are waited for; what is counted is not.
+        self._post()
+        counting.count_step(self.counters, outcome)
+        counting.count_saving(self.counters, self._saving.counts)
+        metrics.RESTING_LAYERS.set(self._sparse.resting_layers)
+        metrics.RUNNING.set(len(self._roster.requests))
+        metrics.QUEUED_ORDERS.set(len(self.inbox))
 
     def _note_loaded(self, order: RunBatch, outcome: Outcome) -> None:
         for load in order.loads:

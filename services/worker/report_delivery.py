@@ -31,12 +31,6 @@ class ReportDelivery:
 
     def take(self, report: Report) -> None:
         """Send one report on its ways; never waits."""
-        try:
-            for event in report.events:
-                self._outbox.put(event)
-        except InternalError as error:
-            self._ending.end(error)
-            return
         for item in report.recalled:
             self._retained.recall(item)
         for gateway_id, items in report.items.items():
@@ -49,6 +43,13 @@ class ReportDelivery:
                 items=tuple(items),
             )
             self._tokens.put(gateway_id, batch)
+        # Behind the tokens, which somebody waits for.
+        try:
+            for event in report.events:
+                self._outbox.put(event)
+        except InternalError as error:
+            self._ending.end(error)
+            return
         if self._spans is not None:
             self._spans.reported(report)
         for request_id in report.preempted:

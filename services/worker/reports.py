@@ -44,6 +44,7 @@ class Report:
     items: dict[str, list[TokenItem]] = field(default_factory=dict)
     recalled: list[TokenItem] = field(default_factory=list)  # Said by earlier attempts; sent only when asked for.
     preempted: list[str] = field(default_factory=list)  # Requests that speak no more in this attempt.
+    begins: bool = False  # A first token is among the items.
 
     @property
     def is_empty(self) -> bool:
@@ -236,6 +237,7 @@ class Reporter:
             timing=timing_of(request) if is_first else None,
         )
         request.items_sent += 1
+        self.report.begins |= is_first and bool(tokens)
         self.report.items.setdefault(request.gateway_id, []).append(item)
 
 

@@ -1,5 +1,7 @@
 """Tokens on their way to gateways: one core message per gateway and step, at most once, never waited for.
 
+A message leaves as soon as it is put, without waking a task. Only what the connection does not take at once is queued.
+
 A message lost here (the broker is away, or the gateway is slow) is asked for by the gateway, which sees the gap
 in ``TokenItem.index``.
 """
@@ -28,10 +30,13 @@ class TokenSender:
         self._on_too_large = on_too_large
         self._batches: deque[tuple[str, TokenBatch]] = deque()
         self._capacity = capacity
+        self._is_sending = False
         self._changed = asyncio.Event()
 
     def put(self, gateway_id: str, batch: TokenBatch) -> None:
-        """Queue one message; beyond the bound the oldest is dropped."""
+        """Send one message now, or queue it behind others; beyond the bound the oldest is dropped."""
+        if not self._batches and not self._is_sending and self._send_now(gateway_id, batch):
+            return
         if len(self._batches) >= self._capacity:
             self._batches.popleft()
             metrics.TOKEN_MESSAGES_DROPPED.inc()
@@ -44,12 +49,29 @@ class TokenSender:
             if not self._batches:
                 self._changed.clear()
                 await self._changed.wait()
-            await self._send(*self._batches.popleft())
+            await self._send_next()
 
     async def flush(self) -> None:
         """Send what is queued; for the end, after ``run`` was cancelled."""
         while self._batches:
+            await self._send_next()
+
+    def _send_now(self, gateway_id: str, batch: TokenBatch) -> bool:
+        """Send a message that may leave as it is and at once; whether it did."""
+        try:
+            is_sent = self._bus.publish_now(subjects.tokens(gateway_id), encode(batch))
+        except (Unavailable, PayloadTooLarge):
+            return False
+        if is_sent:
+            metrics.TOKEN_MESSAGES.inc()
+        return is_sent
+
+    async def _send_next(self) -> None:
+        self._is_sending = True
+        try:
             await self._send(*self._batches.popleft())
+        finally:
+            self._is_sending = False
 
     async def _send(self, gateway_id: str, batch: TokenBatch) -> None:
         try:

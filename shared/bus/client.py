@@ -14,6 +14,7 @@ from typing import Any
 import nats.aio.client
 import nats.errors
 from nats.aio.transport import TcpTransport
+from nats.protocol.command import pub_cmd
 
 from shared.bus.access import Access
 from shared.errors import ConfigError
@@ -142,6 +143,19 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             self._writes_soon = True
             asyncio.get_running_loop().call_soon(self._write_pending)
         return None
+
+    def publish_now(self, subject: str, payload: bytes) -> bool:
+        """Publish before this returns, behind all that was published before; False where the connection has no room.
+
+        ``payload`` has at most ``max_payload`` bytes, and there is a connection.
+        """
+        if not self._flush_queue.empty() or not self._transport.has_room:
+            return False
+        self._pending.append(pub_cmd(subject, "", payload))
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        self._write_pending()
+        return True
 
     def _write_pending(self) -> None:
         self._writes_soon = False

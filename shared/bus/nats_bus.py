@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import nats.errors
 
@@ -22,12 +23,14 @@ from shared.bus.beats import Beats
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
 from shared.bus.client import Client
 from shared.bus.connection import FLUSH_S, Connection, tell
+from shared.bus.hearing import Hearing
 from shared.bus.inbox import Inbox
 from shared.bus.protocol import (
     Bus,
     CallHandler,
     Delivery,
     Handler,
+    Hearer,
     Record,
     StreamInfo,
     StreamLimits,
@@ -41,8 +44,6 @@ from shared.errors import ConfigError, PayloadTooLarge, ThermoclineError, Transp
 
 CLOSE_S = 5.0
 CONNECT_S = 30.0
-
-T = TypeVar("T")
 
 _log = logs.get_logger("bus")
 
@@ -82,7 +83,7 @@ class NatsBus:
         self._closing = False
         self._appender = Appender()
         self._tails = Tails()
-        self._sources: dict[int, tuple[str, Inbox[Any], Callable[[Any], Any]]] = {}
+        self._sources: dict[int, tuple[str, Inbox[Any] | Hearing[Any], Callable[[Any], Any]]] = {}
         self._subscribed: dict[int, Any] = {}
         self._next_source = 0
         self._denied: set[tuple[str, str]] = set()
@@ -116,7 +117,7 @@ class NatsBus:
 
     async def flush(self) -> None:
         self._require()
-        await self._translated(_round_trip(self._client))
+        await requests.translated(_round_trip(self._client))
         try:
             await self._appender.captured(FLUSH_S)
         except Unavailable:
@@ -153,7 +154,7 @@ class NatsBus:
         await self._connection.close()
 
     @staticmethod
-    async def _finish(inbox: Inbox[Any]) -> None:
+    async def _finish(inbox: Inbox[Any] | Hearing[Any]) -> None:
         await inbox.drain()
         await inbox.close()
 
@@ -189,28 +190,21 @@ class NatsBus:
         if nbytes > self.max_payload:
             raise PayloadTooLarge(f"a message of {nbytes} bytes exceeds the broker's {self.max_payload}")
 
-    @staticmethod
-    async def _translated(operation: Awaitable[T]) -> T:
-        """Await, with errors of nats-py translated to ours."""
-        try:
-            return await operation
-        except nats.errors.MaxPayloadError as error:
-            raise PayloadTooLarge("the message exceeds the broker's max_payload") from error
-        except nats.errors.NoRespondersError as error:
-            raise Unavailable("nobody serves this subject") from error
-        except nats.errors.TimeoutError as error:
-            raise Unavailable("no answer in time") from error
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"the message broker failed: {error!r}") from error
-
     # -- core messages ----------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._require(data, headers)
         if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
-            await self._translated(self._appender.publish(subject, data, headers))
+            await requests.translated(self._appender.publish(subject, data, headers))
             return
-        await self._translated(self._client.publish(subject, data, headers=dict(headers) if headers else None))
+        await requests.translated(self._client.publish(subject, data, headers=dict(headers) if headers else None))
+
+    def publish_now(self, subject: str, data: bytes) -> bool:
+        self._require(data)
+        if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
+            return False  # It has to be acknowledged.
+        is_published: bool = self._client.publish_now(subject, data)
+        return is_published
 
     async def beat(self, subject: str, data: bytes) -> None:
         self._require(data)
@@ -220,14 +214,14 @@ class NatsBus:
             await self.publish(subject, data)
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
-        def delivery(message: Any) -> Delivery:
-            return Delivery(message.subject, message.data, message.headers or {})
+        return await self._add_source(subject, _delivery, partial(self._inbox, subject, handler, pending_limit))
 
-        return await self._add_source(subject, handler, delivery, pending_limit)
+    async def hear(self, subject: str, hearer: Hearer) -> Subscription:
+        return await self._add_source(subject, _delivery, partial(Hearing, subject, hearer))
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
         self._require(data)
-        reply = await self._translated(requests.request(self._client, subject, data, timeout_s))
+        reply = await requests.translated(requests.request(self._client, subject, data, timeout_s))
         if reply.headers and ERROR_HEADER in reply.headers:
             raise decode_error(reply.data)
         answer: bytes = reply.data
@@ -243,19 +237,38 @@ class NatsBus:
                     _log.exception("call_failed", subject=subject)
                 body, headers = encode_error(as_call_error(error)), {ERROR_HEADER: "1"}
             if message.reply and self.is_connected:
-                await self._translated(self._client.publish(message.reply, body, headers=headers))
+                await requests.translated(self._client.publish(message.reply, body, headers=headers))
 
-        return await self._add_source(subject, answer, lambda message: message, 1024, at_once)
+        return await self._add_source(
+            subject, lambda message: message, partial(self._inbox, subject, answer, 1024, at_once=at_once)
+        )
+
+    def _inbox(
+        self,
+        subject: str,
+        handler: Callable[[Any], Awaitable[None]],
+        limit: int,
+        on_close: Callable[[], Awaitable[None]],
+        *,
+        at_once: int = 1,
+    ) -> Inbox[Any]:
+        return Inbox(
+            subject,
+            handler,
+            limit=limit,
+            limit_bytes=self._pending_bytes,
+            at_once=at_once,
+            on_close=on_close,
+            on_caught_up=lambda: tell(self._on_reconnect),
+        )
 
     async def _add_source(
         self,
         subject: str,
-        handler: Callable[[Any], Awaitable[None]],
         translate: Callable[[Any], Any],
-        limit: int,
-        at_once: int = 1,
-    ) -> Inbox[Any]:
-        """Subscribe now, and again whenever a new client takes over."""
+        make: Callable[[Callable[[], Awaitable[None]]], Inbox[Any] | Hearing[Any]],
+    ) -> Inbox[Any] | Hearing[Any]:
+        """Subscribe now, and again whenever a new client takes over. ``make`` is told what to await at the end."""
         self._require()
         self._next_source += 1
         number = self._next_source
@@ -264,21 +277,13 @@ class NatsBus:
             self._sources.pop(number, None)
             await self._unsubscribe(number)
 
-        inbox: Inbox[Any] = Inbox(
-            subject,
-            handler,
-            limit=limit,
-            limit_bytes=self._pending_bytes,
-            at_once=at_once,
-            on_close=close,
-            on_caught_up=lambda: tell(self._on_reconnect),
-        )
+        inbox = make(close)
         self._sources[number] = (subject, inbox, translate)
         try:
             self._denied.discard(("subscribe", subject.lower()))
-            await self._translated(self._attach(self._client, number))
+            await requests.translated(self._attach(self._client, number))
             # When we return, the server sends us every message published from now on, or has said that it will not.
-            await self._translated(_round_trip(self._client))
+            await requests.translated(_round_trip(self._client))
             if ("subscribe", subject.lower()) in self._denied:
                 raise ConfigError(f"the broker does not let us subscribe to {subject}; see the permissions of its user")
         except ThermoclineError:
@@ -327,7 +332,7 @@ class NatsBus:
 
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
         self._require(data, {"Nats-Msg-Id": message_id} if message_id else None)
-        return await self._translated(self._appender.append(subject, data, message_id, timeout_s))
+        return await requests.translated(self._appender.append(subject, data, message_id, timeout_s))
 
     def follow(
         self, stream: str, *, from_seq: int = 1, subject: str = ">", live: bool = True
@@ -390,6 +395,10 @@ class NatsBus:
     async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
         self._require(data)
         await answer_bucket.write(self._client, name, data, timeout_s)
+
+
+def _delivery(message: Any) -> Delivery:
+    return Delivery(message.subject, message.data, message.headers or {})
 
 
 async def _round_trip(client: Any) -> None:

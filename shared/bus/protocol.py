@@ -77,6 +77,7 @@ class Subscription(Protocol):
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
+Hearer = Callable[[Delivery], None]
 CallHandler = Callable[[bytes], Awaitable[bytes]]
 
 
@@ -104,6 +105,13 @@ class Bus(Protocol):
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Core publish. Raises PayloadTooLarge beyond ``max_payload``, Unavailable when disconnected."""
 
+    def publish_now(self, subject: str, data: bytes) -> bool:
+        """Publish without waiting for the loop's next turn, behind what was published before; False where that is not
+        to be had now: then nothing was published.
+
+        Raises as :meth:`publish`.
+        """
+
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
         """Store in the stream that captures ``subject``; returns its sequence.
 
@@ -116,6 +124,11 @@ class Bus(Protocol):
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
         """Run ``handler`` for each message, one at a time in order of arrival."""
+
+    async def hear(self, subject: str, hearer: Hearer) -> Subscription:
+        """Call ``hearer`` with each message where it is read, in order of arrival. It must not take long: nothing else
+        of this process goes on meanwhile.
+        """
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
         """Request/reply. Raises Unavailable when nobody answers in time or nobody listens."""

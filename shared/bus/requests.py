@@ -7,10 +7,12 @@ waited for. A loop that was cancelled then goes on for ever, and whoever waits f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import nats.errors
+
+from shared.errors import PayloadTooLarge, Unavailable
 
 T = TypeVar("T")
 
@@ -26,6 +28,20 @@ async def request(
             return await client.request(subject, data, timeout=None, headers=dict(headers) if headers else None)
     except TimeoutError as error:
         raise nats.errors.TimeoutError from error
+
+
+async def translated(operation: Awaitable[T]) -> T:
+    """What ``operation`` returns, with errors of nats-py translated to ours."""
+    try:
+        return await operation
+    except nats.errors.MaxPayloadError as error:
+        raise PayloadTooLarge("the message exceeds the broker's max_payload") from error
+    except nats.errors.NoRespondersError as error:
+        raise Unavailable("nobody serves this subject") from error
+    except nats.errors.TimeoutError as error:
+        raise Unavailable("no answer in time") from error
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"the message broker failed: {error!r}") from error
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from shared import subjects
-from shared.bus.protocol import Bus
+from shared.bus.protocol import Bus, Delivery
 from shared.errors import Unavailable
 from tests.conformance.brokers import Collected, World, retried
 from tests.waiting import until
@@ -42,11 +42,13 @@ async def test_subscriptions_and_calls_survive_a_lost_connection(world: World, b
     """After the reconnect everything works as before."""
     other = await world.connect("second")
     collected = Collected()
+    heard: list[Delivery] = []
 
     async def echo(data: bytes) -> bytes:
         return data
 
     await other.subscribe("tc.tokens.gw", collected)
+    await other.hear("tc.tokens.gw", heard.append)
     await other.serve("tc.rpc.echo", echo)
 
     await world.break_connections()
@@ -54,9 +56,9 @@ async def test_subscriptions_and_calls_survive_a_lost_connection(world: World, b
     await bus.flush()
     await other.flush()
     await bus.publish("tc.tokens.gw", b"after")
-    await until(lambda: bool(collected.deliveries))
+    await until(lambda: bool(collected.deliveries and heard))
 
-    assert collected.data == [b"after"]
+    assert collected.data == [delivery.data for delivery in heard] == [b"after"]
     assert await bus.call("tc.rpc.echo", b"hello", timeout_s=10.0) == b"hello"
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shared.bus.protocol import Bus, Delivery
-from shared.errors import PayloadTooLarge
+from shared.errors import PayloadTooLarge, Unavailable
 from tests.conformance.brokers import MAX_PAYLOAD, Collected, World
 from tests.waiting import until
 
@@ -181,3 +181,52 @@ async def test_payload_beyond_the_limit_is_refused(bus: Bus) -> None:
         await bus.append("tc.in.cell", too_large)
     with pytest.raises(PayloadTooLarge):
         await bus.call("tc.rpc.scheduler.status", too_large)
+
+
+async def test_what_is_heard_comes_in_order_and_nothing_of_it_is_lost(world: World, bus: Bus) -> None:
+    """A hearer is called for each message, also behind one for which it raised."""
+    other = await world.connect("second")
+    heard: list[Delivery] = []
+
+    def hear(delivery: Delivery) -> None:
+        heard.append(delivery)
+        if delivery.data == b"7":
+            raise ValueError("wrong")
+
+    subscription = await other.hear("tc.tokens.*", hear)
+    for number in range(200):
+        await bus.publish("tc.tokens.gw", str(number).encode(), {"tc-number": str(number)})
+    await until(lambda: len(heard) == 200)
+    await subscription.close()
+    await bus.publish("tc.tokens.gw", b"late")
+    await bus.flush()
+    await other.flush()
+
+    assert [delivery.data for delivery in heard] == [str(number).encode() for number in range(200)]
+    assert heard[8].headers["tc-number"] == "8"
+    assert subscription.dropped == 0
+
+
+async def test_what_is_published_now_keeps_its_place(world: World, bus: Bus) -> None:
+    """Behind what was published before it, which may not have left yet, and before what is published later."""
+    other = await world.connect("second")
+    collected = Collected()
+    await other.subscribe("tc.tokens.gw", collected)
+
+    for number in range(0, 200, 2):
+        await bus.publish("tc.tokens.gw", str(number).encode())
+        assert bus.publish_now("tc.tokens.gw", str(number + 1).encode())
+    await until(lambda: len(collected.deliveries) == 200)
+
+    assert collected.data == [str(number).encode() for number in range(200)]
+
+
+async def test_what_cannot_be_published_now_is_refused_as_ever(bus: Bus) -> None:
+    """A message that is too large, and any without a connection."""
+    with pytest.raises(PayloadTooLarge):
+        bus.publish_now("tc.tokens.gw", bytes(MAX_PAYLOAD + 1))
+
+    await bus.close()
+
+    with pytest.raises(Unavailable):
+        bus.publish_now("tc.tokens.gw", b"")

@@ -14,6 +14,7 @@ import msgspec
 
 from services.gateway.known_texts.boundaries import prove
 from services.gateway.known_texts.encoding import encode_known
+from services.gateway.known_texts.fronts import Fronts
 from services.gateway.known_texts.index import KnownTexts
 from services.gateway.known_texts.segments import segments
 from services.gateway.known_texts.special_ids import special_ids
@@ -26,6 +27,7 @@ SESSION = 250
 """Changes of one text, or one conversation, before another is begun."""
 
 INDEX_BYTES = 60_000
+FRONT_BYTES, FRONT_CHARACTERS = 20_000, 24
 MOST_CHARACTERS = 600
 SIZES = ((1, 1), (1, 1), (4, 16), (16, 64))
 """Least and usual characters of a segment: most often a text is cut wherever it may be."""
@@ -68,7 +70,7 @@ class TextSubject:
         around = special_ids(told["post_processor"])
         assert around is not None
         self._around = around
-        self._index = KnownTexts(INDEX_BYTES)
+        self._index = KnownTexts(INDEX_BYTES, fronts=Fronts(FRONT_BYTES, least_characters=FRONT_CHARACTERS))
         self._asked = 0
         self.tokens = sorted(each["content"] for each in told["added_tokens"])
 

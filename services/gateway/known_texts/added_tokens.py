@@ -31,6 +31,11 @@ class AddedTokens:
         self.end = frozenset(kind_of(each["content"][-1]) for each in self._told)
 
     @property
+    def longest(self) -> int:
+        """Characters of the longest; 0 where there are none."""
+        return max((len(each["content"]) for each in self._told), default=0)
+
+    @property
     def look_around(self) -> bool:
         """Whether some token is one only between characters that are not of words: then nothing is known here."""
         return any(each["single_word"] for each in self._told)

@@ -38,7 +38,7 @@ class Boundaries:
     Of a segment that begins behind such a character the first ``left_out`` characters are not encoded. A segment is no
     shorter than ``least_characters``, for each costs a digest and a look into the index. Up to ``usual_characters`` it
     ends in front of an added token, where one is; beyond them, wherever it may. ``openings`` are the characters that
-    tokens begin with, "" where these are many.
+    tokens begin with, "" where these are many. So many as ``ahead_characters`` behind a cut show that it is one.
     """
 
     tokens: re.Pattern[str] | None = None
@@ -47,6 +47,7 @@ class Boundaries:
     least_characters: int = 512
     usual_characters: int = 2_048
     openings: str = ""
+    ahead_characters: int = 2
 
 
 class _Unproven(Exception):
@@ -98,7 +99,7 @@ def prove(told: dict[str, Any]) -> Boundaries:
     try:
         return _Prover(told, added).boundaries()
     except (_Unproven, UnprovablePattern, RecursionError):
-        return Boundaries(added.cuts(), openings=added.cut_openings())
+        return Boundaries(added.cuts(), openings=added.cut_openings(), ahead_characters=_ahead(added))
 
 
 def links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
@@ -134,7 +135,13 @@ class _Prover:
             following = f"[{''.join(map(_as_range, starts))}]"
         options = [f"[{before}](?=[{''.join(behind)}]{following})" for before, behind in found.items()]
         others = re.compile("|".join(options)) if options else None
-        return Boundaries(self._added.cuts(), others, self._left_out, openings=self._added.cut_openings())
+        return Boundaries(
+            self._added.cuts(),
+            others,
+            self._left_out,
+            openings=self._added.cut_openings(),
+            ahead_characters=_ahead(self._added),
+        )
 
     def _holds(self, before: str, behind: str) -> bool:
         if self._added.forbid(before, behind):
@@ -223,6 +230,11 @@ class _Prover:
         # A character may be in the text as the token of an unknown one, or of its last byte.
         stand_ins = [model.get("unk_token"), "<0x00>" if model.get("byte_fallback") else None]
         return frozenset(BEFORE) if any(kind_of(each[-1]) in found for each in stand_ins if each) else frozenset(found)
+
+
+def _ahead(added: AddedTokens) -> int:
+    """A whole token, or the two characters that a pattern of :meth:`_Prover.boundaries` looks ahead at."""
+    return max(2, added.longest)
 
 
 def _split(step: dict[str, Any]) -> _Step:

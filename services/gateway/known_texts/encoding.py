@@ -18,14 +18,15 @@ def encode_known(
     text: str, namespace: str, boundaries: Boundaries, index: KnownTexts, encode: EncodeAll
 ) -> PackedTokens:
     """The tokens of ``text``, as ``encode`` has them, which is asked once for all that is not known."""
-    cut = segments(text, boundaries)
-    if not cut.closed:
+    known = index.fronts.find(namespace, text, boundaries.ahead_characters)
+    cut = segments(text, boundaries, known.end, known.start)
+    if not cut.closed and not known.segments:
         (whole,) = encode([text])
         return whole
     texts = [text[start:end] for start, end in cut.closed]
     digests = index.digests(namespace, texts)
     parts = index.recall(digests)
-    unknown = [place for place, known in enumerate(parts) if known is None]
+    unknown = [place for place, tokens in enumerate(parts) if tokens is None]
     start, end = cut.tail
     tail = [text[start:end]] if start < end else []
     made = encode([*(texts[place] for place in unknown), *tail]) if unknown or tail else []
@@ -34,10 +35,11 @@ def encode_known(
     if unknown:
         index.remember([(digests[place], made[number].packed) for number, place in enumerate(unknown)])
         measures.MISSES.inc(len(unknown))
-    packed = b"".join(
-        [*(part for part in parts if part is not None), *(tokens.packed for tokens in made[len(unknown) :])]
-    )
-    if len(unknown) < len(parts):
-        measures.HITS.inc(len(parts) - len(unknown))
+    closed = [part for part in parts if part is not None]
+    index.fronts.keep(namespace, text, known, cut, closed)
+    packed = b"".join([known.tokens, *closed, *(tokens.packed for tokens in made[len(unknown) :])])
+    found = known.segments + len(parts) - len(unknown)
+    if found:
+        measures.HITS.inc(found)
         measures.TOKENS.inc(len(packed) // TOKEN_BYTES - sum(map(len, made)))
     return PackedTokens(packed)

@@ -12,15 +12,24 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from services.gateway.known_texts.fronts import Fronts
+
 DIGEST_BYTES = 16
 ENTRY_BYTES = 250
 """What an entry takes beside its tokens, about: objects, the digest and the table's slots."""
 
 
 class KnownTexts:
-    """``observe`` is told the bytes in use after each change."""
+    """``observe`` is told the bytes of segments in use after each change, ``fronts`` are long texts as they are."""
 
-    def __init__(self, most_bytes: int, observe: Callable[[int], None] = lambda nbytes: None) -> None:
+    def __init__(
+        self,
+        most_bytes: int,
+        observe: Callable[[int], None] = lambda nbytes: None,
+        *,
+        fronts: Fronts | None = None,
+    ) -> None:
+        self.fronts = fronts or Fronts(0)
         self._most_bytes = most_bytes
         self._observe = observe
         self._secret = secrets.token_bytes(32)

@@ -8,3 +8,4 @@ SEGMENTS = counter("gateway_known_text_segments", "Segments of prompts, by wheth
 HITS, MISSES = SEGMENTS.labels("yes"), SEGMENTS.labels("no")
 TOKENS = counter("gateway_known_text_tokens", "Tokens of prompts that were not computed again")
 BYTES = gauge("gateway_known_text_bytes", "Memory of the tokens of known texts")
+FRONT_BYTES = gauge("gateway_known_front_bytes", "Memory of long texts that are compared with, and of their tokens")

@@ -33,10 +33,9 @@ class Segments:
     tail: tuple[int, int]
 
 
-def segments(text: str, boundaries: Boundaries) -> Segments:
-    """Cut ``text``."""
+def segments(text: str, boundaries: Boundaries, cut_at: int = 0, start: int = 0) -> Segments:
+    """Cut ``text`` behind ``cut_at``, where it is cut already and the next segment begins at ``start``."""
     closed: list[tuple[int, int]] = []
-    start, cut_at = 0, 0
     while (found := _next_cut(text, boundaries, cut_at)) is not None:
         closed.append((start, found[0]))
         cut_at = found[0]

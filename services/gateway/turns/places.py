@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from services.gateway.turns.front_hash import FrontHash, HashedTexts
+
 NAME_BYTES = 16
 KEY_BYTES = 32
 
@@ -41,21 +43,20 @@ def entry(place: Place, text: str, closing: str) -> Entry:
     return Entry(place, digest.hexdigest())
 
 
-def places(text: str, opening: str, namespace: str, answers: int) -> list[Place]:
+def places(text: str, opening: str, namespace: str, answers: int, texts: HashedTexts | None = None) -> list[Place]:
     """Places behind the first openings of ``text``, in order: at most one more than ``answers``.
 
-    An opening that somebody wrote into a message makes a place, at which nothing is known.
+    An opening that somebody wrote into a message makes a place, at which nothing is known. With ``texts``, what a text
+    of late begins with is not hashed again.
     """
     found: list[Place] = []
-    digest = hashlib.blake2b(namespace.encode(), digest_size=NAME_BYTES + KEY_BYTES, person=b"tc-answers-1")
-    taken = 0
+    begun = hashlib.blake2b(namespace.encode(), digest_size=NAME_BYTES + KEY_BYTES, person=b"tc-answers-1")
+    front = FrontHash(begun, text, namespace, texts)
     start = text.find(opening) if opening else -1
     while start >= 0 and len(found) <= answers:
         offset = start + len(opening)
-        # A lone surrogate can come from a template, though not from JSON.
-        digest.update(text[taken:offset].encode("utf-8", "surrogatepass"))
-        told = digest.copy().digest()
+        told = front.digest_at(offset)
         found.append(Place(offset, told[:NAME_BYTES].hex(), told[NAME_BYTES:]))
-        taken = offset
         start = text.find(opening, offset)
+    front.keep()
     return found

@@ -19,6 +19,7 @@ from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns import measures
 from services.gateway.turns.answer_store import AnswerStore
+from services.gateway.turns.front_hash import HashedTexts
 from services.gateway.turns.memory import MOST_ALTERNATIVES, Alternatives, AnswerMemory, Said
 from services.gateway.turns.places import Entry, Place, entry, places
 from services.gateway.turns.splicing import Fate, Spliced, is_whole, splice
@@ -82,8 +83,16 @@ class _Job:
 class Turns:
     """Of one gateway. ``memory`` None: nothing is remembered; ``store`` None: nothing is shared."""
 
-    def __init__(self, tokenizer: Tokenizer, memory: AnswerMemory | None, store: AnswerStore | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        memory: AnswerMemory | None,
+        store: AnswerStore | None,
+        texts: HashedTexts | None = None,
+    ) -> None:
+        """Without ``texts`` every conversation is hashed from its front."""
         self._tokenizer = tokenizer
+        self._texts = texts
         self._memory = memory if tokenizer.can_splice else None
         self._store = store
         self._waiting: deque[_Job] = deque()
@@ -105,7 +114,7 @@ class Turns:
         """Find the places of ``answers`` earlier answers. In any thread."""
         if self._memory is None or not namespace:
             return OpenPrompt(text, shape, namespace, [], {})
-        found = places(text, shape.opening, namespace, answers)
+        found = places(text, shape.opening, namespace, answers, self._texts)
         earlier = [place for place in found if place.offset < len(text)]
         said = self._memory.recall(place.name for place in earlier)
         opened = OpenPrompt(text, shape, namespace, found, said)

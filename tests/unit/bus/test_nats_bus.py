@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from shared.bus.access import from_urls
+from shared.bus.client import Client, Transport
 from shared.bus.connection import RECONNECT_MOST_S, reconnect_delay_s
 from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import Delivery, StreamLimits
@@ -126,3 +127,19 @@ async def test_what_a_connection_has_no_room_for_stays_in_order(nats_server: Nat
     await bus.close()
 
     assert arrived == sizes
+
+
+class FullTransport:
+    """A connection with no room."""
+
+    has_room = False
+
+
+async def test_nothing_is_published_now_where_there_is_no_room() -> None:
+    """It is for the caller to wait, and not for a buffer to grow."""
+    client = Client(from_urls(["nats://127.0.0.1:1"]))
+    client._flush_queue = asyncio.Queue()
+    client._transport = cast(Transport, FullTransport())
+
+    assert not client.publish_now("tc.status", b"data")
+    assert client._pending == []

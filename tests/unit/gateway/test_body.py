@@ -48,7 +48,19 @@ async def test_values_are_counted_beside_the_event_loop(monkeypatch: pytest.Monk
         counting(data)
 
     monkeypatch.setattr(body, "_check_values", noting)
-    await body.Bodies(2**20, 1.0, 2**24).decode(LONG, ChatRequest)
+    longer = LONG.replace(b"a" * 300_000, b"a" * 1_200_000)
+    await body.Bodies(2**21, 1.0, 2**24).decode(longer, ChatRequest)
 
     assert len(counted) == 1
     assert counted != [threading.get_ident()]
+
+
+async def test_a_long_body_does_not_wait_for_the_turns_behind_it() -> None:
+    """Only the next one does: its own request goes on as soon as it is decoded."""
+    bodies = body.Bodies(2**20, 1.0, 2**24)
+    one, other = (asyncio.create_task(bodies.decode(LONG, ChatRequest)) for _ in range(2))
+    await asyncio.sleep(0)
+
+    assert one.done()
+    assert not other.done()
+    await other

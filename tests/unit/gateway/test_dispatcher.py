@@ -119,3 +119,20 @@ def test_without_a_broker_a_client_learns_it_at_once(bus: LeaderlessBus) -> None
     bus.lost_s = 0.0
     with pytest.raises(Unavailable, match="not connected"):
         submitted_s(bus)
+
+
+async def test_a_request_of_one_choice_is_on_its_way_at_once(bus: LeaderlessBus, broker: MemoryBroker) -> None:
+    """In the same turn of the loop in which it is begun."""
+    request = SubmitRequest(
+        request_id="r",
+        gateway_id="gw",
+        namespace="0" * 32,
+        prompt=pack_int32([1]),
+        sampling=SamplingParams(max_tokens=4),
+    )
+    dispatcher = Dispatcher(bus, subjects.request_input("gw"), "gw", PendingTable())
+    starting = asyncio.create_task(dispatcher.start(Generation([Choice(request, 0, 0, now_s=0.0)])))
+    await asyncio.sleep(0)
+
+    assert stored(broker) == 1
+    await starting

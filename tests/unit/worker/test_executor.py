@@ -6,6 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.worker import counting
+from services.worker.counters import Counters
+from services.worker.outcome import Outcome
 from shared.messages.base import unpack_int32
 from shared.messages.requests import SamplingParams
 from shared.messages.worker_events import BatchDone, RequestFinished
@@ -107,6 +110,32 @@ def test_batch_done_comes_before_what_the_step_brought(driven: Driven) -> None:
     driven.run()
 
     assert [type(event) for event in driven.events] == [BatchDone, RequestFinished]
+
+
+def test_what_a_step_brought_is_posted_before_it_is_counted(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are waited for, and figures are not."""
+    count, posted = counting.count_step, list[int]()
+
+    def counted(counters: Counters, outcome: Outcome) -> None:
+        posted.append(len(driven.tokens()))
+        count(counters, outcome)
+
+    monkeypatch.setattr(counting, "count_step", counted)
+    driven.give(admit(PROMPT, range(10)), batch(chunk(0, 10)))
+
+    driven.run()
+
+    assert posted == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_report_says_whether_an_answer_begins(driven: Driven) -> None:
+    """With its first token, and with no other."""
+    driven.give(admit(PROMPT, range(10)), batch(chunk(0, 10)))
+
+    driven.run()
+
+    begins = [report.begins for report in driven.reports if report.items]
+    assert begins == [True] + [False] * 7
 
 
 def test_usage_and_timing_are_true(driven: Driven) -> None:

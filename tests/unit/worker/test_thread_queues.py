@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from services.worker import report_channel
 from services.worker.inbox import Arrival, Inbox
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
@@ -111,6 +112,46 @@ async def test_reports_are_handled_on_the_loop_in_order() -> None:
     poster.join(10)
 
     assert handled == [(step, threading.get_ident()) for step in range(500)]
+
+
+async def test_behind_a_first_token_the_loop_goes_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute thread stands still until the report is taken; behind others it does not."""
+    monkeypatch.setattr(report_channel, "HAND_OVER_S", 60.0)
+    happened: list[str] = []
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(report: Report) -> None:
+        happened.append(f"taken {report.step}")
+
+    channel = ReportChannel(loop, handle)
+
+    def post() -> None:
+        for step in range(3):
+            channel.post(Report(step=step, begins=True))
+            happened.append(f"behind {step}")
+        loop.call_soon_threadsafe(over.set)
+
+    poster = threading.Thread(target=post)
+    poster.start()
+    async with asyncio.timeout(20):
+        await over.wait()
+    poster.join(10)
+
+    assert happened == [f"{what} {step}" for step in range(3) for what in ("taken", "behind")]
+
+
+async def test_the_loop_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be busy, and this call comes from its own thread."""
+    monkeypatch.setattr(report_channel, "HAND_OVER_S", 0.0)
+    taken: list[int] = []
+    channel = ReportChannel(asyncio.get_running_loop(), lambda report: taken.append(report.step))
+
+    channel.post(Report(step=1, begins=True))
+
+    assert taken == []
+    channel.drain()
+    assert taken == [1]
 
 
 async def test_a_hanging_loop_stops_the_compute_thread() -> None:

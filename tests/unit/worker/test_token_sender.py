@@ -63,6 +63,33 @@ async def test_each_gateway_gets_its_own_messages_in_order() -> None:
     assert len(gateways[0].batches[0].items) == 2
 
 
+async def test_a_message_leaves_as_soon_as_it_is_put() -> None:
+    """No task has to be woken for it."""
+    bus, sender, _, _ = await set_up()
+    heard: list[Delivery] = []
+    await bus.hear(subjects.tokens("g0"), heard.append)
+
+    sender.put("g0", batch(1, item(0)))
+
+    assert [decode(each.data, TokenBatch).step for each in heard] == [1]
+
+
+async def test_no_message_overtakes_one_that_waits() -> None:
+    """Whatever the connection has no room for is sent before what is put later, when there is room again."""
+    bus, sender, gateways, _ = await set_up()
+    bus.has_room = False
+    sender.put("g0", batch(1, item(0)))
+    bus.has_room = True
+    sender.put("g0", batch(2, item(1)))
+    running = asyncio.create_task(sender.run())
+    await settle(gateways)
+    sender.put("g0", batch(3, item(2)))
+    await settle(gateways)
+    running.cancel()
+
+    assert [one.step for one in gateways[0].batches] == [1, 2, 3]
+
+
 async def test_without_a_broker_messages_are_dropped() -> None:
     """The gateway asks for them later; the worker goes on."""
     bus, sender, gateways, _ = await set_up()
@@ -79,8 +106,9 @@ async def test_without_a_broker_messages_are_dropped() -> None:
 
 
 async def test_the_queue_is_bounded() -> None:
-    """The oldest messages give way."""
-    _, sender, gateways, _ = await set_up(capacity=3)
+    """The oldest messages give way where the connection takes none."""
+    bus, sender, gateways, _ = await set_up(capacity=3)
+    bus.has_room = False
     for step in range(6):
         sender.put("g0", batch(step, item(step)))
 

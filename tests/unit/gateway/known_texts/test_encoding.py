@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,12 +24,13 @@ BOUNDARIES = prove(msgspec.json.decode(BACKEND.to_str()))
 class Encoder:
     """The tokenizer, and which texts it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Any = BACKEND) -> None:
+        self._backend = backend
         self.asked: list[list[str]] = []
 
     def __call__(self, texts: Sequence[str]) -> list[PackedTokens]:
         self.asked.append(list(texts))
-        return [PackedTokens.of(each.ids) for each in BACKEND.encode_batch_fast(texts, add_special_tokens=False)]
+        return [PackedTokens.of(each.ids) for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def prose(words: int, seed: int = 1) -> str:
