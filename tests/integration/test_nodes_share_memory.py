@@ -66,7 +66,7 @@ async def test_a_prefix_comes_from_another_nodes_host_memory(
 
     assert computed == reference.greedy(first, 8, ignore_eos=True)
     assert borrowed.token_ids == again.token_ids == reference.greedy(second, 8, ignore_eos=True)
-    assert borrowed.cached_tokens == borrowed.host_tokens == DOCUMENT_TOKENS
+    assert borrowed.cached_tokens == borrowed.lent_tokens == DOCUMENT_TOKENS
     assert after.counters["fetched_tokens_lent"] == DOCUMENT_TOKENS
     assert after.counters["loans_started"] == 1
 

@@ -56,7 +56,7 @@ def test_the_order_names_the_lenders_pages(make_nodes: MakeCell) -> None:
     cell.drain()
     cell.check_answers()
     assert cell.state.counters["fetched_tokens_lent"] == 3 * CHUNK
-    assert cell.admitted[-1].host_tokens == 3 * CHUNK
+    assert cell.admitted[-1].lent_tokens == 3 * CHUNK
 
 
 def test_what_is_lent_stays_until_the_fetch_is_over(make_nodes: MakeCell) -> None:
