@@ -68,7 +68,7 @@ async def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert [prompt.error for prompt in warmed] == ["", "no worker", "too long"]
     assert asked == {1: 3, 3: prewarm.TRIES, 4: 1}
     lines = warmed_lines(warmed)
-    assert lines[1].split() == ["1", "8", "4", "0", "2", "0", "0", "0", "2"]
+    assert lines[1].split() == ["1", "8", "4", "0", "2", "0", "0", "0", "0", "2"]
     assert lines[2].split()[0] == "all"
     assert lines[3:] == [
         "line 3 failed: no worker", "line 4 failed: too long", "1 of 3 prompts are cached",
