@@ -22,7 +22,7 @@ from shared.messages.status import CellStatus
 from shared.messages.tokens import Usage
 
 TELL_S = 1.0
-FOUND = tuple(f"hit_tokens_{source}" for source in ("device", "host", "disk", "remote", "neighbour"))
+FOUND = tuple(f"hit_tokens_{source}" for source in ("device", "host", "disk", "remote", "neighbour", "lent"))
 """The scheduler's counters of prompt tokens that it found when it admitted a request."""
 
 FIRST_TOKEN_BYTES = 4.0
@@ -35,7 +35,7 @@ MOST_TOLD_BYTES = 32_768 * HEAD_BYTES
 EMPTY_FOR = 3
 """Times in a row that the scheduler must have nothing in its tree before its cell is taken to hold nothing."""
 
-SOURCES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse")
+SOURCES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "lent")
 
 
 class CellReports:

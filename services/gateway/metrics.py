@@ -56,7 +56,7 @@ TENANT_FILE_FAULTS = counter("gateway_tenant_file_faults", "Changes of the file 
 RATE_LIMITED = counter("gateway_rate_limited", "Requests beyond a limit of their tenant", ("limit",))
 OUTBOX_WAITING = gauge("gateway_outbox_waiting", "Cancellations and resumptions not yet stored")
 
-SOURCE_NAMES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse")
+SOURCE_NAMES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "lent")
 """Where a prompt's tokens can come from, but for being computed."""
 
 _SOURCES = {name: CACHED_TOKENS.labels(name) for name in SOURCE_NAMES}

@@ -216,6 +216,8 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("fetched_tokens", "fetched_tokens", "Tokens whose KV was brought to host memory from below", 1),
     ("fetched_tokens_remote", "fetched_tokens_remote", "Those of them that came from an object store", 1),
     ("fetched_tokens_lent", "fetched_tokens_lent", "Those of them that came from another node's host memory", 1),
+    ("raised_tokens", "raised_tokens", "Tokens that a node fetched from its disk to be read by another", 1),
+    ("handed_on_pages", "handed_on_pages", "Host pages of nodes on their way out that others were to copy", 1),
     ("quarantined_pages", "quarantined_pages", "Host pages taken out of use: identity or checksum was wrong", 1),
     ("sparse_tokens_read", "sparse_tokens_read", "Tokens of prefixes that were read in part", 1),
     ("sparse_prefixes_refused", "sparse_refused", "Prefixes that could not be read in part after all", 1),
@@ -227,7 +229,9 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
         "hit_tokens",
         "Tokens reused by admitted requests, by where they were; attempts after a failure count again",
         ("source",),
-        tuple(((source,), f"hit_tokens_{source}") for source in ("device", "host", "disk", "remote", "neighbour")),
+        tuple(
+            ((source,), f"hit_tokens_{source}") for source in ("device", "host", "disk", "remote", "neighbour", "lent")
+        ),
     ),
     (
         "evicted_pages",

@@ -60,6 +60,17 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
         Literal["off", "nixl"],
         Meta(description="let storages of other nodes read this host memory, and read theirs: off, or by NIXL"),
     ] = "off"
+    handover_ms: Annotated[
+        int,
+        Meta(
+            description="longest wait at a stop, with --share, for other nodes to copy what is hot here; 0 is none",
+            ge=0,
+            le=30_000,
+        ),
+    ] = 5_000
+    handover_bytes: Annotated[
+        int, Meta(description="host memory that other nodes copy then, at the most; 0 is none", ge=0)
+    ] = 4 * 2**30
     io_threads: Annotated[int, Meta(description="chunks that are read or written at once", ge=1, le=256)] = 8
     max_saves: Annotated[int, Meta(description="saves of either form that may wait or run; more are refused", ge=1)] = (
         1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.storage import measures
@@ -26,6 +27,7 @@ from shared.messages.storage_plans import (
     DropChunks,
     FetchChunks,
     PinChunks,
+    ReleaseStorage,
     SaveChunks,
     StoragePlan,
 )
@@ -47,8 +49,11 @@ class Orders:
         *,
         storage_id: str,
         incarnation: str,
+        release: Callable[[], None],
     ) -> None:
+        """``release`` is called when the scheduler lets this storage go."""
         self._pools = pools
+        self._release = release
         self._queue = queue
         self._copier = copier
         self._outbox = outbox
@@ -84,6 +89,8 @@ class Orders:
                     self._tiers.pin(order)
                 case DropChunks():
                     self._tiers.drop(order)
+                case ReleaseStorage():
+                    self._release()
         except Exception as error:
             # One bad order must not end the storage, which holds everybody's host pages.
             name = type(order).__name__

@@ -27,7 +27,7 @@ from shared.event_outbox import EventOutbox
 from shared.lifecycle import EXIT_FAILED, Lifecycle, beat
 from shared.membership import Membership, lists_storage
 from shared.messages.status import Degradation, GetInventory, Inventory, VerifyChunks
-from shared.messages.storage_events import StorageJoined, StorageLeft
+from shared.messages.storage_events import StorageDraining, StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
 from shared.plan_receiver import PlanReceiver
 from shared.tracing import Tracer
@@ -37,6 +37,9 @@ FLUSH_S = 5.0
 
 LEAVE_S = 40.0
 """Longest stop in all. Copies seldom take seconds, but their answers wait for room while the broker is away."""
+
+TOLD_GRACE = 0.9
+"""Of the time for handing on, what the scheduler is told: its last word should come before we stop waiting for it."""
 
 _log = logs.get_logger("storage")
 
@@ -58,6 +61,7 @@ class StorageShell:
         self._bus = bus
         self._pools = pools
         self.incarnation = incarnation
+        self._released = asyncio.Event()
         self._queue = TransferQueue(config.max_transfers)
         # Room for the answer of every transfer, and for the few events besides.
         self._outbox = EventOutbox(
@@ -102,6 +106,7 @@ class StorageShell:
             self._tiers,
             storage_id=config.id,
             incarnation=incarnation,
+            release=self._released.set,
         )
         self._plans = PlanReceiver(
             bus,
@@ -141,11 +146,13 @@ class StorageShell:
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             tasks.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
             await life.watch(*tasks)
+            ends_s = time.monotonic() + LEAVE_S
+            await self._hand_on(life, tasks)
             await self._plans.stop()
             for subscription in (status, *calls):
                 await subscription.close()
             try:
-                async with asyncio.timeout(LEAVE_S):
+                async with asyncio.timeout(ends_s - time.monotonic()):
                     await self._leave(copying, moving)
             except TimeoutError:
                 _log.warning("left_unfinished", reason=f"copies and their answers took longer than {LEAVE_S:.0f} s")
@@ -188,9 +195,40 @@ class StorageShell:
                 shares=self._tiers.sharing.engine_name,
                 disk_measured_bytes_per_s=self._tiers.measured_bytes_per_s,
                 shapes=self._tiers.shapes,
+                handover_bytes=self._handover_bytes,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)
+
+    @property
+    def _handover_bytes(self) -> int:
+        """What other nodes may copy of the host memory at the end."""
+        is_shared = self._tiers.sharing.pool is not None and self._config.handover_ms > 0
+        return self._config.handover_bytes if is_shared else 0
+
+    async def _hand_on(self, life: Lifecycle, tasks: list[asyncio.Task[None]]) -> None:
+        """Let other nodes copy what is hot here, until the scheduler lets this storage go, the time is over, or a
+        second signal comes. What ends a task is raised here as it is by ``Lifecycle.watch``.
+        """
+        config = self._config
+        if not self._handover_bytes or life.exit_code or life.hurrying.is_set():
+            return
+        grace_ms = int(config.handover_ms * TOLD_GRACE)
+        ends = [asyncio.create_task(_until(end)) for end in (self._released, life.hurrying)]
+        try:
+            async with asyncio.timeout(config.handover_ms / 1e3):
+                await self._outbox.put_when_room(
+                    StorageDraining(storage_id=config.id, incarnation=self.incarnation, grace_ms=grace_ms)
+                )
+                done, _ = await asyncio.wait({*ends, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except TimeoutError:
+            pass  # The next lookup computes what was not copied.
+        finally:
+            for end in ends:
+                end.cancel()
+        _log.info("handed_on", released=self._released.is_set())
 
     async def _leave(self, copying: asyncio.Task[None], moving: asyncio.Task[None]) -> None:
         await self._copier.stop()
@@ -242,3 +280,7 @@ class StorageShell:
 
     async def _verify(self, data: bytes) -> bytes:
         return encode(await self._tiers.verify(decode(data, VerifyChunks)))
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

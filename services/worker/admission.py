@@ -65,6 +65,7 @@ def admit(
         disk_tokens=order.disk_tokens,
         remote_tokens=order.remote_tokens,
         neighbour_tokens=order.neighbour_tokens,
+        lent_tokens=order.lent_tokens,
         sparse=order.sparse,
         leases=order.leases,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),

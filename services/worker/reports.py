@@ -264,6 +264,7 @@ def usage_of(request: RunningRequest) -> Usage:
         sparse_tokens=request.sparse_tokens,
         importance=request.importance,
         leases=request.leases,
+        lent_tokens=request.lent_tokens,
     )
 
 

@@ -93,6 +93,7 @@ def _sources(usage: Usage) -> dict[str, int]:
         "disk_tokens": usage.disk_tokens,
         "remote_tokens": usage.remote_tokens,
         "neighbour_tokens": usage.neighbour_tokens,
+        "lent_tokens": usage.lent_tokens,
         "hidden_tokens": usage.hidden_tokens,
         "sparse_tokens": usage.sparse_tokens,
         "computed_tokens": usage.computed_tokens,

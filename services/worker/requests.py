@@ -85,6 +85,7 @@ class RunningRequest:
     disk_tokens: int = 0
     remote_tokens: int = 0
     neighbour_tokens: int = 0
+    lent_tokens: int = 0
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt.
     milestones: Milestones = field(default_factory=Milestones)
     state: State = "waiting"
@@ -208,7 +209,7 @@ class RunningRequest:
 
     def lose_loaded(self, lost: int) -> None:
         """So many tokens were not loaded after all. What came from furthest away lies deepest, and goes first."""
-        for name in ("remote_tokens", "disk_tokens", "neighbour_tokens", "host_tokens"):
+        for name in ("remote_tokens", "disk_tokens", "lent_tokens", "neighbour_tokens", "host_tokens"):
             gone = min(lost, getattr(self, name))
             setattr(self, name, getattr(self, name) - gone)
             lost -= gone

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shared.messages.base import Message
 
-Source = Literal["device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "computed"]
+Source = Literal["device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "computed", "lent"]
 
 Reason = Literal[
     "never_stored",  # Nothing is known of it.

@@ -31,6 +31,21 @@ class StorageJoined(Message, frozen=True):
     shapes: bytes = (
         b""  # Of the chunks that its disk holds: digests of their geometries, 8 bytes each, most chunks first.
     )
+    handover_bytes: int = (
+        0  # Of its host memory that other nodes may copy when its node drains, at the most; 0 is none.
+    )
+
+
+class StorageDraining(Message, frozen=True):
+    """A storage was asked to end, and waits for ``grace_ms`` at the most.
+
+    Answered by ``ReleaseStorage`` once other nodes have copied what they are to have of its host memory, or when that
+    time is over.
+    """
+
+    storage_id: str
+    incarnation: str
+    grace_ms: int
 
 
 class StorageLeft(Message, frozen=True):
@@ -129,5 +144,6 @@ StorageEvent = (
     | ChunksSaved
     | ChunksFetched
     | ChunksDropped
+    | StorageDraining
 )
 """What storages put into the stream."""

@@ -137,6 +137,10 @@ class DropChunks(Message, frozen=True):
     tiers: tuple[str, ...] = ("disk", "remote")
 
 
+class ReleaseStorage(Message, frozen=True):
+    """Answer to ``StorageDraining``: nobody counts on its host memory any more, and it may end."""
+
+
 StorageOrder = (
     CreateHostPool
     | AttachDevicePool
@@ -147,6 +151,7 @@ StorageOrder = (
     | CancelFetch
     | PinChunks
     | DropChunks
+    | ReleaseStorage
 )
 
 

@@ -51,6 +51,7 @@ class Usage(Message, frozen=True):
     sparse_tokens: int = 0  # Of a sparse prefix: only the important ones among them were loaded.
     importance: ImportanceUsage | None = None  # None where nothing was loaded lossily.
     leases: tuple[LeaseGrant, ...] = ()  # An answer to each lease that the request asked for.
+    lent_tokens: int = 0  # Read from another node.
 
 
 class TokenItem(Message, frozen=True):

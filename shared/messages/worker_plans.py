@@ -117,6 +117,7 @@ class AdmitRequest(Message, frozen=True):
     base: TextBase | None = None
     text: int = 0
     dropped: tuple[int, ...] = ()
+    lent_tokens: int = 0  # For usage: brought to the host pool from another node for this request.
 
     @property
     def token_count(self) -> int:

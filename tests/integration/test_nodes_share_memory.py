@@ -1,4 +1,4 @@
-"""Two nodes whose storages read one another's host memory by NIXL, as real processes without disks."""
+"""Two nodes whose storages read one another's host memory and disks by NIXL, as real processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from services.storage.sharing.parts import is_installed
+from shared import subjects
+from shared.codec import encode
+from shared.messages.cell_events import FlushCache
 from tests.checkpoints import VOCAB_SIZE
 from tests.integration.conftest import Checkpoints
-from tests.integration.machines import DOCUMENT_TOKENS, Machines, running_machines
+from tests.integration.machines import DOCUMENT_TOKENS, PAGE_SIZE, Machines, running_machines
 from tests.nats_server import NatsServer
 
 pytestmark = [
@@ -66,7 +69,7 @@ async def test_a_prefix_comes_from_another_nodes_host_memory(
 
     assert computed == reference.greedy(first, 8, ignore_eos=True)
     assert borrowed.token_ids == again.token_ids == reference.greedy(second, 8, ignore_eos=True)
-    assert borrowed.cached_tokens == borrowed.host_tokens == DOCUMENT_TOKENS
+    assert borrowed.cached_tokens == borrowed.lent_tokens == DOCUMENT_TOKENS
     assert after.counters["fetched_tokens_lent"] == DOCUMENT_TOKENS
     assert after.counters["loans_started"] == 1
 
@@ -87,3 +90,50 @@ async def test_a_lender_that_died_is_a_miss(nats_server: NatsServer, checkpoints
     assert answer.token_ids == reference.greedy(second, 8, ignore_eos=True)
     assert answer.cached_tokens == 0
     assert after.counters["fetches_failed"] == after.counters["loans_started"] == 1
+
+
+async def test_a_node_that_ends_hands_on_what_is_hot(
+    nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """Its storage waits until the other node has copied the document, ends by itself, and nothing is computed again."""
+    model, reference = checkpoints["llama"]
+    first, second = _prompts(checkpoints, 7)
+    async with running_machines(
+        (nats_server.url,), model, tmp_path, has_disks=False, storage={"share": "nixl", "handover_ms": 30_000}
+    ) as machines:
+        await _with_a_document_at_a(machines, first)
+        leaving = machines.nodes["a"]["storage"]
+        leaving.terminate()
+        await machines.until(lambda cell: cell.storages == ("storage-b",))
+        exit_code = await leaving.wait()
+        (answer,) = await machines.ask(machines.body(second, 8))
+        after = await machines.settle(1)
+
+    assert exit_code == 0
+    assert answer.token_ids == reference.greedy(second, 8, ignore_eos=True)
+    assert answer.cached_tokens == answer.host_tokens == DOCUMENT_TOKENS
+    assert after.counters["node_drains_done"] == 1
+    assert after.counters["handed_on_pages"] >= DOCUMENT_TOKENS // PAGE_SIZE
+    assert "node_drains_cut_short" not in after.counters
+
+
+async def test_a_prefix_comes_from_another_nodes_disk(
+    nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """It is in nobody's memory: the node that has it on its disk reads it, and the other borrows it."""
+    model, reference = checkpoints["llama"]
+    first, second = _prompts(checkpoints, 8)
+    async with running_machines(
+        (nats_server.url,), model, tmp_path, has_disks=True, storage={"share": "nixl"}
+    ) as machines:
+        await _with_a_document_at_a(machines, first)
+        await machines.until(lambda cell: cell.chunks_in_all >= DOCUMENT_TOKENS // 64)
+        flush = FlushCache(call_id="test", tiers=("device", "host"))
+        await machines.bus.append(subjects.cell_input(), encode(flush))
+        await machines.until(lambda cell: all(not pool.cached for pool in cell.pools))
+        (answer,) = await machines.ask(machines.body(second, 8))
+        after = await machines.settle(1)
+
+    assert answer.token_ids == reference.greedy(second, 8, ignore_eos=True)
+    assert answer.cached_tokens == answer.lent_tokens == DOCUMENT_TOKENS
+    assert after.counters["raised_tokens"] == after.counters["fetched_tokens_lent"] == DOCUMENT_TOKENS

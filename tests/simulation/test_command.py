@@ -49,6 +49,15 @@ def test_json_is_the_same_but_for_the_wall_time(capsys: pytest.CaptureFixture[st
     assert printed[0] == printed[1]
 
 
+def test_what_nodes_lend_one_another_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a part of the hits of its own."""
+    nodes = ["--workers", "4", "--workers-per-node", "1", "--host-tokens", "3000"]
+    main([*_QUICK, *nodes, "--requests", "200", "--network-gb-s", "10", "--set", "host_writes=through", "--json"])
+
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["hit_tokens"]["lent"] > 0
+
+
 def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The table names the workload and the figures."""
     assert main(_QUICK) == 0

@@ -179,6 +179,7 @@ class CellModel:
         shares: str = "",
         disk_bytes_per_s: float = 1e9,
         shapes: bytes = b"",
+        handover_bytes: int = 0,
     ) -> ModelStorage:
         """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form, which
         was measured; ``shapes`` are digests of the geometries of chunks that it announces.
@@ -203,6 +204,7 @@ class CellModel:
                 shares=shares,
                 disk_measured_bytes_per_s=disk_bytes_per_s if disk_chunks else 0.0,
                 shapes=shapes,
+                handover_bytes=handover_bytes,
             )
         )
         return storage
@@ -322,6 +324,8 @@ class CellModel:
         self.feed(message)
         if isinstance(message, worker_events.WorkerLeft) and self.workers.get(message.worker_id) is process:
             del self.workers[message.worker_id]
+        if isinstance(message, storage_events.StorageLeft) and self.storages.get(message.storage_id) is process:
+            del self.storages[message.storage_id]
         return True
 
     def fire(self, timer_id: str) -> None:

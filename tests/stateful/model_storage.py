@@ -35,6 +35,7 @@ class ModelStorage:
         self.has_remote = self.keeps_sparse = False
         self.chunk_seconds = 1e-5  # What it says that reading a chunk takes.
         self.fetches: dict[int, ModelFetch] = {}
+        self.is_draining = self.has_left = False
         self.pinned: dict[bytes, None] = {}
 
     @property
@@ -57,7 +58,7 @@ class ModelStorage:
 
     def step(self, *, backups_succeed: bool = True, saves_succeed: bool = True) -> bool:
         """Execute the next plan; returns whether there was one."""
-        if not self.inbox:
+        if not self.inbox or self.has_left:
             return False
         plan = self.inbox.popleft()
         self.last_plan = plan.number
@@ -87,9 +88,18 @@ class ModelStorage:
             case storage_plans.PinChunks():
                 for start in range(0, len(plan.order.chunks), 16):
                     self.pinned[plan.order.chunks[start : start + 16]] = None
+            case storage_plans.ReleaseStorage():
+                assert self.is_draining
+                self._say(storage_events.StorageLeft)
+                self.has_left = True
             case _:
                 raise AssertionError(f"unknown order {plan.order}")
         return True
+
+    def drain(self, grace_ms: int = 1_000) -> None:
+        """Say that this storage was asked to end."""
+        self.is_draining = True
+        self._say(storage_events.StorageDraining, grace_ms=grace_ms)
 
     @property
     def _pages_each(self) -> int:
@@ -97,7 +107,7 @@ class ModelStorage:
 
     def fetch(self, *, index: int = 0, chunks: int = 1, error: str = "") -> bool:
         """Go on with one of the fetches under way, or let it fail; returns whether there was one."""
-        if not self.fetches:
+        if not self.fetches or self.has_left:
             return False
         fetch_id = list(self.fetches)[index % len(self.fetches)]
         fetch = self.fetches[fetch_id]

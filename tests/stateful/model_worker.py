@@ -245,7 +245,8 @@ class ModelWorker:
         assert order.sparse is not None or len(used) == len(pages)
         assert order.cached_tokens % size == 0
         assert order.cached_tokens < len(tokens), "nothing is left to compute"
-        found = (order.device_tokens, order.host_tokens, order.disk_tokens, order.remote_tokens, order.neighbour_tokens)
+        fetched = (order.lent_tokens, order.disk_tokens, order.remote_tokens)
+        found = (order.device_tokens, order.host_tokens, order.neighbour_tokens, *fetched)
         assert min(found) >= 0
         exact = order.cached_tokens if order.sparse is None else order.sparse.start
         assert sum(found) == min(exact, order.prompt_tokens)

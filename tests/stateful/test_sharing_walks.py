@@ -1,4 +1,6 @@
-"""Seeded walks of a cell of two nodes whose storages read one another's host memory."""
+"""Seeded walks of a cell of two or three nodes whose storages read one another's host memory and disks, and come and
+go.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,19 @@ import random
 
 import pytest
 
+from shared.chunks import chunk_bytes
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import NOISES, CellDriver
+from tests.stateful.model_pages import geometry
 from tests.stateful.walking import added_up, move
 
 WALKS = 40
-STORAGES = ("storage", "storage-b")
-NODES = ("node", "node-b")
+STORAGES = ("storage", "storage-b", "storage-c")
+NODES = ("node", "node-b", "node-c")
+TROUBLES = (
+    *("worker_dies", "worker_starts", "worker_drains", "storage_dies", "storage_starts"),
+    *("storage_drains", "storage_drains", "hand_over_timer", "page_rots", "chunk_rots", "waiters_leave"),
+)
 
 MUST_HAPPEN = (
     "evicted_pages_host",
@@ -23,9 +31,15 @@ MUST_HAPPEN = (
     "fetches_failed",
     "fetches_shared",
     "fetches_without_room",
+    "handed_on_pages",
     "hit_tokens_disk",
     "hit_tokens_host",
+    "hit_tokens_lent",
     "loans_started",
+    "node_drains_cut_short",
+    "node_drains_done",
+    "raised_tokens",
+    "raises_started",
     "storages_lost",
     "workers_lost",
 )
@@ -33,19 +47,27 @@ MUST_HAPPEN = (
 
 
 class SharingDriver(CellDriver):
-    """Every second worker is of the other node, which has a storage of its own."""
+    """Each node has a storage and a worker."""
+
+    nodes = 2
+    handover_bytes = 0
 
     def start_storage(self, index: int) -> None:
-        name = STORAGES[index % 2]
-        self.cell.storages.pop(name, None)
+        number = index % self.nodes
+        self.cell.storages.pop(STORAGES[number], None)
         self.cell.add_storage(
-            name, node=NODES[index % 2], pages=self.host_pages, disk_chunks=self.disk_chunks, shares="engine"
+            STORAGES[number],
+            node=NODES[number],
+            pages=self.host_pages,
+            disk_chunks=self.disk_chunks,
+            shares="engine",
+            handover_bytes=self.handover_bytes,
         )
 
     def start_worker(self, index: int) -> None:
-        name = f"worker-{index % 2}"
-        self.cell.workers.pop(name, None)
-        self.cell.add_worker(name, node=NODES[index % 2], pages=self.pages)
+        number = index % self.nodes
+        self.cell.workers.pop(f"worker-{number}", None)
+        self.cell.add_worker(f"worker-{number}", node=NODES[number], pages=self.pages)
 
     def trouble(self, kind: str, index: int) -> None:
         cell = self.cell
@@ -54,7 +76,24 @@ class SharingDriver(CellDriver):
         elif kind == "worker_starts":
             self.start_worker(index)
         elif kind == "storage_dies" and len(cell.storages) > 1:
-            cell.lose_storage(list(cell.storages)[index % 2])
+            cell.lose_storage(list(cell.storages)[index % len(cell.storages)])
+        elif kind == "storage_drains" and cell.storages:
+            storage = list(cell.storages.values())[index % len(cell.storages)]
+            if not storage.is_draining:
+                storage.drain(grace_ms=(0, 1_000)[index % 7 > 0])
+                while index % 2 and storage.outbox:
+                    cell.deliver(storage)
+                if index % 3 == 0:
+                    self.trouble("hand_over_timer", index)
+        elif kind == "worker_drains" and cell.workers:
+            super().trouble(kind, index)
+        elif kind == "hand_over_timer":
+            for name in [name for name in cell.timers if name.startswith("hand_over.")][:1]:
+                cell.fire(name)
+        elif kind == "chunk_rots":
+            for disk in cell.disks.values():
+                for pages in list(disk.chunks.values())[index % 5 :: 5]:
+                    pages[0].is_corrupt = True
         elif kind == "storage_starts":
             self.start_storage(index)
         elif kind == "page_rots":
@@ -66,7 +105,7 @@ class SharingDriver(CellDriver):
         elif kind == "waiters_leave":
             for name in [name for name, request in cell.state.requests.items() if request.prefetch.fetch]:
                 cell.cancel(name)
-        elif kind == "storage_moves":
+        elif kind == "storage_moves" and cell.storages:
             storage = list(cell.storages.values())[index % len(cell.storages)]
             storage.step(backups_succeed=index % 5 > 0)
             storage.fetch(index=index, chunks=1 + index % 3, error="made to fail" if index % 11 == 0 else "")
@@ -97,19 +136,23 @@ def walk(seed: int) -> dict[str, int]:
         disk_chunks=40,
     )
     driver.host_pages = chance.choice([12, 20, 60])
-    for index in range(2):
+    driver.nodes = chance.choice([2, 3])
+    driver.handover_bytes = chance.choice([0, 3 * chunk_bytes(geometry(driver.cell.page_size)), 1 << 40, 1 << 40])
+    for index in range(driver.nodes):
         driver.start_storage(index)
         driver.start_worker(index)
     driver.everything_moves(3)
     for _ in range(160):
         point = chance.random()
-        if point < 0.06:
-            kinds = ("worker_dies", "worker_starts", "storage_dies", "storage_starts", "page_rots", "waiters_leave")
-            driver.trouble(chance.choice(kinds), chance.randrange(1000))
+        if point < 0.05:
+            driver.trouble(chance.choice(TROUBLES), chance.randrange(1000))
+        elif point < 0.065:
+            driver.start_storage(chance.randrange(3))
+            driver.start_worker(chance.randrange(3))
         elif point < 0.1:
             driver.noise(chance.choice((*NOISES, "fetch_timer", "fetch_timer")), chance.randrange(1000))
-        elif point < 0.14:
-            driver.flush(chance.choice([("device",), ("device",), ("host",)]), None)
+        elif point < 0.18:
+            driver.flush(chance.choice([("device",), ("device",), ("device", "host"), ("host",)]), None)
         elif point < 0.45:
             driver.submit([chance.randint(0, 2) for _ in range(chance.randint(2, 8))], chance.randint(0, 3), 2)
         elif point < 0.7:
@@ -117,6 +160,7 @@ def walk(seed: int) -> dict[str, int]:
         else:
             move(driver, chance, chance.choice(["all", "worker", "heard"]))
     driver.finish()
+    assert not driver.cell.state.handing
     return driver.cell.state.counters
 
 

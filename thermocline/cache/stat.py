@@ -18,7 +18,8 @@ from thermocline.cache.tables import table
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_over", "cache_lease",
+    "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_", "lent", "raise",
+    "cache_lease",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 

@@ -18,7 +18,7 @@ class RequestError(Exception):
         self.code = code
 
 
-SOURCES = ("device", "neighbour", "host", "hidden", "sparse", "disk", "remote")
+SOURCES = ("device", "neighbour", "host", "lent", "hidden", "sparse", "disk", "remote")
 """Where a reused prefix can have been, the fastest first; ``hidden`` is restored from hidden states below host memory.
 
 Of what was ``sparse`` on the disk only a part was loaded, and the answer is lossy.
@@ -46,6 +46,7 @@ class Answer:
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
     sparse_tokens: int = 0
+    lent_tokens: int = 0
     importance: dict[str, Any] | None = None  # The API's ``usage.importance``; None for an exact answer.
     timing_ms: dict[str, float | None] = field(default_factory=dict)
 

@@ -154,7 +154,7 @@ def _take_input(run: RecordedRun, prompts: RecordedPrompts, message: Input, now_
 def _take_admission(run: RecordedRun, order: AdmitRequest) -> None:
     request = run.requests.get(order.request_id)
     if request is not None and order.attempt == 1:
-        request.device_tokens, request.host_tokens = order.device_tokens, order.host_tokens
+        request.device_tokens, request.host_tokens = order.device_tokens, order.host_tokens + order.lent_tokens
         request.neighbour_tokens = order.neighbour_tokens
         request.disk_tokens = order.disk_tokens + order.remote_tokens
 

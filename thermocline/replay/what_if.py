@@ -142,7 +142,7 @@ def _simulate(run: RecordedRun, costs: Costs, changes: dict[str, Any]) -> dict[s
     return {
         "input tokens": figures.input_tokens,
         "hit tokens, device": figures.device_tokens,
-        "hit tokens, host": figures.host_tokens,
+        "hit tokens, host": figures.host_tokens + figures.lent_tokens,
         "hit tokens, neighbour": figures.neighbour_tokens,
         "hit tokens, below host": figures.disk_tokens,
         "TTFT mean, ms": figures.ttft_ms.mean,

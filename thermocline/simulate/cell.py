@@ -205,6 +205,7 @@ class SimulatedCell:
         self.figures.host_tokens += order.host_tokens
         self.figures.disk_tokens += order.disk_tokens
         self.figures.neighbour_tokens += order.neighbour_tokens
+        self.figures.lent_tokens += order.lent_tokens
 
     # -- the fold ---------------------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class RequestFigures:
     host_tokens: int = 0
     disk_tokens: int = 0
     neighbour_tokens: int = 0
+    lent_tokens: int = 0
     ttft_ms: Distribution = field(default_factory=Distribution)
     tpot_ms: Distribution = field(default_factory=Distribution)  # After the first token, for each later one.
     latency_ms: Distribution = field(default_factory=Distribution)

@@ -125,6 +125,8 @@ class Simulation:
             hits["disk"] = figures.disk_tokens
         if figures.neighbour_tokens:
             hits["neighbour"] = figures.neighbour_tokens
+        if self.shape.network_gb_s:
+            hits["lent"] = figures.lent_tokens
         counters, page_size = dict(sorted(state.counters.items())), self.setup.page_size
         scheduler_s = self.cell.inputs * self.setup.hardware.cell.scheduler_us / 1e6
         return {

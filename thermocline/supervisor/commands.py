@@ -85,6 +85,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "disk_read_bytes_per_s": config.disk_read_bytes_per_s,
         "remote": config.remote,
         "sparse": config.sparse,
+        "handover_ms": min(5_000, grace_ms // 2),
     }
     worker: Settings = {
         **common,

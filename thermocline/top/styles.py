@@ -8,7 +8,7 @@ from rich.text import Text
 
 SOURCES = {
     "device": "dark_orange", "neighbour": "magenta", "host": "yellow", "disk": "cyan", "remote": "blue",
-    "hidden": "green", "sparse": "purple", "computed": "bright_black",
+    "hidden": "green", "sparse": "purple", "lent": "gold3", "computed": "bright_black",
 }  # fmt: skip
 PARTS = {
     "accept": "bright_black", "broker": "slate_blue1", "queue": "yellow", "deferral": "magenta",

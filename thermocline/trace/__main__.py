@@ -43,7 +43,7 @@ class Outcome:
         prompt = sum(a.prompt_tokens for a in self.answers)
         hits = {
             "device": sum(a.device_tokens for a in self.answers),
-            "host": sum(a.host_tokens for a in self.answers),
+            "host": sum(a.host_tokens + a.lent_tokens for a in self.answers),
         }
         return {
             "requests": len(self.answers) + sum(self.errors.values()),

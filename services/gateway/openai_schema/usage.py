@@ -12,7 +12,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """``cached_tokens`` is OpenAI's; the others say on which tier they were found.
 
     ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
-    ``neighbour_tokens`` were copied from another device of the node, ``hidden_tokens`` restored from hidden states or a
+    ``neighbour_tokens`` were copied from another device of the node, ``lent_tokens`` read from another node for this
+    request, ``hidden_tokens`` restored from hidden states or a
     mix of them, KV and recomputation. Of ``sparse_tokens`` only the important ones were loaded.
 
     ``cache_write_tokens`` were not found, and this request added their KV to the cache; those of a page that the prompt
@@ -27,6 +28,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
     sparse_tokens: int = 0
+    lent_tokens: int = 0
     cache_write_tokens: int = 0
 
 

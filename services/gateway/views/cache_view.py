@@ -12,7 +12,7 @@ from shared.messages.base import unpack_int32
 from shared.messages.pools import form_name
 from shared.messages.status import CachedNode, CellStatus, Inventory, LeaseStatus, PinStatus, PoolStatus
 
-HIT_TIERS = ("device", "neighbour", "host", "disk", "remote")
+HIT_TIERS = ("device", "neighbour", "host", "lent", "disk", "remote")
 
 
 def node_view(node: CachedNode, text: str | None = None) -> CacheNode:

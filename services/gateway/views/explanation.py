@@ -18,6 +18,7 @@ _FALLBACK: tuple[tuple[Source, str], ...] = (
     ("device", "device_tokens"),
     ("host", "host_tokens"),
     ("neighbour", "neighbour_tokens"),
+    ("lent", "lent_tokens"),
     ("disk", "disk_tokens"),
     ("remote", "remote_tokens"),
     ("hidden", "hidden_tokens"),

@@ -28,6 +28,7 @@ _TIERS = (
     "neighbour_tokens",
     "hidden_tokens",
     "sparse_tokens",
+    "lent_tokens",
 )
 
 

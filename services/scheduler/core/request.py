@@ -81,6 +81,7 @@ class Prefetch(msgspec.Struct):
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
     brought_lent: int = 0  # Of what was fetched for it: tokens that came from another node's host memory.
     is_loan_over: bool = False  # A lender did not bring what it was to: no other one is asked.
+    raised_to: int = 0  # Disks of other nodes were asked for its prefix up to this many tokens.
 
     def forget_brought(self) -> None:
         """What was fetched for it is of no account any more."""

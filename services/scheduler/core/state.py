@@ -18,7 +18,7 @@ from services.scheduler.core.cache.prompt_blocks import HeldBlocks
 from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease
 from services.scheduler.core.kept_texts import KeptTexts
-from services.scheduler.core.members.drain import Drain
+from services.scheduler.core.members.drain import Drain, NodeDrain
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.sparse.sparse_records import SparseTier
@@ -81,6 +81,8 @@ class Storage(msgspec.Struct):
     hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)
     sparse: SparseTier = msgspec.field(default_factory=SparseTier)
     shares: str = ""  # As it said when it joined.
+    handover_bytes: int = 0  # As it said when it joined.
+    is_released: bool = False  # It was told that it may leave, so nobody begins to read its host pool.
 
 
 MOST_QUARANTINED = 64
@@ -155,6 +157,7 @@ class CellState(msgspec.Struct):
     renewal: Renewal | None = None  # Policies that come after those in force, until they know what is resident.
     arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
     blocks: HeldBlocks = {}  # Where the tree has what gateways refer to.
+    handing: dict[str, NodeDrain] = {}  # Storages of nodes on their way out, whose host copies others are to have.
 
     def count(self, name: str, amount: int = 1) -> None:
         """Raise a counter."""

@@ -35,6 +35,7 @@ TimerKind = Literal[
     "strike",
     "flush",
     "renew",
+    "hand_over",
 ]
 """What a timer of the core is for; :mod:`timers` has a handler for each."""
 

@@ -86,7 +86,7 @@ async def test_stats_unite_scheduler_and_storages() -> None:
         "owner": "worker-0", "tier": "device", "total": 64, "cached": 4, "leased": 0, "free": 60,
         "form": "",
     }  # fmt: skip
-    assert stats["hit_tokens"] == {"device": 96, "neighbour": 0, "host": 0, "disk": 0, "remote": 0}
+    assert stats["hit_tokens"] == {"device": 96, "neighbour": 0, "host": 0, "lent": 0, "disk": 0, "remote": 0}
     assert (stats["storages"]["storage-0"]["disk_chunks"], stats["storages"]["storage-1"]) == (2, None)
 
 

@@ -5,12 +5,14 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.storage.config import StorageConfig
 from services.storage.pools import Pools
+from services.storage.sharing import parts
 from services.storage.shell import StorageShell
 from services.storage.thread_priority import COPY_NICENESS
 from shared import subjects
@@ -24,16 +26,18 @@ from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.sparse_reads import ReadSparse, SparseRead
 from shared.messages.status import GetInventory, Inventory
-from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
+from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageDraining, StorageJoined, StorageLeft
 from shared.messages.storage_plans import (
     AttachDevicePool,
     BackupPages,
     CreateHostPool,
     DetachDevicePool,
+    ReleaseStorage,
     StorageOrder,
     StoragePlan,
 )
 from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.unit.storage.sharing.local_engine import LocalEngine
 
 MakePool = Callable[[KvGeometry, int], PoolHandle]
 
@@ -106,6 +110,7 @@ async def _running(
     open_device: Callable[[PoolHandle], DevicePages] = DevicePoolView.attach,
     threads: int = 2,
     max_transfers: int = 16,
+    **settings: Any,
 ) -> AsyncIterator[_Cell]:
     config = StorageConfig(
         id="s0",
@@ -115,6 +120,7 @@ async def _running(
         threads=threads,
         max_transfers=max_transfers,
         disk_read_bytes_per_s=5_000_000,
+        **settings,
     )
     bus, life = broker.connect("storage"), Lifecycle()
     scheduler = _Scheduler(broker.connect("scheduler"))
@@ -122,7 +128,13 @@ async def _running(
     task = asyncio.create_task(StorageShell(config, bus, pools, incarnation=INCARNATION).run(life))
     joined = await scheduler.event()
     assert joined == StorageJoined(
-        storage_id="s0", incarnation=INCARNATION, node="n0", host_bytes=100_000, disk_bytes_per_s=5e6
+        storage_id="s0",
+        incarnation=INCARNATION,
+        node="n0",
+        host_bytes=100_000,
+        disk_bytes_per_s=5e6,
+        shares=config.share.replace("off", ""),
+        handover_bytes=config.handover_bytes if config.share != "off" and config.handover_ms else 0,
     )
     cell = _Cell(scheduler, bus, life, task)
     try:
@@ -400,3 +412,42 @@ async def test_a_stop_without_a_broker_ends_all_the_same(
         await cell.stop()
 
     assert not (SHM_DIRECTORY / host.handle.name).exists()
+
+
+@pytest.fixture
+def local_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storages share within this process."""
+    monkeypatch.setattr(parts, "NixlEngine", lambda name: LocalEngine())
+
+
+@pytest.mark.usefixtures("local_sharing")
+async def test_a_storage_that_shares_waits_until_it_is_let_go(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry
+) -> None:
+    """It says how long it can, and carries on with orders meanwhile."""
+    async with _running(broker, shm_prefix, share="nixl", handover_ms=20_000) as cell:
+        cell.life.signalled()
+        told = await cell.scheduler.event()
+        assert told == StorageDraining(storage_id="s0", incarnation=INCARNATION, grace_ms=18_000)
+        await cell.scheduler.order(CreateHostPool(geometry=geometry))
+        assert isinstance(await cell.scheduler.event(), HostPoolCreated)
+
+        await cell.scheduler.order(ReleaseStorage())
+
+        assert await cell.scheduler.event() == StorageLeft(storage_id="s0", incarnation=INCARNATION)
+
+
+@pytest.mark.usefixtures("local_sharing")
+@pytest.mark.parametrize("how", ["no time is given", "nothing may be copied", "its time is over", "a second signal"])
+async def test_a_storage_does_not_wait_for_ever(broker: MemoryBroker, shm_prefix: str, how: str) -> None:
+    """Whether the scheduler answers or not."""
+    settings: dict[str, Any] = {"handover_ms": {"no time is given": 0, "its time is over": 1}.get(how, 30_000)}
+    settings["handover_bytes"] = 0 if how == "nothing may be copied" else 1 << 30
+    async with _running(broker, shm_prefix, share="nixl", **settings) as cell:
+        cell.life.signalled()
+        if how in ("its time is over", "a second signal"):
+            assert isinstance(await cell.scheduler.event(), StorageDraining)
+        if how == "a second signal":
+            cell.life.signalled()
+
+        assert await cell.scheduler.event() == StorageLeft(storage_id="s0", incarnation=INCARNATION)

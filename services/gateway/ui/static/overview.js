@@ -9,7 +9,7 @@ import { bytes, count, duration, percent, plural, sourceWord } from "./words.js"
 
 const WINDOW_MS = 15 * 60 * 1000;
 const SLOWLY_MS = 5000;
-const HIT_TIERS = ["device", "neighbour", "host", "disk", "remote"];
+const HIT_TIERS = ["device", "neighbour", "host", "lent", "disk", "remote"];
 const TIER_ORDER = { device: 0, host: 1, hidden: 2 };
 const TENANTS_SHOWN = 20;
 

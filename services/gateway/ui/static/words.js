@@ -1,10 +1,10 @@
 // Numbers and the API's names as people read them. Pure.
 
-export const SOURCES = ["device", "neighbour", "host", "disk", "remote", "hidden", "sparse", "computed"];
+export const SOURCES = ["device", "neighbour", "host", "lent", "disk", "remote", "hidden", "sparse", "computed"];
 export const PARTS = ["accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver"];
 
 const SOURCE_WORDS = {
-  device: "device memory", neighbour: "another device", host: "host memory", disk: "disk", remote: "object store",
+  device: "device memory", neighbour: "another device", host: "host memory", lent: "another node", disk: "disk", remote: "object store",
   hidden: "restored from hidden states", sparse: "disk, only what is important", computed: "computed",
 };
 const PART_WORDS = {

@@ -144,9 +144,10 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
         if source == "host" and request.prefetch.brought_from < fetched_to:
             cut = min(max(node.depth, request.prefetch.brought_from), end)
             behind = max(cut, min(end, fetched_to))
-            cut = min(behind, cut + max(0, request.prefetch.brought_lent - (cut - request.prefetch.brought_from)))
-            remote = max(cut, min(behind, fetched_to - request.prefetch.brought_remote))
+            lent = min(behind, cut + max(0, request.prefetch.brought_lent - (cut - request.prefetch.brought_from)))
+            remote = max(lent, min(behind, fetched_to - request.prefetch.brought_remote))
             _add(spans, cut, "host", prompt_tokens)
+            _add(spans, lent, "lent", prompt_tokens)
             _add(spans, remote, "disk", prompt_tokens)
             _add(spans, behind, "remote", prompt_tokens)
             _add(spans, end, "host", prompt_tokens)

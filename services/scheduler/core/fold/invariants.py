@@ -20,7 +20,7 @@ from services.scheduler.core.cache.residency import DEVICE, HOST, host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
 from services.scheduler.core.kept_texts import check_texts
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
-from services.scheduler.core.members.drain import check_drain
+from services.scheduler.core.members.drain import check_drain, check_node_drains
 from services.scheduler.core.queue.placement import takes_requests
 from services.scheduler.core.queue.queue_invariants import check_queues
 from services.scheduler.core.quotas.quota_invariants import check_quotas
@@ -57,6 +57,7 @@ def check_invariants(state: CellState) -> None:
         if storage.hidden.pool is not None:
             _check_pool(f"hidden pool of {storage.storage_id}", storage.hidden.pool, hidden_pages(state, storage))
             require(not storage.hidden.pool.cached, f"{storage.storage_id} caches pages in its hidden pool")
+    check_node_drains(state)
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
@@ -380,6 +381,8 @@ def _check_timers(state: CellState) -> None:
         elif timer.kind == "drain":
             drain = state.workers[timer.subject].drain
             require(drain is not None and drain.timer_id == timer_id, f"timer {timer_id} is for no drain")
+        elif timer.kind == "hand_over":
+            require(state.handing[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no node that drains")
         elif timer.kind == "fetch":
             require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":

@@ -12,7 +12,8 @@ from services.scheduler.core.fold.configure import configure, flush
 from services.scheduler.core.hidden.hidden_leases import hidden_saved
 from services.scheduler.core.hidden.hidden_saves import finish_hidden_save, request_hidden_pool
 from services.scheduler.core.lifecycle import ADMITTED
-from services.scheduler.core.members.draining import begin_drain
+from services.scheduler.core.members.draining import MOST_GRACE_MS, begin_drain
+from services.scheduler.core.members.handover import begin_handing_on
 from services.scheduler.core.members.membership import arriving_left, reclaim, remove_worker, resume, worker_joined
 from services.scheduler.core.members.pools import request_missing_pools
 from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
@@ -184,6 +185,13 @@ def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.
         remove_storage(step, storage)
 
 
+def _storage_draining(step: Step, message: storage_events.StorageDraining) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        grace_ms = min(max(0, message.grace_ms), MOST_GRACE_MS)
+        begin_handing_on(step, storage, grace_ms, is_storage_leaving=True)
+
+
 def _host_pool_created(step: Step, message: storage_events.HostPoolCreated) -> None:
     storage = _storage(step, message.storage_id, message.incarnation)
     if storage is not None:
@@ -327,6 +335,7 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     storage_events.ChunksSaved: _chunks_saved,
     storage_events.ChunksFetched: _chunks_fetched,
     storage_events.ChunksDropped: _chunks_dropped,
+    storage_events.StorageDraining: _storage_draining,
     cell_events.CellConfigured: _configured,
     cell_events.SchedulerStarted: _scheduler_started,
     cell_events.WorkerLost: _worker_gone,

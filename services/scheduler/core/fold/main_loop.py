@@ -8,6 +8,7 @@ from services.scheduler.core.cache.eviction_orders import prepare
 from services.scheduler.core.fold.machine import HANDLERS, LOCAL
 from services.scheduler.core.fold.timers import timer_fired
 from services.scheduler.core.members.draining import go_on_draining
+from services.scheduler.core.members.handover import go_on_handing_on
 from services.scheduler.core.members.pools import keep_striking
 from services.scheduler.core.queue.batching import send_batches
 from services.scheduler.core.queue.leases import serve_leases
@@ -46,6 +47,8 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     _serve_workers(taken, everywhere=kind not in LOCAL)
     if state.lost:
         keep_striking(taken)
+    if state.handing:
+        go_on_handing_on(taken)
     if state.unwanted:
         cancel_unwanted(taken)
     if state.roomy:

@@ -1,6 +1,7 @@
-"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table.
+"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table; and of
+a node that loses its last worker or its storage (see :mod:`handover`).
 
-:func:`check_drain` says what must hold of such workers, from scratch, for tests.
+:func:`check_drain` and :func:`check_node_drains` say what must hold of them, from scratch, for tests.
 """
 
 from __future__ import annotations
@@ -69,6 +70,30 @@ class Drain(msgspec.Struct):
             self.state = DRAIN_TRANSITIONS[self.state, event]
         except KeyError as error:
             raise IllegalTransition(f"a drain that is {self.state.value} cannot take {event.value}") from error
+
+
+class NodeDrain(msgspec.Struct):
+    """Host copies of a node on its way out, as far as other nodes are to have them.
+
+    ``nodes`` are ids of what is still to be copied, the hottest at the end. When the timer fires it is over, whatever
+    is left.
+    """
+
+    timer_id: str
+    bytes_left: int  # That may still be ordered.
+    nodes: list[int] = []
+    refused: int = 0  # Paths in all for which no other node had room.
+    is_storage_leaving: bool = False  # The storage waits for it, and is told when it is over.
+
+
+def check_node_drains(state: CellState) -> None:
+    """Raise InvariantViolated if a node could hand over for ever, or more than it may."""
+    for name, drain in state.handing.items():
+        storage = state.storages.get(name)
+        require(storage is not None, f"{name} hands over and is gone")
+        require(storage is None or not storage.is_released, f"{name} was released and hands over")
+        require(drain.timer_id in state.timers, f"{name} hands over without an end")
+        require(drain.bytes_left >= 0, f"{name} hands over more than it may")
 
 
 def check_drain(state: CellState, worker: Worker) -> None:

@@ -3,7 +3,8 @@
 Its waiting requests are placed anew at once. What runs goes on for most of the grace; what is not done by then is
 preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what nobody else has.
 When nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
-device, and what it still runs goes on as after a loss.
+device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that nobody is
+left to use: what is hot there is handed on to other nodes, and no worker waits for that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.drain import Drain, DrainEvent, DrainState
-from services.scheduler.core.members.handover import hand_over, is_handing_over, rank_by_worth
+from services.scheduler.core.members.handover import begin_handing_on, hand_over, is_handing_over, rank_by_worth
 from services.scheduler.core.queue.leases import preempt
 from services.scheduler.core.queue.queueing import enqueue, take_waiting
 from shared.messages.worker_plans import LeaveCell
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _RUNNING_SHARE = 4 / 5
 """Of the grace, for what runs. The rest is for what that leaves behind to be handed over."""
 
-_MOST_GRACE_MS = 24 * 3_600_000
+MOST_GRACE_MS = 24 * 3_600_000
 
 
 def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
@@ -34,7 +35,7 @@ def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
     if worker.drain is not None:
         state.count("stale_inputs")
         return
-    grace_ms = min(max(0, message.grace_ms), _MOST_GRACE_MS)
+    grace_ms = min(max(0, message.grace_ms), MOST_GRACE_MS)
     timer_id = f"drain.{worker.worker_id}.{worker.incarnation}"
     step.set_timer(timer_id, "drain", worker.worker_id, int(grace_ms * _RUNNING_SHARE))
     worker.drain = Drain(ends_ns=step.time_ns + grace_ms * 1_000_000, timer_id=timer_id)
@@ -44,6 +45,10 @@ def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
         enqueue(step, request)
     if worker.work.running:
         worker.drain.nodes = rank_by_worth(state, worker)
+    storage = state.storage_of(worker)
+    is_last = all(other.drain is not None for other in state.workers.values() if other.node == worker.node)
+    if storage is not None and storage.shares and is_last:
+        begin_handing_on(step, storage, grace_ms, is_storage_leaving=False)
 
 
 def go_on_draining(step: Step, worker: Worker) -> bool:

@@ -14,6 +14,7 @@ from services.scheduler.core.hidden.hidden_saves import (
     hidden_pool_created,
     request_hidden_pools,
 )
+from services.scheduler.core.members.handover import forget_node_drain
 from services.scheduler.core.members.pools import (
     attach_device,
     forget_host_copies,
@@ -62,6 +63,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes), shapes=message.shapes if is_listing else b""),
         sparse=SparseTier(is_kept=message.keeps_sparse),
         shares=message.shares,
+        handover_bytes=max(0, message.handover_bytes),
     )
     state.storages[storage.storage_id] = storage
     state.count("storages_joined")
@@ -104,6 +106,7 @@ def remove_storage(step: Step, storage: Storage) -> None:
     abandon_saves_of_storage(step, storage)
     abandon_fetches(step, storage, is_lost=True)
     forget_lender(state, storage)
+    forget_node_drain(step, storage)
     has_pools = storage.handle is not None or storage.hidden.handle is not None
     drop_hidden_pool(step, storage)
     forget_host_copies(step, storage)

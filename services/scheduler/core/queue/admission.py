@@ -258,11 +258,13 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     page_size = state.tree.page_size
     device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
     neighbour_hit = found.neighbour_pages * page_size
-    disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
+    lent_hit, disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
     state.count("hit_tokens_device", device_hit)
-    state.count("hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
+    state.count("hit_tokens_host", loaded_hit - neighbour_hit - lent_hit - disk_hit - remote_hit)
     if neighbour_hit:
         state.count("hit_tokens_neighbour", neighbour_hit)
+    if lent_hit:
+        state.count("hit_tokens_lent", lent_hit)
     if disk_hit or remote_hit:
         state.count("hit_tokens_disk", disk_hit)
         state.count("hit_tokens_remote", remote_hit)
@@ -274,7 +276,9 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     device_tokens = min(device_hit, prompt_tokens)
     loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
     neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
-    disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
+    lent_tokens, disk_tokens, remote_tokens = fetched_tokens(
+        request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens
+    )
     request.prefetch.forget_brought()
     request.prefetch.lacks = StoreLacks()
     tokens, pages = request.tokens, request.pages
@@ -294,7 +298,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             pages=pages,
             cached_tokens=device_hit + loaded_hit if request.sparse.span is None else request.sparse.span.end,
             device_tokens=device_tokens,
-            host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
+            host_tokens=loaded_tokens - neighbour_tokens - lent_tokens - disk_tokens - remote_tokens,
             disk_tokens=disk_tokens,
             remote_tokens=remote_tokens,
             neighbour_tokens=neighbour_tokens,
@@ -307,6 +311,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             base=said.base,
             text=said.text,
             dropped=said.dropped,
+            lent_tokens=lent_tokens,
         ),
     )
 
@@ -356,16 +361,17 @@ def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
     return sum(max(0, min(end, prompt_tokens) - start) for start, end in spans)
 
 
-def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int]:
-    """How many of the loaded tokens [start, end) were fetched for this request, from disk and from the object store.
+def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int, int]:
+    """How many of the loaded tokens [start, end) were fetched for this request: from other nodes, from disk and from
+    the object store.
 
-    ``elsewhere`` of them are copied from neighbours. What came from another node's host memory counts as host memory.
+    ``elsewhere`` of them are copied from neighbours.
     """
     fetched = max(0, min(end, request.prefetch.brought_to) - max(start, request.prefetch.brought_from))
     fetched = min(fetched, end - start - elsewhere)
-    fetched -= min(fetched, request.prefetch.brought_lent)
-    remote = min(fetched, request.prefetch.brought_remote)
-    return fetched - remote, remote
+    lent = min(fetched, request.prefetch.brought_lent)
+    remote = min(fetched - lent, request.prefetch.brought_remote)
+    return lent, fetched - lent - remote, remote
 
 
 def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:

@@ -3,8 +3,8 @@
 Everything is weighed in estimated time (see :mod:`rates`): what the worker would compute and load for the request,
 after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
 that request's own cost is counted in what goes before (Strata 4.3.1). Where nodes have disks of their own, tokens
-that a node's disk holds, or that another node lends, cost what fetching them takes, if that is less than computing
-them.
+that a node's disk holds, or that another node lends from its memory or disk, cost what fetching them takes, if that is
+less than computing them.
 
 Work stealing: a worker with nothing to do takes waiting requests from one that has no time for them.
 """
@@ -21,7 +21,7 @@ from services.scheduler.core.cache.residency import copies_of, devices_of
 from services.scheduler.core.rates import backlogs_us, disk_us, load_us, recompute_us
 from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
-from services.scheduler.core.tiers.lending import borrowing
+from services.scheduler.core.tiers.lending import borrowing, raising
 from services.scheduler.core.waiting.transient import tokens_coming
 
 if TYPE_CHECKING:
@@ -91,8 +91,10 @@ def estimate(
     if names is not None:
         cost = min(cost, _cost_with_disk(state, request, worker, cached, names))
     lent, lent_us = borrowing(state, request, worker, path, cached) if state.storages and path else (0, 0.0)
-    if lent:
-        cost = min(cost, lent_us + recompute_us(state, worker, cached + lent, uncached - lent))
+    raised, raised_us = raising(state, request, worker, names, cached + lent) if names is not None else (0, 0.0)
+    if lent or raised:
+        rest = recompute_us(state, worker, cached + lent + raised, uncached - lent - raised)
+        cost = min(cost, lent_us + raised_us + rest)
     if loaded:
         cost += load_us(state, worker, loaded)
     return Placement(worker, round(cost), uncached)

@@ -96,7 +96,8 @@ def _check_request(state: CellState, request: Request) -> None:
         require(request.state is RequestState.WAITING and bool(request.worker_id), f"{name} wants KV and does not wait")
         if fetch is not None:
             storage = state.storages[fetch.storage_id]
-            require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
+            is_near = storage.node == state.workers[request.worker_id].node
+            require(is_near or bool(storage.shares), f"{name} waits for a fetch whose pages it cannot read")
             shared = fetch.tokens[: request.prefetch.end * TOKEN_BYTES]
             require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
     if request.wait.fetch in state.hidden_fetches:

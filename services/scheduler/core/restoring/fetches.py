@@ -149,13 +149,16 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_called_off else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
     is_of_disk = not fetch.remote_chunks and not fetch.lender_id
-    for first in list(fetch.waiters)[:1] if is_whole and is_of_disk else ():
+    near = _waiters_near(state, storage, fetch)
+    for first in near[:1] if is_whole and is_of_disk else ():
         tokens = fetch.chunks * chunk_tokens(state.tree.page_size)
         note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
     for name in list(fetch.waiters):
         request = state.requests[name]
         is_done = request.prefetch.end <= reached
-        if fetch.lender_id and not is_done:
+        if name not in near:  # It reads here what has come.
+            request.prefetch.is_loan_over, is_done = request.prefetch.is_loan_over or not fetch.chunks, True
+        elif fetch.lender_id and not is_done:
             request.prefetch.is_loan_over = is_done = True  # It may come from elsewhere.
         _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
 
@@ -217,15 +220,23 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
     if fetch.lender_id:
         state.count("fetched_tokens_lent", chunks * size)
     reached = fetch.depth + fetch.chunks * size
-    for first in list(fetch.waiters)[:1]:
+    near = _waiters_near(state, storage, fetch)
+    if fetch.waiters and not near:
+        state.count("raised_tokens", chunks * size)
+    for first in near[:1]:
         storage.fetching.ahead[first] = storage.fetching.ahead.get(first, 0) + chunks * chunk_pages(
             state.tree.page_size
         )
-    for name in fetch.waiters:
+    for name in near:
         request = state.requests[name]
         request.prefetch.brought_to = max(request.prefetch.brought_to, min(reached, request.prefetch.end))
         request.prefetch.brought_remote += remote * size
         request.prefetch.brought_lent += chunks * size if fetch.lender_id else 0
+
+
+def _waiters_near(state: CellState, storage: Storage, fetch: Fetch) -> list[str]:
+    """Who waits for a fetch to use what it brings; the others, of other nodes, read it from here. Does not mutate."""
+    return [name for name in fetch.waiters if state.workers[state.requests[name].worker_id].node == storage.node]
 
 
 def _forget_names(storage: Storage, fetch: Fetch) -> None:

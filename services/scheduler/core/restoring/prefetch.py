@@ -13,6 +13,9 @@ them to fetch, or that computing is faster than either; ``restoring`` may settle
 A request that allows a lossy prefix may have what follows read in part by its worker instead
 (:mod:`sparse_prefixes`): then nothing is fetched for it.
 
+Where neither has it and another node does, it is read from there (:mod:`lending`): from its host memory, or after that
+node has fetched it from its own disk, which the request waits for like for a fetch of its own node.
+
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
 may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
 :mod:`restoration_ways` says.
@@ -27,6 +30,7 @@ from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.cache.victims import hold_end
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
+from services.scheduler.core.rates import has_compute_speed, recompute_us
 from services.scheduler.core.restoring.exploration import note_decision, note_trial
 from services.scheduler.core.restoring.restoration_ways import (
     choose_way,
@@ -38,7 +42,13 @@ from services.scheduler.core.restoring.restoration_ways import (
 from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
 from services.scheduler.core.tiers.catalogue import has_lower_tiers
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
-from services.scheduler.core.tiers.lending import find_loan, is_worth_borrowing, may_borrow
+from services.scheduler.core.tiers.lending import (
+    find_loan,
+    find_on_disks,
+    is_worth_borrowing,
+    may_borrow,
+    raising_us,
+)
 from services.scheduler.core.waiting.transient import tokens_coming
 from shared.chunks import chunk_tokens
 from shared.messages.pools import HIDDEN
@@ -164,6 +174,8 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if loan is not None:
         run = KvRun(names, first, loan.end, covered)
         return begin_fetch(step, request, storage, path, run, is_next=is_next, loan=loan)
+    if end_of_hidden == first and not later and _raise(step, request, worker, storage, path, names, covered):
+        return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
@@ -219,6 +231,48 @@ def _loan(
         return None
     on_disk_tokens = on_disk * size - covered if on_disk > first else 0
     return loan if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens) else None
+
+
+def _raise(
+    step: Step,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    path: Path,
+    names: ChunkNames,
+    covered_pages: int,
+) -> bool:
+    """Have another node fetch what comes next from its disk, to be lent afterwards, if that is faster than computing;
+    returns whether the request waits for that now. Each part is asked for once.
+    """
+    state = step.state
+    size, covered = chunk_tokens(state.tree.page_size), covered_pages * state.tree.page_size
+    first = covered_pages // names.pages_each
+    if state.config.restoring == HIDDEN or first * size < request.prefetch.raised_to:
+        return False
+    found = find_on_disks(state, request, storage, names, first, FETCH_CHUNKS)
+    if found is None:
+        return False
+    lender, end = found
+    tokens = end * size - covered
+    is_slow = has_compute_speed(state, worker) and (
+        raising_us(state, lender, storage, tokens) >= recompute_us(state, worker, covered, tokens)
+    )
+    if is_slow or tokens < state.config.min_prefetch_tokens:
+        return False
+    under_way = lender.fetching.chunks.get(names[first])
+    if under_way is not None:
+        _join(state, request, lender, under_way, names, first)
+    else:
+        coming = (index for index in range(first, end) if names[index] in lender.fetching.chunks)
+        run = KvRun(names, first, next(coming, end), first * names.pages_each)
+        hold_end(state, lender, request.request_id, path)  # Behind those who wait there: theirs makes no room for it.
+        begin_fetch(step, request, lender, path, run)
+        if not request.prefetch.fetch:  # There is no room.
+            return False
+        state.count("raises_started")
+    request.prefetch.raised_to = request.prefetch.end
+    return True
 
 
 def _end_of_run(

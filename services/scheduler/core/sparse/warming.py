@@ -23,7 +23,7 @@ from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Path, head_of
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK
-from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming
+from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming, sequence_of
 from shared.chunks import chunk_tokens
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
 
@@ -62,7 +62,7 @@ def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path:
     length = (end - first) * chunk_tokens(tree.page_size)
     share = storage.sparse.shares.importance_of([names[index] for index in range(first, end)])
     value = share * value_of(state, frequency=frequency, clock=clock, length=length)
-    begin_warming(step, request, storage, path, KvRun(names, first, end, covered), value)
+    begin_warming(step, sequence_of(request), storage, path, KvRun(names, first, end, covered), value)
 
 
 def _digest(state: CellState, request: Request, span: SparseSpan) -> int:

@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """What a fetch is of: packed tokens from the root on, and whose key encrypts their KV at rest."""
+
+    namespace: str
+    tokens: bytes
+    key_id: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KvRun:
     """Chunks [first, end) of a sequence that may be brought as KV, and the leading pages that need not be."""
 
@@ -79,32 +89,53 @@ def begin_fetch(
         return state.quotas.excess(owner, pool, sum(wanted)) > 0
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
-    _order(step, request, storage, pages, run, end, held=held)
+    _order(step, sequence_of(request), storage, pages, run, end, request=request, held=held)
     return True
 
 
-def begin_warming(step: Step, request: Request, storage: Storage, path: Path, run: KvRun, value: float) -> None:
+def begin_warming(
+    step: Step,
+    sequence: TokenSequence,
+    storage: Storage,
+    path: Path,
+    run: KvRun,
+    value: float,
+    *,
+    loan: Loan | None = None,
+) -> int:
     """Order a run that nobody waits for, or as many chunks of it as fetches may bring, if its pages can be had.
 
-    What has to go for it is worth no more than ``value``. Its tokens are those of ``request``.
+    With a ``loan`` it is read from the lender. What has to go for it is worth no more than ``value``. Returns how many
+    pages it brings; 0 where nothing was ordered.
     """
     state = step.state
     each = run.names.pages_each
-    wanted = _pages_wanted(path, storage, run.first * each, run.end * each, run.covered_pages)
+    first_page = run.first * each
+    wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
     room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetching.pages
     end = run.first + _cut_to_room(wanted, each, room - sum(storage.fetching.ahead.values()))
     if not sum(wanted):
-        return
+        return 0
+    held = None if loan is None else hold_loan(state, loan, run.covered_pages, first_page, end * each)
     way = dict.fromkeys(node.id for node, _ in path)
-    owner = state.tree.owner_of(request.submit.namespace)
+    owner = state.tree.owner_of(sequence.namespace)
     leased = displace_colder(step, storage, sum(wanted), value, way, owner)
     if leased is None:
+        if held is not None:
+            let_go(state, held)
         state.count("warmings_refused")
-        return
+        return 0
     state.count("warmings_started")
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
-    _order(step, request, storage, pages, run, end, is_warming=True)
+    _order(step, sequence, storage, pages, run, end, held=held)
+    return sum(wanted)
+
+
+def sequence_of(request: Request) -> TokenSequence:
+    """All that a request's tokens are so far. Does not mutate."""
+    submit = request.submit
+    return TokenSequence(submit.namespace, request.tokens, submit.key_id, submit.trace)
 
 
 def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
@@ -144,16 +175,16 @@ def _take_pages(step: Step, storage: Storage, path: Path, pages: int, owner: int
 
 def _order(
     step: Step,
-    request: Request,
+    sequence: TokenSequence,
     storage: Storage,
     pages: bytes,
     run: KvRun,
     end: int,
     *,
-    is_warming: bool = False,
+    request: Request | None = None,
     held: HeldLoan | None = None,
 ) -> None:
-    """Write a fetch down and send it. ``request`` waits for it, unless it ``is_warming``."""
+    """Write a fetch down and send it. ``request`` waits for it; without one it is for nobody who waits."""
     state = step.state
     each, page_size = run.names.pages_each, state.tree.page_size
     fetch_id = state.next_fetch
@@ -163,16 +194,16 @@ def _order(
     fetch = Fetch(
         fetch_id=fetch_id,
         storage_id=storage.storage_id,
-        namespace=request.submit.namespace,
-        tokens=request.tokens[: end * each * page_size * TOKEN_BYTES],
+        namespace=sequence.namespace,
+        tokens=sequence.tokens[: end * each * page_size * TOKEN_BYTES],
         depth=run.first * each * page_size,
         pages=pages,
         timer_id=step.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
-        waiters={} if is_warming else {request.request_id: None},
+        waiters={} if request is None else {request.request_id: None},
         names=b"".join(names),
         queued_bytes=queued_bytes(state, storage),
         predicted_us=run.predicted_us if end == run.end else 0.0,
-        is_warming=is_warming,
+        is_warming=request is None,
         lender_id=held.order.storage_id if held is not None else "",
         lent_node=held.node if held is not None else 0,
         lent_from=held.depth if held is not None else 0,
@@ -180,7 +211,7 @@ def _order(
     state.fetches[fetch_id] = fetch
     storage.fetching.chunks.update(dict.fromkeys(names, fetch_id))
     storage.fetching.pages += leased_pages(pages)
-    if not is_warming:
+    if request is not None:
         request.prefetch.fetch, request.prefetch.end = fetch_id, end * each * page_size
         request.prefetch.brought_from = (
             request.prefetch.brought_from if request.prefetch.brought_to else run.covered_pages * page_size
@@ -196,8 +227,8 @@ def _order(
         identities=run.names.identities(run.first * each, end * each),
         host_pages=pages,
         deadline_ms=deadline_ms,
-        key_id=request.submit.key_id,
-        trace=request.submit.trace,
+        key_id=sequence.key_id,
+        trace=sequence.trace,
         quota=state.quotas.disk_quota(state.tree.owner_of(fetch.namespace)),
         lender=held.order if held is not None else None,
     )

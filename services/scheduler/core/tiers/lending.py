@@ -1,8 +1,11 @@
-"""Host memory of other nodes: a waiting request's prefix may be read from there.
+"""Host memory and disks of other nodes: a waiting request's prefix may be read from there.
 
 Storages that share by the same engine read one another's host pools (``StorageJoined.shares``). What is fetched so is
 ordered like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of
 callers with a key of their own stays out of it, because host memory, and the way from it, is not encrypted.
+
+What a node has on its disk alone it fetches into its own host memory first, for whoever waits on another node, and then
+lends it as anything there.
 """
 
 from __future__ import annotations
@@ -54,7 +57,19 @@ class HeldLoan:
 
 def may_borrow(state: CellState, storage: Storage) -> bool:
     """Whether there is another storage whose host pool this one can read. Does not mutate."""
-    return bool(storage.shares) and any(_is_lender(other, storage) for other in state.storages.values())
+    return any(lends_to(other, storage) for other in state.storages.values())
+
+
+def lends_to(other: Storage, storage: Storage) -> bool:
+    """Whether ``storage`` can read the host pool of ``other``, which is on another node. Does not mutate."""
+    return (
+        bool(other.shares)
+        and other.storage_id != storage.storage_id
+        and other.shares == storage.shares
+        and other.node != storage.node
+        and other.pool is not None
+        and not other.is_released
+    )
 
 
 def find_loan(
@@ -107,6 +122,51 @@ def is_worth_borrowing(
     return not has_compute_speed(state, worker) or needed_us < recompute_us(state, worker, covered, tokens)
 
 
+def find_on_disks(
+    state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, most: int
+) -> tuple[Storage, int] | None:
+    """Another node whose disk has the chunk ``first``, which one's own does not have, and behind the last of at most
+    ``most`` that it has from there on; of several the longest run. Does not mutate.
+    """
+    if not _may_borrow(request, storage) or first >= names.count or names[first] in storage.disk.chunks:
+        return None
+    best: tuple[Storage, int] | None = None
+    for lender in state.storages.values():
+        if not lends_to(lender, storage) or lender.fetching.late:
+            continue
+        end, chunks = first, lender.disk.chunks
+        while end < min(names.count, first + most) and names[end] in chunks:
+            end += 1
+        if end > (first if best is None else best[1]):
+            best = lender, end
+    return best
+
+
+def raising(state: CellState, request: Request, worker: Worker, names: ChunkNames, covered: int) -> tuple[int, float]:
+    """(Tokens behind ``covered`` others that the disk of another node has, microseconds until they are on a worker's
+    device). Does not mutate.
+    """
+    storage, size = state.storage_of(worker), chunk_tokens(state.tree.page_size)
+    found = None
+    if storage is not None:
+        found = find_on_disks(state, request, storage, names, covered // size, names.count)
+    if storage is None or found is None:
+        return 0, 0.0
+    lender, end = found
+    tokens = end * size - covered
+    if tokens < max(1, state.config.min_prefetch_tokens):
+        return 0, 0.0
+    return tokens, raising_us(state, lender, storage, tokens) + load_us(state, worker, tokens)
+
+
+def raising_us(state: CellState, lender: Storage, storage: Storage, tokens: int) -> float:
+    """Time until ``tokens`` of a lender's disk are in a storage's host memory, one way after the other. Does not
+    mutate.
+    """
+    nbytes = 0 if state.geometry is None else tokens * state.geometry.token_bytes
+    return nbytes / disk_bytes_per_us(lender) + nbytes / lender_bytes_per_us(storage)
+
+
 def hold_loan(state: CellState, loan: Loan, covered_page: int, first_page: int, end_page: int) -> HeldLoan:
     """Lock the lender's copies of pages [covered_page, end_page) for a fetch that begins with ``first_page``."""
     name, page_size = loan.lender.storage_id, state.tree.page_size
@@ -157,26 +217,19 @@ def _may_borrow(request: Request, storage: Storage) -> bool:
     return bool(storage.shares) and not request.submit.key_id and not request.prefetch.is_loan_over
 
 
-def _is_lender(other: Storage, storage: Storage) -> bool:
-    return (
-        other.storage_id != storage.storage_id
-        and other.shares == storage.shares
-        and other.node != storage.node
-        and other.pool is not None
-    )
-
-
 def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int) -> Iterator[tuple[Storage, int]]:
     """Each lender and the chunk behind the last whole one that it has of ``path``, going on from the covered pages."""
     each = chunk_pages(state.tree.page_size)
     for lender in state.storages.values():
-        if _is_lender(lender, storage):
-            yield lender, _lent_to(lender, path, covered_pages) // each
+        if lends_to(lender, storage):
+            yield lender, end_of_copies(lender, path, covered_pages) // each
 
 
-def _lent_to(lender: Storage, path: Path, first_page: int) -> int:
-    """Behind the last page of ``path`` from ``first_page`` on that the lender has; ``first_page`` where it has none."""
-    name, position, reached = lender.storage_id, 0, first_page
+def end_of_copies(storage: Storage, path: Path, first_page: int) -> int:
+    """Behind the last page of ``path`` from ``first_page`` on of which a storage has a sound copy in host memory;
+    ``first_page`` where it has none. Does not mutate.
+    """
+    name, position, reached = storage.storage_id, 0, first_page
     for node, pages in path:
         if position + pages > first_page:
             if position > reached or name not in node.host or name in node.quarantined:

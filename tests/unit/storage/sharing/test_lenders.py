@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from services.storage.backends import ChunkKey
@@ -33,42 +31,12 @@ from shared.messages.pools import KvGeometry
 from shared.messages.storage_plans import Lender
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.run_name import RUN
+from tests.unit.storage.sharing.local_engine import LocalEngine
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
 NAMESPACE = namespace_digest("model")
 EACH = chunk_pages(GEOMETRY.page_size)
 LENDER, INCARNATION = "storage-a", "storage-a-1"
-
-
-class LocalEngine:
-    """Copies within this process; can be told to misbehave."""
-
-    name = "nixl"
-
-    def __init__(self) -> None:
-        self.fault: Callable[[], None] = lambda: None
-        self.connections = 0
-
-    def register(self, memory: npt.NDArray[np.uint8]) -> None:
-        pass
-
-    def metadata(self) -> bytes:
-        return b"peer"
-
-    def connect(self, metadata: bytes) -> str:
-        self.connections += 1
-        return metadata.decode()
-
-    def disconnect(self, peer: str) -> None:
-        pass
-
-    def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
-        self.fault()
-        for here, there, nbytes in spans:
-            ctypes.memmove(here, there, nbytes)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

@@ -41,7 +41,7 @@ async def test_every_prompt_is_sent_once_behind_all_others() -> None:
         warmed = await warm_all(http, PROMPTS, 2)
 
     assert [prompt.line for prompt in warmed] == [1, 3, 4]
-    assert warmed[0].tiers == {"device": 4, "neighbour": 0, "host": 2, "hidden": 0, "disk": 0, "remote": 0}
+    assert warmed[0].tiers == {"device": 4, "neighbour": 0, "host": 2, "lent": 0, "hidden": 0, "disk": 0, "remote": 0}
     assert sorted(str(body["prompt"]) for body in bodies) == [str([n] * 8) for n in (1, 3, 4)]
     assert {(body["max_tokens"], body["priority"], body["temperature"]) for body in bodies} == {(1, -1000, 0)}
     # What a lossy default loads in part is not cached.
@@ -68,7 +68,7 @@ async def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert [prompt.error for prompt in warmed] == ["", "no worker", "too long"]
     assert asked == {1: 3, 3: prewarm.TRIES, 4: 1}
     lines = warmed_lines(warmed)
-    assert lines[1].split() == ["1", "8", "4", "0", "2", "0", "0", "0", "2"]
+    assert lines[1].split() == ["1", "8", "4", "0", "2", "0", "0", "0", "0", "2"]
     assert lines[2].split()[0] == "all"
     assert lines[3:] == [
         "line 3 failed: no worker", "line 4 failed: too long", "1 of 3 prompts are cached",

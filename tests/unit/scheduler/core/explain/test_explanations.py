@@ -21,8 +21,9 @@ from shared.messages.cell_events import FlushCache, WorkerLost
 from shared.messages.explanations import Admission, GetAdmissions, PromptSpan, Wait
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
-from tests.unit.scheduler.core.fetching import PAGE
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell
+from tests.unit.scheduler.core.sharing_nodes import two_nodes
 
 DOCUMENT = list(range(100, 140))
 """Ten pages of four tokens."""
@@ -124,6 +125,17 @@ def test_a_copy_in_host_memory_is_a_source_and_an_eviction_from_there_a_reason(m
 
     assert explained(cell, name).prompt[0].reason == "evicted"
     assert explained(cell, name).prompt[0].tier == "host"
+
+
+def test_what_came_from_another_node_is_a_source_of_its_own(make_cell: MakeCell) -> None:
+    """It counts as such in usage, too; the next one finds it on the device."""
+    cell = two_nodes(make_cell)
+    cell.lose_worker("worker-a")
+
+    assert asked(cell, prompt(3))[0] == (0, 3 * CHUNK, "lent", "")
+    assert (cell.admitted[-1].lent_tokens, cell.admitted[-1].host_tokens) == (3 * CHUNK, 0)
+    assert cell.state.counters["hit_tokens_lent"] == 3 * CHUNK
+    assert asked(cell, prompt(3))[0] == (0, 3 * CHUNK, "device", "")
 
 
 def test_a_flush_is_no_policys_decision(make_cell: MakeCell) -> None:

@@ -4,38 +4,22 @@ import pytest
 
 from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache
-from shared.messages.storage_plans import FetchChunks
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
-
-A, B = "storage", "storage-b"
-KEY = "5a" * 16
+from tests.unit.scheduler.core.sharing_nodes import KEY, A, B, fetches, two_nodes
 
 
 @pytest.fixture
 def make_nodes(make_cell: MakeCell) -> MakeCell:
     """Two nodes; the first has computed a prompt of three chunks and has it in host memory, and its worker is gone."""
 
-    def make(shares: tuple[str, str] = ("engine", "engine"), key_id: str = "", **settings: object) -> CellModel:
-        cell = make_cell(page_size=PAGE, workers=0, host_pages=0, host_writes="through", **settings)
-        cell.add_storage(A, node="node", pages=40, shares=shares[0])
-        cell.add_worker("worker-a", node="node", pages=40)
-        cell.submit(prompt(3), max_tokens=1, key_id=key_id)
-        cell.drain()
-        cell.add_storage(B, node="node-b", pages=40, shares=shares[1])
-        cell.add_worker("worker-b", node="node-b", pages=40)
-        cell.drain()
+    def make(**settings: object) -> CellModel:
+        cell = two_nodes(make_cell, **settings)  # type: ignore[arg-type]
         cell.lose_worker("worker-a")
         return cell
 
     return make
-
-
-def fetches(cell: CellModel) -> list[FetchChunks]:
-    """All that were ordered."""
-    found = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order for order in found if isinstance(order, FetchChunks)]
 
 
 def test_the_order_names_the_lenders_pages(make_nodes: MakeCell) -> None:
@@ -56,7 +40,7 @@ def test_the_order_names_the_lenders_pages(make_nodes: MakeCell) -> None:
     cell.drain()
     cell.check_answers()
     assert cell.state.counters["fetched_tokens_lent"] == 3 * CHUNK
-    assert cell.admitted[-1].host_tokens == 3 * CHUNK
+    assert cell.admitted[-1].lent_tokens == 3 * CHUNK
 
 
 def test_what_is_lent_stays_until_the_fetch_is_over(make_nodes: MakeCell) -> None:

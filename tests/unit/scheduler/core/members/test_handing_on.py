@@ -1,0 +1,215 @@
+"""What a node on its way out has other nodes copy of its host memory: the hottest first, within bytes and time."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.scheduler.core.members.handover import HANDED_CHUNKS
+from shared.messages.base import unpack_int32
+from shared.messages.storage_events import StorageDraining
+from shared.messages.storage_plans import ReleaseStorage
+from tests.stateful.cell_model import CellModel
+from tests.stateful.model_pages import geometry
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
+from tests.unit.scheduler.core.sharing_nodes import KEY, A, B, copied_tokens, fetches, two_nodes
+
+CHUNK_BYTES = CHUNK // PAGE * geometry(PAGE).page_bytes
+
+
+def start_drain(cell: CellModel, storage_id: str = A) -> Sequence[object]:
+    """A storage asks to leave; returns what follows at once."""
+    cell.storages[storage_id].drain()
+    while cell.storages[storage_id].outbox:
+        cell.deliver(cell.storages[storage_id])
+    return cell.outputs[-1]
+
+
+def test_what_is_hot_is_on_another_node_before_the_storage_leaves(make_cell: MakeCell, orders: FindOrders) -> None:
+    """Its whole prefix is a host hit there, and nothing of it is computed."""
+    cell = two_nodes(make_cell)
+
+    outputs = start_drain(cell)
+    (order,) = fetches(cell)
+    assert order.lender is not None
+    assert order.lender.storage_id == A
+    assert orders(outputs, ReleaseStorage) == []
+    cell.drain()
+    assert list(cell.storages) == list(cell.state.storages) == [B]
+    cell.lose_worker("worker-a")
+    cell.submit(prompt(3))
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.admitted[-1].host_tokens == 3 * CHUNK
+    assert cell.state.counters["handed_on_pages"] == 3 * CHUNK // PAGE
+    assert cell.state.counters["node_drains_done"] == 1
+    assert not cell.state.handing
+    assert not cell.timers
+
+
+@pytest.mark.parametrize("case", ["alone", "nothing is shared", "off", "empty", "with a key"])
+def test_where_nothing_is_to_be_handed_on_the_storage_is_let_go_at_once(
+    make_cell: MakeCell, orders: FindOrders, case: str
+) -> None:
+    """Also where the other node has no worker that could use it."""
+    cell = two_nodes(
+        make_cell,
+        shares=("", "") if case == "nothing is shared" else ("engine", "engine"),
+        handover_bytes=0 if case == "off" else 1 << 30,
+        kinds=() if case == "empty" else (1,),
+        key_id=KEY if case == "with a key" else "",
+    )
+    if case == "alone":
+        cell.lose_worker("worker-b")
+
+    outputs = start_drain(cell)
+
+    assert fetches(cell) == []
+    assert len(orders(outputs, ReleaseStorage)) == 1
+    cell.drain()
+    assert list(cell.state.storages) == [B]
+
+
+def test_no_more_bytes_go_than_the_storage_named(make_cell: MakeCell) -> None:
+    """Two chunks of three, from the root on."""
+    cell = two_nodes(make_cell, handover_bytes=2 * CHUNK_BYTES + 1)
+
+    start_drain(cell)
+    cell.drain()
+
+    assert copied_tokens(cell, B, prompt(3)) == 2 * CHUNK
+
+
+def test_the_hottest_goes_first(make_cell: MakeCell, set_heat: SetHeat) -> None:
+    """There are bytes for one of three prefixes."""
+    cell = two_nodes(make_cell, kinds=(1, 2, 3), handover_bytes=3 * CHUNK_BYTES)
+    for kind, frequency in ((1, 2), (2, 9), (3, 1)):
+        set_heat(cell, prompt(3, kind), frequency, 5)
+
+    start_drain(cell)
+    cell.drain()
+
+    assert [copied_tokens(cell, B, prompt(3, kind)) for kind in (1, 2, 3)] == [0, 3 * CHUNK, 0]
+
+
+@pytest.mark.parametrize(("frequency", "expected"), [(1, 3 * CHUNK), (9, 0)])
+def test_a_hotter_copy_does_not_make_room(
+    make_cell: MakeCell, set_heat: SetHeat, frequency: int, expected: int
+) -> None:
+    """The other node has room for one prefix, and has one that is used less, or more."""
+    cell = two_nodes(make_cell, pages_of_b=6, prefetch_fraction=1.0)
+    cell.lose_worker("worker-a")
+    cell.submit(prompt(3, 8), max_tokens=1)
+    cell.drain()
+    assert copied_tokens(cell, B, prompt(3, 8)) == 3 * CHUNK
+    set_heat(cell, prompt(3, 1), 5, 5)
+    set_heat(cell, prompt(3, 8), frequency, 5)
+
+    start_drain(cell)
+    cell.drain()
+
+    assert copied_tokens(cell, B, prompt(3, 1)) == expected
+
+
+def test_the_end_of_the_time_lets_the_storage_go(make_cell: MakeCell, orders: FindOrders) -> None:
+    """Whatever is under way; it fails when the lender is gone, and nothing is lost."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+    (timer,) = [name for name in cell.timers if name.startswith("hand_over.")]
+
+    cell.fire(timer)
+
+    assert len(orders(cell.outputs[-1], ReleaseStorage)) == 1
+    assert cell.state.counters["node_drains_cut_short"] == 1
+    cell.submit(prompt(3))
+    cell.drain()
+    cell.check_answers()
+    assert list(cell.state.storages) == [B]
+
+
+def test_nobody_begins_to_read_what_was_let_go(make_cell: MakeCell) -> None:
+    """A request computes rather than to borrow from a storage that may end at any time."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+    (timer,) = [name for name in cell.timers if name.startswith("hand_over.")]
+    cell.fire(timer)
+    before = len(fetches(cell))
+    cell.lose_worker("worker-a")
+
+    cell.submit(prompt(3, 1)[: 2 * CHUNK] + prompt(1, 5))
+
+    assert len(fetches(cell)) == before
+
+
+def test_a_taker_that_dies_is_replaced_by_nobody_and_the_storage_leaves(make_cell: MakeCell) -> None:
+    """There is no third node."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+
+    cell.lose_storage(B)
+    cell.drain()
+
+    assert list(cell.state.storages) == []
+    assert cell.state.counters["node_drains_done"] == 1
+
+
+def test_what_another_node_has_is_not_copied(make_cell: MakeCell) -> None:
+    """It was lent before, so both have it."""
+    cell = two_nodes(make_cell)
+    cell.lose_worker("worker-a")
+    cell.submit(prompt(3))
+    cell.drain()
+    before = len(fetches(cell))
+
+    start_drain(cell)
+    cell.drain()
+
+    assert len(fetches(cell)) == before
+    assert list(cell.state.storages) == [B]
+
+
+def test_the_last_worker_of_a_node_does_not_wait_for_it(make_cell: MakeCell) -> None:
+    """Its node's copies go while it drains, and the storage stays."""
+    cell = two_nodes(make_cell)
+
+    cell.workers["worker-a"].drain(1_000)
+    cell.drain()
+
+    assert list(cell.state.workers) == ["worker-b"]
+    assert list(cell.state.storages) == [A, B]
+    assert copied_tokens(cell, B, prompt(3)) == 3 * CHUNK
+    assert not cell.state.handing
+
+
+def test_a_repeated_word_changes_nothing(make_cell: MakeCell) -> None:
+    """The storage is released once."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+    storage = cell.storages[A]
+    word = StorageDraining(storage_id=A, incarnation=storage.incarnation, grace_ms=1_000)
+
+    cell.feed(word)
+    cell.drain()
+    cell.feed(word)
+
+    assert cell.state.counters["node_drains_started"] == 1
+
+
+def test_a_long_path_goes_in_several_fetches(make_cell: MakeCell) -> None:
+    """Each is short enough for others to come in between."""
+    settings = {"host_writes": "through", "prefetch_fraction": 1.0, "max_batch_tokens": 8192}
+    cell = make_cell(page_size=PAGE, workers=0, host_pages=0, **settings)
+    chunks = HANDED_CHUNKS + 2
+    for storage_id, node, worker in ((A, "node", "worker-a"), (B, "node-b", "worker-b")):
+        cell.add_storage(storage_id, node=node, pages=400, shares="engine", handover_bytes=1 << 40)
+        cell.add_worker(worker, node=node, pages=400)
+        if storage_id == A:
+            cell.submit(prompt(chunks), max_tokens=1)
+        cell.drain()
+
+    start_drain(cell)
+    cell.drain()
+
+    assert [len(unpack_int32(order.host_pages)) * PAGE // CHUNK for order in fetches(cell)] == [HANDED_CHUNKS, 2]
+    assert copied_tokens(cell, B, prompt(chunks)) == chunks * CHUNK

@@ -1,0 +1,42 @@
+"""An engine of the tests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.storage.sharing.engine import Span
+
+
+class LocalEngine:
+    """Copies within this process; can be told to misbehave."""
+
+    name = "nixl"
+
+    def __init__(self) -> None:
+        self.fault: Callable[[], None] = lambda: None
+        self.connections = 0
+
+    def register(self, memory: npt.NDArray[np.uint8]) -> None:
+        pass
+
+    def metadata(self) -> bytes:
+        return b"peer"
+
+    def connect(self, metadata: bytes) -> str:
+        self.connections += 1
+        return metadata.decode()
+
+    def disconnect(self, peer: str) -> None:
+        pass
+
+    def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
+        self.fault()
+        for here, there, nbytes in spans:
+            ctypes.memmove(here, there, nbytes)
+
+    def close(self) -> None:
+        pass
