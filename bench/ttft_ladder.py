@@ -53,7 +53,7 @@ RUNGS = {
 }
 """Where the prefix is, in words, by the name of a rung."""
 
-SOURCES = {NEIGHBOUR: "host"} | {name: "remote" for name in RUNGS if name.startswith("remote")}
+SOURCES = {name: "remote" for name in RUNGS if name.startswith("remote")}
 """What the answer's usage says of a rung, where it has another name there."""
 
 EMPTIED: dict[str, tuple[str, ...]] = {
@@ -110,7 +110,7 @@ class Ladder:
         self._rng = random.Random(options.seed)
         self._model = ""
         self._kept = [self._fresh(self._tokens) for _ in range(options.repeats + 1)]
-        self._on_disk = self._fresh(self._tokens)
+        self._on_disk = [self._fresh(self._tokens) for _ in range(options.repeats)]
         self.times: dict[str, list[float]] = {name: [] for name in RUNGS}
 
     async def fill(self) -> None:
@@ -119,7 +119,8 @@ class Ladder:
         self._model = (await served_model(self._client))["id"]
         for document in self._kept:
             await self._ask(document, prompt_cache_retention="24h")
-        await self._ask(self._on_disk)
+        for document in self._on_disk:
+            await self._ask(document)
         status = await rest(self._bus)
         if status.cache_leases != len(self._kept):
             raise SystemExit(f"{status.cache_leases} of {len(self._kept)} documents are kept by leases")
@@ -131,16 +132,15 @@ class Ladder:
         await empty(self._bus, ("device", "host", "remote"))
         await self._ask(self._fresh(512))
         await self._lent(self._kept.pop())
-        answer = await self._ask(self._on_disk)
-        if answer.cached_tokens:
-            self.times[NEIGHBOUR_DISK].append(answer.ttft_s * 1e3)
 
     async def measure(self) -> None:
         """Go once up and down the ladder for each of the documents."""
-        for document in self._kept:
+        for kept, on_disk in zip(self._kept, self._on_disk, strict=True):
             self._store.answer_after(LATENCIES_MS[0])
+            # A lease keeps copies in host memory; other documents then are on the node's disk alone.
             await empty(self._bus, ("device", "host"))
-            self.times[NEIGHBOUR].append((await self._lent(document)).ttft_s * 1e3)
+            self.times[NEIGHBOUR].append((await self._lent(kept)).ttft_s * 1e3)
+            self.times[NEIGHBOUR_DISK].append((await self._lent(on_disk)).ttft_s * 1e3)
             own = self._fresh(self._tokens)
             for name in RUNGS:
                 if name in (NEIGHBOUR, NEIGHBOUR_DISK):

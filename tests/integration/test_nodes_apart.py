@@ -229,7 +229,7 @@ async def test_links_that_are_slow_or_cut_cost_hits_alone(
 
     assert (is_whole_right, is_cut_right, is_mended_right) == (True, True, True)
     assert segments == [[], [], []]  # They lie in /dev/shm of the nodes, not of this process.
-    assert whole.host_tokens == lent_whole == DOCUMENT_TOKENS
+    assert whole.lent_tokens == lent_whole == DOCUMENT_TOKENS
     assert cut.cached_tokens == lent_cut < DOCUMENT_TOKENS
     # Whether the last is lent depends on how fast the scheduler thinks that the link is by now.
     whole_loans = after.counters["fetches_done"]
@@ -260,5 +260,5 @@ async def test_readers_and_lenders_that_are_killed_cost_hits_alone(
 
     assert (is_first_right, is_third_right, is_last_right) == (True, True, True)
     assert reader_killed.cached_tokens == 0
-    assert third.host_tokens == lent == DOCUMENT_TOKENS
+    assert third.lent_tokens == lent == DOCUMENT_TOKENS
     assert lender_killed.cached_tokens < DOCUMENT_TOKENS
