@@ -16,7 +16,7 @@ from services.storage.core.chunk_runs import run_keys
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.io_threads import IoThreads
 from services.storage.pools import Pools
-from services.storage.sharing.engine import LateRead, Span, TransferEngine
+from services.storage.sharing.engine import LateRead, TransferEngine
 from services.storage.sharing.lenders import Borrowed, Lenders
 from services.storage.sharing.nixl_engine import NixlEngine
 from services.storage.sharing.open_pool import SharedPool
