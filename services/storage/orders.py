@@ -27,6 +27,7 @@ from shared.messages.storage_plans import (
     FetchChunks,
     PinChunks,
     SaveChunks,
+    SaveTokens,
     StoragePlan,
 )
 
@@ -74,7 +75,7 @@ class Orders:
                         _log.info("device_pool_detached", worker=order.worker_id)
                 case BackupPages():
                     await self._queue_backup(order)
-                case SaveChunks():
+                case SaveChunks() | SaveTokens():
                     await self._tiers.save(order)
                 case FetchChunks():
                     await self._tiers.fetch(order)

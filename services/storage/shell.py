@@ -188,6 +188,7 @@ class StorageShell:
                 shares=self._tiers.sharing.engine_name,
                 disk_measured_bytes_per_s=self._tiers.measured_bytes_per_s,
                 shapes=self._tiers.shapes,
+                takes_compact=True,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

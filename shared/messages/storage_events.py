@@ -31,6 +31,7 @@ class StorageJoined(Message, frozen=True):
     shapes: bytes = (
         b""  # Of the chunks that its disk holds: digests of their geometries, 8 bytes each, most chunks first.
     )
+    takes_compact: bool = False  # It reads compact forms of saves (``shared.compact_messages``).
 
 
 class StorageLeft(Message, frozen=True):
@@ -77,7 +78,8 @@ class ChunksSaved(Message, frozen=True):
     """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whoever wrote them.
 
     A chunk that went to the object store only is not among them. ``dropped`` are chunks of the same form that had to
-    make room; those of the other form are in a ``ChunksDropped``.
+    make room; those of the other form are in a ``ChunksDropped``. A ``SaveTokens`` may be answered by ``is_all`` in
+    the place of the names of all its chunks.
     """
 
     storage_id: str
@@ -88,6 +90,7 @@ class ChunksSaved(Message, frozen=True):
     error: str = ""
     nbytes: int = 0
     seconds: float = 0.0
+    is_all: bool = False
 
 
 class ChunksFetched(Message, frozen=True):

@@ -23,6 +23,7 @@ from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.codec import Input, decode, decode_input, encode
+from shared.compact_messages import compact_save
 from shared.errors import CapacityError, TransportError
 from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest
 from shared.lifecycle import Lifecycle
@@ -209,9 +210,9 @@ class StorageCell:
         }
         return SaveChunks(**(fields | change))  # type: ignore[arg-type]
 
-    async def save(self, sequence: Sequence, **where: object) -> ChunksSaved:
+    async def save(self, sequence: Sequence, *, is_compact: bool = False, **where: object) -> ChunksSaved:
         order = self.save_order(sequence, **where)  # type: ignore[arg-type]
-        await self.order(order)
+        await self.order(compact_save(order) if is_compact else order)
         saved = await self.event(ChunksSaved)
         assert saved.save_id == order.save_id
         return saved

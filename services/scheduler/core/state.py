@@ -62,6 +62,7 @@ class Worker(msgspec.Struct):
     work: Work = msgspec.field(default_factory=Work)
     moves: Moves = msgspec.field(default_factory=Moves)
     texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
+    takes_compact: bool = False  # As it said when it joined.
 
 
 class Storage(msgspec.Struct):
@@ -81,6 +82,7 @@ class Storage(msgspec.Struct):
     hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)
     sparse: SparseTier = msgspec.field(default_factory=SparseTier)
     shares: str = ""  # As it said when it joined.
+    takes_compact: bool = False  # The same.
 
 
 MOST_QUARANTINED = 64

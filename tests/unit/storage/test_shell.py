@@ -122,7 +122,12 @@ async def _running(
     task = asyncio.create_task(StorageShell(config, bus, pools, incarnation=INCARNATION).run(life))
     joined = await scheduler.event()
     assert joined == StorageJoined(
-        storage_id="s0", incarnation=INCARNATION, node="n0", host_bytes=100_000, disk_bytes_per_s=5e6
+        storage_id="s0",
+        incarnation=INCARNATION,
+        node="n0",
+        host_bytes=100_000,
+        disk_bytes_per_s=5e6,
+        takes_compact=True,
     )
     cell = _Cell(scheduler, bus, life, task)
     try:

@@ -62,6 +62,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes), shapes=message.shapes if is_listing else b""),
         sparse=SparseTier(is_kept=message.keeps_sparse),
         shares=message.shares,
+        takes_compact=message.takes_compact,
     )
     state.storages[storage.storage_id] = storage
     state.count("storages_joined")

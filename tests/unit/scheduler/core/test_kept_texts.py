@@ -17,7 +17,7 @@ from services.scheduler.core.kept_texts import (
     refer,
 )
 from shared.codec import encode
-from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.base import Message, pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.worker_events import TextMissing
 from shared.messages.worker_plans import AdmitRequest, TextBase, WorkerPlan
@@ -169,6 +169,37 @@ def test_a_turn_says_what_is_new_in_it() -> None:
         assert order.token_count == order.prompt_tokens
         assert order.cached_tokens >= order.prompt_tokens - 116
         assert len(encode(plan)) <= TURN_BYTES + 4 * 100
+
+
+SESSION_BYTES = 10_240
+"""What a turn of a session may put on both streams beside so many bytes for each new token."""
+
+
+@pytest.mark.parametrize(("disk_chunks", "token_bytes"), [(0, 4), (4_000, 6)])
+def test_a_turn_of_a_session_takes_few_bytes_of_both_streams(
+    make_cell: MakeCell, disk_chunks: int, token_bytes: int
+) -> None:
+    """3,500 new tokens a turn, of a vocabulary of 150,000; a disk is told them once more, to save them."""
+    cell = make_cell(page_size=16, workers=0, lease_tokens=64)
+    cell.kept_tokens, cell.takes_compact = 1 << 20, True
+    cell.add_worker("worker-0", pages=4_000)
+    cell.add_storage("storage-0", pages=100, disk_chunks=disk_chunks)
+    cell.drain()
+    tokens: list[int] = []
+    for number in range(3):
+        tokens += [(number * 3_436 + place) * 7919 % 150_000 for place in range(3_436)]
+        inputs, outputs = len(cell.log), len(cell.outputs)
+        base = len(tokens[:-3_436]) // 1_024 * 1_024
+        asked = cell.submit(list(tokens), max_tokens=64, ignore_eos=True, base_tokens=base)
+        cell.drain()
+        tokens += cell.gateway("gateway").tokens[asked]
+
+        said = [output for step in cell.outputs[outputs:] for output in step if isinstance(output, Message)]
+        nbytes = sum(len(encode(stamped.input)) for stamped in cell.log[inputs:]) + sum(map(len, map(encode, said)))
+        assert nbytes <= SESSION_BYTES + token_bytes * 3_500
+    assert cell.state.counters["bases_resolved"] == 2
+    assert cell.state.counters.get("saved_chunks", 0) == (len(tokens) // 64 if disk_chunks else 0)
+    cell.check_answers()
 
 
 def test_an_earlier_worker_is_told_everything(make_cell: MakeCell) -> None:
