@@ -23,7 +23,6 @@ from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.codec import Input, decode, decode_input, encode
-from shared.compact_messages import compact_save
 from shared.errors import CapacityError, TransportError
 from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest
 from shared.lifecycle import Lifecycle
@@ -45,6 +44,7 @@ from shared.messages.storage_plans import (
     CreateHostPool,
     FetchChunks,
     SaveChunks,
+    SaveOrder,
     StorageOrder,
     StoragePlan,
 )
@@ -210,9 +210,12 @@ class StorageCell:
         }
         return SaveChunks(**(fields | change))  # type: ignore[arg-type]
 
-    async def save(self, sequence: Sequence, *, is_compact: bool = False, **where: object) -> ChunksSaved:
-        order = self.save_order(sequence, **where)  # type: ignore[arg-type]
-        await self.order(compact_save(order) if is_compact else order)
+    async def save(self, sequence: Sequence, **where: object) -> ChunksSaved:
+        return await self.saved(self.save_order(sequence, **where))  # type: ignore[arg-type]
+
+    async def saved(self, order: SaveOrder) -> ChunksSaved:
+        """Order a save, and return its answer."""
+        await self.order(order)
         saved = await self.event(ChunksSaved)
         assert saved.save_id == order.save_id
         return saved

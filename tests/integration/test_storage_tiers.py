@@ -16,6 +16,7 @@ from services.storage.media import Media
 from shared.bus import nats_bus
 from shared.bus.protocol import StreamLimits
 from shared.chunks import chunk_pages
+from shared.compact_messages import compact_save
 from shared.ids import namespace_digest, split_digests
 from shared.messages.pools import KvGeometry
 from shared.messages.storage_events import (
@@ -72,7 +73,8 @@ async def test_what_is_saved_from_the_device_is_fetched_bit_by_bit(
     device = [(7 * page) % 64 for page in range(sequence.pages)]
     host = list(range(63, 63 - sequence.pages, -1))
     async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), geometry=geometry) as cell:
-        saved = await cell.save(sequence, device=device, is_compact=is_compact)
+        order = cell.save_order(sequence, device=device)
+        saved = await cell.saved(compact_save(order) if is_compact else order)
         fetched = await cell.fetch(sequence, host)
 
         assert (saved.chunks, saved.is_all) == ((b"", True) if is_compact else (b"".join(sequence.names), False))
