@@ -54,9 +54,7 @@ def publish_computed(step: Step, request: Request, worker: Worker) -> None:
         node = child
         request.shared += page_count(state.tree, child)
     if node is not start:
-        lock_path(state, node, worker)
-        if request.node:
-            unlock_path(state, state.tree.nodes[request.node], worker)
+        lock_path(state, node, worker, below=state.tree.nodes[request.node] if request.node else None)
         request.node = node.id
         _note_prompt(state, request, node)
 

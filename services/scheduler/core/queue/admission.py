@@ -18,7 +18,7 @@ from services.scheduler.core.cache.residency import (
     lock_host,
     lock_path,
     split_node,
-    touch,
+    touch_locked,
     unlock_host,
     unlock_path,
 )
@@ -194,7 +194,7 @@ def _take_over(
     reused = found.nodes
     for node in reused:
         node.hits += 1
-        touch(state, node, step.seq)
+    touch_locked(state, reused, worker, step.seq)
     state.admissions += 1
     request.admission = state.admissions
     request_admitted(step, reused)
