@@ -340,6 +340,16 @@ async def test_tokens_are_told_in_compact_form_to_a_scheduler_that_takes_it() ->
     assert second.request.prompt == pack_int32([*PROMPT, *range(90, 120)])
 
 
+async def test_a_scheduler_that_does_not_take_compact_forms_gets_none() -> None:
+    """What it is told is the request as it is."""
+    running = Running()
+    choice = ask(PROMPT)
+
+    await running.answer(choice)
+
+    assert running.told == [choice.request]
+
+
 async def test_a_scheduler_that_knows_no_compact_form_is_told_again() -> None:
     """It refuses an empty prompt, once; a prompt without a base too."""
     running = Running(takes_compact=True)
