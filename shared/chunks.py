@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from struct import iter_unpack
 
 from shared.ids import DIGEST_BYTES
 from shared.messages.pools import KvGeometry
@@ -51,4 +52,5 @@ def geometry_id(geometry: KvGeometry) -> bytes:
 def chunk_names(identities: bytes, pages: int) -> list[bytes]:
     """The names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a chunk."""
     step = pages * DIGEST_BYTES
-    return [identities[end - DIGEST_BYTES : end] for end in range(step, len(identities) + 1, step)]
+    whole = identities[: len(identities) // step * step]
+    return [name for (name,) in iter_unpack(f"{step - DIGEST_BYTES}x{DIGEST_BYTES}s", whole)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.compact_messages import whole_admission
 from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import AdmitRequest
 
@@ -36,7 +37,9 @@ class KeptTexts:
         """Keep and forget what ``order`` says; return it with all its tokens and pages, and no ``base``.
 
         Returns None where what it refers to is not kept: then nothing more is kept, but what it drops is dropped.
+        Raises CodecError where its compact form cannot be read, and keeps and drops nothing.
         """
+        order = whole_admission(order)
         whole = order if order.base is None else self._resolved(order)
         if whole is not None and order.text:
             self._texts[order.text] = (whole.tokens, whole.pages)

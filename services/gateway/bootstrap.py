@@ -138,7 +138,7 @@ def compose(
     subject = subjects.request_input(gateway_id)
     # Who wants no texts kept wants no prompts kept either.
     known_bytes = min(MOST_BYTES, config.known_text_bytes)
-    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases, known_bytes)
+    dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases, known_bytes, cell.takes_compact)
     reports = None
     if config.cell:
         told = ((facts.name,), facts.answer_fingerprint)

@@ -56,6 +56,10 @@ class CellView:
         """Whether the scheduler that spoke last takes a prompt as a base and a tail. An older one refuses it."""
         return self.status is not None and self.status.takes_bases
 
+    def takes_compact(self) -> bool:
+        """Whether it takes a prompt in compact form. An older one refuses that, too."""
+        return self.status is not None and self.status.takes_compact
+
     def context_limit(self, own: int) -> ContextLimit:
         """The context bound: the model's ``own``, or what the cell says where its pools hold less."""
         status = self.status

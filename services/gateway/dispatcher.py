@@ -16,6 +16,7 @@ from shared import logs
 from shared.backoff import Backoff
 from shared.bus.protocol import Bus
 from shared.codec import encode
+from shared.compact_messages import compact_request
 from shared.errors import RequestCancelled, ThermoclineError, TransportError, Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
@@ -43,9 +44,11 @@ class Dispatcher:
         pending: PendingTable,
         takes_bases: Callable[[], bool] = lambda: False,
         known_bytes: int = MOST_BYTES,
+        takes_compact: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last;
-        ``known_bytes`` bounds the prompts that are kept to compare later ones with.
+        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last, and
+        ``takes_compact`` whether in compact form; ``known_bytes`` bounds the prompts that are kept to compare later
+        ones with.
         """
         self.gateway_id = gateway_id
         self.pending = pending
@@ -54,7 +57,7 @@ class Dispatcher:
         self._known = KnownPrompts(known_bytes)
         self._bus = bus
         self._subject = subject
-        self._takes_bases = takes_bases
+        self._takes_bases, self._takes_compact = takes_bases, takes_compact
         self._gate = asyncio.Semaphore(PARALLEL_SUBMITS)
         self._resending: set[asyncio.Task[None]] = set()
 
@@ -76,6 +79,9 @@ class Dispatcher:
                 request = self.bases.abridged(choice.request, choice.blocks)
                 choice.base = request.base
                 metrics.PROMPTS_SENT.labels("whole" if request.base is None else "base").inc()
+                if self._takes_compact():
+                    request = compact_request(request)
+                    choice.is_compact = bool(request.compact)
                 return await self._store(request, request.request_id)
 
         try:
@@ -132,12 +138,16 @@ class Dispatcher:
         )
 
     def send_whole(self, choice: Choice) -> None:
-        """Tell the whole prompt of a choice whose base the scheduler lacks. Said again, it is being told."""
-        base, choice.base = choice.base, None
-        if base is None or choice.is_over:
+        """Tell the whole prompt of a choice that the scheduler cannot read, or whose base it lacks. Said again, it is
+        being told.
+        """
+        is_abridged, base = choice.is_abridged, choice.base
+        choice.base, choice.is_compact = None, False
+        if not is_abridged or choice.is_over:
             return
         metrics.PROMPTS_SENT.labels("wanted").inc()
-        self.bases.gone(choice.blocks, base)
+        if base is not None:
+            self.bases.gone(choice.blocks, base)
         task = asyncio.create_task(self._store_whole(choice))
         self._resending.add(task)
         task.add_done_callback(self._resending.discard)

@@ -110,8 +110,8 @@ class NoticeHandler:
             if choice is not None:  # Else the client is gone, and the scheduler knows nothing of the request.
                 self._dispatcher.send_whole(choice)
         elif isinstance(word, RequestFailed):
-            if choice is not None and choice.base is not None and word.code == InvalidRequest.code:
-                # A scheduler of an older release took over, which knows no bases.
+            if choice is not None and choice.is_abridged and word.code == InvalidRequest.code:
+                # A scheduler of an older release took over, which knows no bases, or no compact forms.
                 self._dispatcher.send_whole(choice)
             elif choice is not None:
                 choice.fail(error_of_notice(word), is_settled=True)

@@ -48,12 +48,18 @@ class Choice:
             b""  # Digests of its prompt's whole blocks (``shared.prompt_chain``), where the scheduler takes them.
         )
         self.base: PromptBase | None = None  # What its prompt was told by, as long as that may be refused.
+        self.is_compact = False  # The same of its tokens' form.
         self.reclaims = 0  # How often it was, or may have been, begun again because its end was lost.
         self.generation: Generation | None = None
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def is_abridged(self) -> bool:
+        """Whether its prompt was told in a way that a scheduler may not take."""
+        return self.base is not None or self.is_compact
 
     @property
     def is_over(self) -> bool:

@@ -29,6 +29,7 @@ from shared.messages.storage_plans import (
     PinChunks,
     ReleaseStorage,
     SaveChunks,
+    SaveTokens,
     StoragePlan,
 )
 
@@ -79,7 +80,7 @@ class Orders:
                         _log.info("device_pool_detached", worker=order.worker_id)
                 case BackupPages():
                     await self._queue_backup(order)
-                case SaveChunks():
+                case SaveChunks() | SaveTokens():
                     await self._tiers.save(order)
                 case FetchChunks():
                     await self._tiers.fetch(order)

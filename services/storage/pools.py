@@ -14,11 +14,12 @@ from services.storage.copy_share import CopyShare, SharedDevicePages
 from services.storage.core.backup_check import Transfer, check_backup
 from services.storage.core.fetch_check import FetchChunk, check_fetch
 from services.storage.core.save_check import SaveChunk, check_save, reads_device
+from shared.compact_messages import whole_save
 from shared.errors import ConfigError, DeviceFailed, InvalidRequest, ThermoclineError
 from shared.memory import DevicePartsView, DevicePoolView, HostPoolView, pages_for
 from shared.memory.device_pool_view import DevicePages, GatheredPages
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, PoolHandle
-from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
+from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks, SaveOrder
 
 HOST_FLAG, HIDDEN_FLAG = "--host-kv-bytes", "--hidden-bytes"
 MAPPING = "it is being mapped"
@@ -240,6 +241,10 @@ class Pools:
         """The transfer that ``order`` asks for. Raises InvalidRequest when it cannot be carried out."""
         device = self.device_handle(order.worker_id, order.worker_incarnation)
         return check_backup(order, device, self.host.handle)
+
+    def whole_save(self, order: SaveOrder) -> SaveChunks:
+        """The order with everything that it says. Raises CodecError, or InvalidRequest without a pool."""
+        return whole_save(order, self.pool(order.form).handle.geometry.page_size)
 
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
         """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""

@@ -31,14 +31,14 @@ from shared import logs
 from shared.chunks import chunk_tokens
 from shared.errors import IntegrityError, InvalidRequest, ThermoclineError
 from shared.messages.pools import ChunkForm
-from shared.messages.storage_plans import SaveChunks
+from shared.messages.storage_plans import SaveOrder, SaveTokens
 
 _log = logs.get_logger("storage")
 
 
 @dataclass(slots=True)
 class _Save:
-    order: SaveChunks
+    order: SaveOrder
     chunks: list[SaveChunk]
     tickets: list[int]  # Of the reads of host pages, one a chunk.
     started_s: float
@@ -108,12 +108,12 @@ class Saver:
         """Saves that wait or run."""
         return len(self._saves)
 
-    async def add(self, order: SaveChunks) -> None:
+    async def add(self, order: SaveOrder) -> None:
         """Queue a save. One that cannot be carried out is answered at once; one that is under way answers for both."""
         if order.save_id in self._saves:
             return
         try:
-            chunks = self._pools.check_save(order)
+            chunks = self._pools.check_save(self._pools.whole_save(order))
         except ThermoclineError as error:
             await self._refuse(order.save_id, error.message)
             return
@@ -274,6 +274,7 @@ class Saver:
             error=save.error,
             nbytes=save.nbytes,
             seconds=self._clock_s() - save.started_s,
+            is_compact=isinstance(save.order, SaveTokens),
         )
 
     async def _refuse(self, save_id: int, reason: str) -> None:

@@ -196,6 +196,7 @@ class StorageShell:
                 disk_measured_bytes_per_s=self._tiers.measured_bytes_per_s,
                 shapes=self._tiers.shapes,
                 handover_bytes=self._handover_bytes,
+                takes_compact=True,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

@@ -13,6 +13,7 @@ from services.storage.backends import ChunkKey
 from services.storage.copier import MAX_ERROR_LENGTH
 from services.storage.core.fetch_progress import FetchProgress
 from shared.event_outbox import EventOutbox
+from shared.ids import DIGEST_BYTES
 from shared.messages.pools import ChunkForm
 from shared.messages.storage_events import (
     LISTED_AT_ONCE,
@@ -47,22 +48,27 @@ class TierEvents:
         error: str = "",
         nbytes: int = 0,
         seconds: float = 0.0,
+        is_compact: bool = False,
     ) -> None:
         """Answer a save: which of ``chunks`` are there, and which of ``dropped`` are not.
 
-        Who had to make room may be of another form; of those there are events of their own.
+        Who had to make room may be of another form; of those there are events of their own. Where the order
+        ``is_compact`` and all of its ``chunks`` are there, that is said without their names.
         """
-        dropped = list(dropped)
+        chunks, dropped = dict.fromkeys(chunks), list(dropped)
+        there = self._pack(chunks, form, True)
+        is_all = is_compact and 0 < len(chunks) * DIGEST_BYTES == len(there)
         await self._outbox.put_when_room(
             ChunksSaved(
                 storage_id=self._storage_id,
                 incarnation=self._incarnation,
                 save_id=save_id,
-                chunks=self._pack(chunks, form, True),
+                chunks=b"" if is_all else there,
                 dropped=self._pack(dropped, form, False),
                 error=error[:MAX_ERROR_LENGTH],
                 nbytes=nbytes,
                 seconds=seconds,
+                is_all=is_all,
             )
         )
         await self.dropped(self._of_others(dropped, form))

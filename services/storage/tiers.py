@@ -42,7 +42,7 @@ from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, form_name
 from shared.messages.status import OWNERS_TOLD, ChunksVerified, VerifyChunks
-from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
+from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveOrder
 from shared.tracing import Tracer
 
 STOPPING = "the storage is stopping"
@@ -222,7 +222,7 @@ class Tiers:
                 self._disk.index.pin_alike(pinned, shape)
         self._events.forms[shape] = form
 
-    async def save(self, order: SaveChunks) -> None:
+    async def save(self, order: SaveOrder) -> None:
         """Queue a save, or answer it."""
         await self._own(order)
         made = self._pipelines.get(order.form)
@@ -241,7 +241,7 @@ class Tiers:
         else:
             await made.fetcher.add(order)
 
-    async def _own(self, order: SaveChunks | FetchChunks) -> None:
+    async def _own(self, order: SaveOrder | FetchChunks) -> None:
         """Learn whose key the chunks of an order have, and keep what its owner has below within its quotas, before more
         of it comes.
         """

@@ -22,7 +22,7 @@ from services.worker.reports import Reporter
 from services.worker.requests import RunningRequest
 from services.worker.sparse_prefixes import SparsePrefixes
 from shared import logs
-from shared.errors import InvalidRequest
+from shared.errors import CodecError, InvalidRequest
 from shared.kept_texts import KeptTexts
 from shared.messages.base import count_int32, unpack_int32
 from shared.messages.worker_events import FinishReason
@@ -60,7 +60,11 @@ class Roster:
 
     def admit(self, told: AdmitRequest, arrived_ns: int) -> None:
         """Make a request known; a newer attempt replaces an older one. What it refers to must be kept here."""
-        order = self._texts.take(told)
+        order, fault = None, ""
+        try:
+            order = self._texts.take(told)
+        except CodecError as error:
+            fault = error.message
         known = self.requests.get(told.request_id)
         if known is not None:
             if told.attempt <= known.attempt:
@@ -70,6 +74,9 @@ class Roster:
             known.change("replace")
             self._counters.requests_replaced += 1
             self._drop(known)
+        if fault:
+            self._refuse(told, fault)
+            return
         if order is None:
             self._miss(told)
             return

@@ -140,6 +140,7 @@ class WorkerShell:
                 restoration=self._restoration,
                 device=self._who.device,
                 kept_tokens=MOST_KEPT_TOKENS,
+                takes_compact=True,
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)

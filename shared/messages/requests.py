@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from shared.compact_tokens import count_compact
 from shared.importance import DEFAULT_METRIC
 from shared.messages.base import Message, count_int32
 
@@ -116,6 +117,9 @@ class SubmitRequest(Message, frozen=True):
 
     With a ``base`` the scheduler has the front of the prompt, and ``tail`` is the rest: packed, at least one token.
     ``prompt`` is empty then, so that a scheduler that knows no bases refuses the request and computes no other prompt.
+
+    Where the scheduler takes it, ``compact`` has the prompt, or the tail behind a base, and both of them are empty
+    (``shared.compact_messages``).
     """
 
     request_id: str
@@ -134,12 +138,14 @@ class SubmitRequest(Message, frozen=True):
     quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
     base: PromptBase | None = None
     tail: bytes = b""
+    compact: bytes = b""
 
     @property
     def prompt_tokens(self) -> int:
+        told = count_compact(self.compact) if self.compact else 0
         if self.base is not None:
-            return self.base.tokens + count_int32(self.tail)
-        return count_int32(self.prompt)
+            return self.base.tokens + count_int32(self.tail) + told
+        return count_int32(self.prompt) + told
 
 
 class ReclaimRequest(Message, frozen=True):

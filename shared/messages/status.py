@@ -140,6 +140,7 @@ class CellStatus(Message, frozen=True):
     page_bytes: int = 0  # Of a page of KV; 0 while no worker has joined.
     budgets: tuple[StorageBudget, ...] = ()
     takes_bases: bool = False  # A ``SubmitRequest`` may refer to the front of its prompt.
+    takes_compact: bool = False  # It may have its tokens in compact form.
 
     @property
     def chunks_in_all(self) -> int:

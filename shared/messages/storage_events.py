@@ -34,6 +34,7 @@ class StorageJoined(Message, frozen=True):
     handover_bytes: int = (
         0  # Of its host memory that other nodes may copy when its node drains, at the most; 0 is none.
     )
+    takes_compact: bool = False  # It reads compact forms of saves (``shared.compact_messages``).
 
 
 class StorageDraining(Message, frozen=True):
@@ -92,7 +93,8 @@ class ChunksSaved(Message, frozen=True):
     """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whoever wrote them.
 
     A chunk that went to the object store only is not among them. ``dropped`` are chunks of the same form that had to
-    make room; those of the other form are in a ``ChunksDropped``.
+    make room; those of the other form are in a ``ChunksDropped``. A ``SaveTokens`` may be answered by ``is_all`` in
+    the place of the names of all its chunks.
     """
 
     storage_id: str
@@ -103,6 +105,7 @@ class ChunksSaved(Message, frozen=True):
     error: str = ""
     nbytes: int = 0
     seconds: float = 0.0
+    is_all: bool = False
 
 
 class ChunksFetched(Message, frozen=True):

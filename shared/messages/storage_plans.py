@@ -83,6 +83,31 @@ class SaveChunks(Message, frozen=True):
     quota: DiskQuota | None = None  # Of who owns the namespace; None says nothing of it.
 
 
+class SaveTokens(Message, frozen=True):
+    """``SaveChunks`` in compact form, for storages that take it (``StorageJoined.takes_compact``).
+
+    ``tokens`` are as ``shared.compact_tokens`` has them, both lists of pages as ``shared.page_runs`` has them.
+    Identities follow from ``parent`` and the tokens. Answered by ``ChunksSaved``, which may say ``is_all``.
+    """
+
+    save_id: int
+    namespace: str
+    depth: int
+    tokens: bytes
+    parent: bytes
+    host_runs: bytes
+    device_runs: bytes
+    worker_id: str = ""
+    worker_incarnation: str = ""
+    key_id: str = ""
+    value: float = 0.0
+    form: ChunkForm = "kv"
+    quota: DiskQuota | None = None
+
+
+SaveOrder = SaveChunks | SaveTokens
+
+
 class Lender(Message, frozen=True):
     """A storage of another node whose host pool holds what is fetched: page i in ``pages[i]`` (packed int32), one entry
     a page of the fetch. Its copies stay where they are until the fetch is over.
@@ -147,6 +172,7 @@ StorageOrder = (
     | DetachDevicePool
     | BackupPages
     | SaveChunks
+    | SaveTokens
     | FetchChunks
     | CancelFetch
     | PinChunks

@@ -45,6 +45,7 @@ class WorkerJoined(Message, frozen=True):
     restoration: RestorationCosts | None = None  # None where nothing was measured: only KV is kept then.
     device: DeviceFacts | None = None  # None where an earlier release does not say.
     kept_tokens: int = 0  # It keeps texts of so many tokens together, to which admissions may refer; 0: none.
+    takes_compact: bool = False  # It reads compact forms of admissions (``shared.compact_messages``).
 
 
 class WorkerLeft(Message, frozen=True):

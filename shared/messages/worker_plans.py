@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
+from shared.compact_tokens import count_compact
 from shared.messages.base import Message, count_int32
 from shared.messages.pools import PoolHandle
 from shared.messages.requests import Importance, SamplingParams
@@ -93,6 +94,9 @@ class AdmitRequest(Message, frozen=True):
     To a worker that keeps texts (``WorkerJoined.kept_tokens``), ``tokens`` and ``pages`` are what follows ``base``.
     It keeps the whole of both under the number ``text``, unless that is 0, and then forgets the numbers in
     ``dropped``, whether it knows them or not. It answers ``TextMissing`` where it does not keep what ``base`` names.
+
+    To one that takes compact forms (``WorkerJoined.takes_compact``), ``compact`` may stand for ``tokens`` and
+    ``page_runs`` for ``pages``, which are empty then (``shared.compact_messages``).
     """
 
     request_id: str
@@ -118,11 +122,14 @@ class AdmitRequest(Message, frozen=True):
     text: int = 0
     dropped: tuple[int, ...] = ()
     lent_tokens: int = 0  # For usage: brought to the host pool from another node for this request.
+    compact: bytes = b""
+    page_runs: bytes = b""
 
     @property
     def token_count(self) -> int:
         """All tokens, those of the base too."""
-        return (0 if self.base is None else self.base.tokens) + count_int32(self.tokens)
+        told = count_compact(self.compact) if self.compact else count_int32(self.tokens)
+        return (0 if self.base is None else self.base.tokens) + told
 
 
 class PrefillChunk(Message, frozen=True):

@@ -44,6 +44,7 @@ from shared.messages.storage_plans import (
     CreateHostPool,
     FetchChunks,
     SaveChunks,
+    SaveOrder,
     StorageOrder,
     StoragePlan,
 )
@@ -210,7 +211,10 @@ class StorageCell:
         return SaveChunks(**(fields | change))  # type: ignore[arg-type]
 
     async def save(self, sequence: Sequence, **where: object) -> ChunksSaved:
-        order = self.save_order(sequence, **where)  # type: ignore[arg-type]
+        return await self.saved(self.save_order(sequence, **where))  # type: ignore[arg-type]
+
+    async def saved(self, order: SaveOrder) -> ChunksSaved:
+        """Order a save, and return its answer."""
         await self.order(order)
         saved = await self.event(ChunksSaved)
         assert saved.save_id == order.save_id

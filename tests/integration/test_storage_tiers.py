@@ -16,6 +16,7 @@ from services.storage.media import Media
 from shared.bus import nats_bus
 from shared.bus.protocol import StreamLimits
 from shared.chunks import chunk_pages
+from shared.compact_messages import compact_save
 from shared.ids import namespace_digest, split_digests
 from shared.messages.pools import KvGeometry
 from shared.messages.storage_events import (
@@ -59,8 +60,11 @@ async def _compared(cell: StorageCell) -> None:
     await cell.idle()
 
 
+@pytest.mark.parametrize("is_compact", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-async def test_what_is_saved_from_the_device_is_fetched_bit_by_bit(prefix: str, tmp_path: Path, page_size: int) -> None:
+async def test_what_is_saved_from_the_device_is_fetched_bit_by_bit(
+    prefix: str, tmp_path: Path, page_size: int, *, is_compact: bool
+) -> None:
     """Pages of any size go to files and come back to other host pages, sealed with the same checksums."""
     geometry = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=page_size, dtype="bfloat16")
     per_chunk = chunk_pages(page_size)
@@ -69,10 +73,11 @@ async def test_what_is_saved_from_the_device_is_fetched_bit_by_bit(prefix: str, 
     device = [(7 * page) % 64 for page in range(sequence.pages)]
     host = list(range(63, 63 - sequence.pages, -1))
     async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), geometry=geometry) as cell:
-        saved = await cell.save(sequence, device=device)
+        order = cell.save_order(sequence, device=device)
+        saved = await cell.saved(compact_save(order) if is_compact else order)
         fetched = await cell.fetch(sequence, host)
 
-        assert saved.chunks == b"".join(sequence.names)
+        assert (saved.chunks, saved.is_all) == ((b"", True) if is_compact else (b"".join(sequence.names), False))
         assert (saved.error, saved.dropped, saved.nbytes) == ("", b"", chunks * blob_nbytes(geometry))
         assert (fetched.chunks, fetched.disk_chunks, fetched.missing, fetched.error) == (chunks, chunks, b"", "")
         assert cell.holds(sequence, list(range(per_chunk * chunks)), host, device)

@@ -30,10 +30,11 @@ def blocks() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def cell() -> CellModel:
+@pytest.fixture(params=[False, True], ids=["plain", "compact"])
+def cell(request: pytest.FixtureRequest) -> CellModel:
     """A cell that was asked five times, of which once for what had gone and twice by what an answer ended with."""
     made = CellModel(CellConfig())
+    made.takes_compact = request.param
     made.add_worker("worker-0", pages=64)
     made.submit(PROMPT, max_tokens=12, ignore_eos=True)
     made.drain()

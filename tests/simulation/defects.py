@@ -11,6 +11,7 @@ from msgspec import structs
 from services.scheduler.core.cache import insertion
 from services.scheduler.core.cache import victims as trimming
 from services.scheduler.core.cache.page_pool import PagePool
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import split_node, unlock_path
 from services.scheduler.core.fold import machine, timers
 from services.scheduler.core.fold.snapshot import decode_state
@@ -103,9 +104,9 @@ def lossy_pages_are_shared(patch: Patch) -> None:
     """What stands on a sparse prefix is saved for others."""
     wanted = sequence_computed
 
-    def forget(step: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
+    def forget(step: Step, worker: Worker, request: Request, tokens: bytes, known: int, end: Node | None) -> None:
         sparse, request.sparse.span = request.sparse.span, None
-        wanted(step, worker, request, tokens, known)
+        wanted(step, worker, request, tokens, known, end)
         request.sparse.span = sparse
 
     patch.setattr(completion, "sequence_computed", forget)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.chunks import chunk_pages
+from shared.compact_messages import whole_save
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
 from shared.messages.pools import HIDDEN
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.storage_process import StorageProcess
 
 
-def save(storage: StorageProcess, order: storage_plans.SaveChunks) -> None:
+def save(storage: StorageProcess, told: storage_plans.SaveOrder) -> None:
     """Read the pages of an order, write the chunks that are whole, and answer."""
     size = storage.cell.scenario.shape.page_size
+    is_compact, order = isinstance(told, storage_plans.SaveTokens), whole_save(told, size)
     check_save(order, size, storage.cell.submitted.values())
     pages = _read(storage, order)
     identities = pieces(order.identities)
@@ -39,10 +41,13 @@ def save(storage: StorageProcess, order: storage_plans.SaveChunks) -> None:
             saved.append(name)
         if storage.cell.scenario.shape.has_remote and not storage.cell.is_remote_away:
             storage.cell.remote.form(order.form).put(name, whole, identities[start : start + each])
+    kept = [name for name in saved if name in chunks.held]
+    is_all = is_compact and len(kept) * each == len(pages)
     storage.tell(
         storage_events.ChunksSaved,
         save_id=order.save_id,
-        chunks=b"".join(name for name in saved if name in chunks.held),
+        chunks=b"" if is_all else b"".join(kept),
+        is_all=is_all,
         dropped=b"".join(dropped),
         error="" if is_ok else "made to fail",
         nbytes=512 * len(saved),

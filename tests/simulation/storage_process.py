@@ -74,6 +74,7 @@ class StorageProcess(Process):
             has_remote=shape.has_remote,
             hidden_bytes=shape.hidden_pages,
             keeps_sparse=shape.keeps_sparse,
+            takes_compact=True,
         )
 
     def tell(self, kind: type, **fields: object) -> None:
@@ -132,7 +133,7 @@ class StorageProcess(Process):
                 self.devices.pop((order.worker_id, order.worker_incarnation), None)
             case storage_plans.BackupPages():
                 self._back_up(order)
-            case storage_plans.SaveChunks():
+            case storage_plans.SaveChunks() | storage_plans.SaveTokens():
                 save(self, order)
             case storage_plans.FetchChunks():
                 self.fetches[order.fetch_id] = Fetching(self, order)

@@ -82,6 +82,7 @@ class WorkerProcess(Process):
                 max_context=1_000_000,
                 restoration=COSTS if shape.knows_costs else None,
                 kept_tokens=KEPT_TOKENS,
+                takes_compact=True,
             )
         )
 

@@ -123,9 +123,10 @@ class CellDriver:
         hidden_pages: int = 0,
         keeps_sparse: bool = False,
         kept_tokens: int = 0,
+        takes_compact: bool = False,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
-        self.cell.kept_tokens = kept_tokens
+        self.cell.kept_tokens, self.cell.takes_compact = kept_tokens, takes_compact
         self.cell.restoration = COSTS if hidden_pages else None
         self.hidden_pages, self.keeps_sparse = hidden_pages, keeps_sparse
         self.pages, self.host_pages = pages, host_pages

@@ -22,6 +22,7 @@ from services.scheduler.core import (
 )
 from shared import codec
 from shared.chunks import chunk_bytes
+from shared.compact_messages import compact_request
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.messages import cell_events, gateway_notices, requests, storage_events, storage_plans, worker_events
 from shared.messages import worker_plans as plans
@@ -75,6 +76,7 @@ class CellModel:
         self.remote = ModelDisk(room=1_000)  # One object store for all.
         self.hidden_remote = ModelDisk(room=1_000)  # What of it holds hidden states.
         self.kept_tokens = 0  # Of workers that join from now on.
+        self.takes_compact = False  # The same of workers and storages; then requests are told in compact form too.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
@@ -157,6 +159,7 @@ class CellModel:
                 max_context=max_context,
                 restoration=self.restoration,
                 kept_tokens=self.kept_tokens,
+                takes_compact=self.takes_compact,
             )
         )
         return worker
@@ -205,6 +208,7 @@ class CellModel:
                 disk_measured_bytes_per_s=disk_bytes_per_s if disk_chunks else 0.0,
                 shapes=shapes,
                 handover_bytes=handover_bytes,
+                takes_compact=self.takes_compact,
             )
         )
         return storage
@@ -276,7 +280,8 @@ class CellModel:
             gateway.open[request_id] = message
             gateway.tokens[request_id] = []
             gateway.attempts[request_id] = 1
-        self.feed(abridged(message, base_tokens) if base_tokens else message)
+        told = abridged(message, base_tokens) if base_tokens else message
+        self.feed(compact_request(told) if self.takes_compact else told)
         return request_id
 
     def send_whole(self, gateway_id: str) -> bool:

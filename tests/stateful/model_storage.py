@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shared import codec
 from shared.chunks import chunk_pages
+from shared.compact_messages import whole_save
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
 from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
@@ -73,7 +74,7 @@ class ModelStorage:
                 self.devices.pop((plan.order.worker_id, plan.order.worker_incarnation), None)
             case storage_plans.BackupPages():
                 self._backup(plan.order, backups_succeed)
-            case storage_plans.SaveChunks():
+            case storage_plans.SaveChunks() | storage_plans.SaveTokens():
                 self._save(plan.order, saves_succeed)
             case storage_plans.FetchChunks():
                 pool = self.hidden_pool if plan.order.form == HIDDEN else self.pool
@@ -141,7 +142,8 @@ class ModelStorage:
             return fetch.borrow(other.pool if other is not None and is_there else None)
         return fetch.step(self.disk, self.cell.remote)
 
-    def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
+    def _save(self, told: storage_plans.SaveOrder, succeeds: bool) -> None:
+        is_compact, order = isinstance(told, storage_plans.SaveTokens), whole_save(told, self.cell.page_size)
         is_hidden = order.form == HIDDEN
         pool, disk = (self.hidden_pool, self.hidden_disk) if is_hidden else (self.pool, self.disk)
         assert pool is not None
@@ -171,12 +173,15 @@ class ModelStorage:
                 dropped += disk.put(name, chunk) if disk.room else []
                 if self.has_remote:
                     (self.cell.hidden_remote if is_hidden else self.cell.remote).put(name, chunk)
+        kept = [name for name in saved if name in disk.chunks]
+        is_all = is_compact and len(kept) * each == len(pages)
         self._say(
             storage_events.ChunksSaved,
             save_id=order.save_id,
-            chunks=b"".join(name for name in saved if name in disk.chunks),
+            chunks=b"" if is_all else b"".join(kept),
             dropped=b"".join(dropped),
             error="" if succeeds else "made to fail",
+            is_all=is_all,
         )
 
     def _drop(self, order: storage_plans.DropChunks) -> None:

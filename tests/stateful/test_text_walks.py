@@ -71,6 +71,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         disk_chunks=40 if keeps_hidden else chance.choice([0, 40]),
         hidden_pages=128 if keeps_hidden else 0,
         kept_tokens=chance.choice([60, 200, 1_000]),
+        takes_compact=seed % 3 > 0,
     )
     talks: dict[int, list[int]] = {}
     troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])

@@ -6,6 +6,8 @@ import msgspec
 
 from services.scheduler.core import CellState
 from services.scheduler.core.cache.prompt_blocks import find_base, prompt_behind
+from shared.compact_messages import whole_request
+from shared.errors import CodecError
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.messages.requests import SubmitRequest
 from shared.prompt_chain import block_digests
@@ -30,10 +32,14 @@ class RecordedPrompts:
             self._note(request.submit)
 
     def whole(self, message: SubmitRequest) -> SubmitRequest | None:
-        """The request with its whole prompt; None where nothing that was said begins with its base.
+        """The request with its whole prompt; None where nothing that was said begins with its base, or it has none.
 
         The scheduler, which knew no more, then asked for the prompt, and the same request follows whole.
         """
+        try:
+            message = whole_request(message)
+        except CodecError:
+            return None  # It was refused.
         if message.base is not None:
             front = self._front(message)
             if front is None:

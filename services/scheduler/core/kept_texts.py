@@ -18,11 +18,15 @@ from shared.messages.worker_plans import TextBase
 
 
 class KeptText(msgspec.Struct):
-    """One text: how many tokens it has, the digests of its prompt's whole blocks, and its page table, packed."""
+    """One text: how many tokens it has, the digests of its prompt's whole blocks, and its page table, packed.
+
+    ``behind`` has the digests of the blocks that its answer made whole, which the worker does not keep.
+    """
 
     tokens: int
     blocks: bytes
     pages: bytes
+    behind: bytes = b""
 
     @property
     def known_tokens(self) -> int:
@@ -31,7 +35,9 @@ class KeptText(msgspec.Struct):
 
 
 class KeptTexts(msgspec.Struct):
-    """The texts of one incarnation of a worker. ``by_block`` has for each block's digest the last text that has it."""
+    """The texts of one incarnation of a worker. ``by_block`` has for each block's digest the last text that has it,
+    ``behind`` for that of each block behind a text the last one that it was said of.
+    """
 
     most_tokens: int = 0  # As the worker said; 0: it keeps none.
     tokens: int = 0
@@ -39,6 +45,7 @@ class KeptTexts(msgspec.Struct):
     texts: dict[int, KeptText] = {}  # In the order in which they were kept.
     by_block: dict[bytes, int] = {}
     dropped: list[int] = []  # To be forgotten by the worker, which was not told yet.
+    behind: dict[bytes, int] = {}
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -84,13 +91,31 @@ def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
         number = kept.by_block.get(digests[end - DIGEST_BYTES : end])
         if number is not None:
             return kept.texts[number].blocks[: above * DIGEST_BYTES] + digests
-    return b""
+    # The next turn of a session refers to what its last answer made whole.
+    first = digests[:DIGEST_BYTES]
+    number = kept.behind.get(first)
+    if number is None:
+        return b""
+    text = kept.texts[number]
+    between = _digests(text.behind).index(first)
+    return text.blocks[: (above - between) * DIGEST_BYTES] + text.behind[: between * DIGEST_BYTES] + digests
+
+
+def note_behind(kept: KeptTexts, last: bytes, behind: bytes) -> None:
+    """A prompt whose last whole block has the digest ``last`` was answered, which made whole the blocks ``behind``."""
+    number = kept.by_block.get(last)
+    if number is None or not behind:
+        return
+    text = kept.texts[number]
+    _forget_behind(kept, number)
+    text.behind = behind
+    kept.behind.update(dict.fromkeys(_digests(behind), number))
 
 
 def forget_texts(kept: KeptTexts) -> None:
     """Rely on nothing that the worker keeps; with the next admission it is told to forget it."""
     kept.dropped += kept.texts
-    kept.texts, kept.by_block, kept.tokens = {}, {}, 0
+    kept.texts, kept.by_block, kept.behind, kept.tokens = {}, {}, {}, 0
 
 
 def _base(kept: KeptTexts, blocks: bytes, pages: bytes) -> TextBase | None:
@@ -116,7 +141,14 @@ def _same_pages(one: bytes, other: bytes) -> int:
     return low
 
 
+def _forget_behind(kept: KeptTexts, number: int) -> None:
+    for digest in _digests(kept.texts[number].behind):
+        if kept.behind.get(digest) == number:
+            del kept.behind[digest]
+
+
 def _drop(kept: KeptTexts, number: int) -> None:
+    _forget_behind(kept, number)
     text = kept.texts.pop(number)
     kept.tokens -= text.tokens
     for digest in _digests(text.blocks):
@@ -139,4 +171,7 @@ def check_texts(name: str, kept: KeptTexts) -> None:
         require(text.known_tokens <= text.tokens, f"{name}'s text {number} is shorter than its blocks")
         last.update(dict.fromkeys(_digests(text.blocks), number))
     require(kept.by_block == last, f"blocks of {name}'s texts are not found")
+    for digest, number in kept.behind.items():
+        is_there = number in kept.texts and digest in _digests(kept.texts[number].behind)
+        require(is_there, f"a block behind {name}'s text {number} is not behind it")
     require(not set(kept.dropped) & set(kept.texts), f"{name} is to drop what it keeps")

@@ -62,6 +62,7 @@ class Worker(msgspec.Struct):
     work: Work = msgspec.field(default_factory=Work)
     moves: Moves = msgspec.field(default_factory=Moves)
     texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
+    takes_compact: bool = False  # As it said when it joined.
 
 
 class Storage(msgspec.Struct):
@@ -83,6 +84,7 @@ class Storage(msgspec.Struct):
     shares: str = ""  # As it said when it joined.
     handover_bytes: int = 0  # As it said when it joined.
     is_released: bool = False  # It was told that it may leave, so nobody begins to read its host pool.
+    takes_compact: bool = False  # As it said when it joined.
 
 
 MOST_QUARANTINED = 64

@@ -95,14 +95,8 @@ class ThermoclinePolicy(Policy):
         self.running[number] = []
         if len(self.running) > MOST_RUNNING:
             self._leave(next(iter(self.running)))
-        above = 0
-        for node in path:
-            row = self.prefixes.of_node(node.id)
-            if row:
-                self._reuse(row, context)
-                self._sample(row, size_of(node))
-                self._follow(above, row)
-                above = row
+        of_node = self.prefixes.of_node
+        self._reuse([(row, size_of(node)) for node in path if (row := of_node(node.id))], context)
 
     def ended(self, admission: int, answer_tokens: int) -> None:
         if admission in self.running:
@@ -117,11 +111,11 @@ class ThermoclinePolicy(Policy):
         row = prefixes.find(node.end_digest)
         if row:
             prefixes.revive(row, node.id)
-            self._reuse(row, context)
+            self._reuse(((row, size_of(node)),), context, parent)
         else:
             row = self._new_prefix(node, parent, context)
-        self._sample(row, size_of(node))
-        self._follow(parent, row)
+            self._sample(row, size_of(node))
+            self._follow(parent, row)
 
     def admission_of(self, node: Node) -> int:
         return self.prefixes.contexts.number[self.prefixes.context[self.prefixes.of_node(node.id)]]
@@ -245,8 +239,7 @@ class ThermoclinePolicy(Policy):
         prefixes = self.prefixes
         head = head_of(prefixes.digest[parent] if parent else node.parent, node.tokens)
         ghosts, beyond = prefixes.absorbed(node, parent, head)
-        for ghost in ghosts:
-            self._reuse(ghost, context)
+        self._reuse([(ghost, 0) for ghost in ghosts], context, is_path=False)
         row = prefixes.open(node.end_digest, head, node.id, node.depth + size_of(node))
         contexts = prefixes.contexts
         prefixes.turn[row], prefixes.pace[row] = contexts.turn[context], contexts.pace[context]
@@ -259,27 +252,60 @@ class ThermoclinePolicy(Policy):
             prefixes.children[parent] += 1
         return row
 
-    def _reuse(self, row: int, context: int) -> None:
-        prefixes = self.prefixes
-        contexts = prefixes.contexts
-        gap = max(self.clock - contexts.last[prefixes.context[row]], 0.0)
-        if prefixes.sample[row] != NO_SAMPLE:
-            self._label(row)
-            self.learner.law.samples.close(prefixes.sample[row], self.clock, is_reused=True)
-            prefixes.sample[row] = NO_SAMPLE
-        if self.leads:
-            self.learner.duel.reused(prefixes.digest[row])
-        count, turn, pace = prefixes.count[row], prefixes.turn[row], prefixes.pace[row]
-        prefixes.pace[row] = gap if pace < 0 else pace + max(1 / max(count, turn + 1), 1 / MEMORY) * (gap - pace)
-        if count < MOST_USES:
-            prefixes.count[row] = count + 1
-        prefixes.passed[row] = 0
-        prefixes.bind(row, context)
-        if prefixes.end[row] > contexts.known[context]:
-            contexts.known[context] = prefixes.end[row]
-            contexts.turn[context] = min(turn + 1, MOST_USES)
-            contexts.pace[context] = prefixes.pace[row]
-            contexts.branches[context] = min(prefixes.children[row] + 1, MOST_USES)
+    def _reuse(self, used: Sequence[tuple[int, int]], context: int, above: int = 0, *, is_path: bool = True) -> None:
+        """Prefixes, by row and size, are used again. On a path each goes on from the one before, the first one from
+        ``above``, and some of its tokens are sampled.
+
+        A session's path has a hundred of them: what is the same for all is looked up once.
+        """
+        prefixes, learner, clock, leads = self.prefixes, self.learner, self.clock, self.leads
+        contexts, duel = prefixes.contexts, learner.duel
+        digests, latest, samples, bound = prefixes.digest, prefixes.latest, prefixes.sample, prefixes.context
+        counts, turns, paces, passed = prefixes.count, prefixes.turn, prefixes.pace, prefixes.passed
+        lasts, users = contexts.last, contexts.users
+        shadows = [shadow for shadow in (duel.shadows, duel.scouts) if leads and shadow is not None]
+        is_watched, of_duel, of_law = is_path and leads and self.requests > 0, duel.spacing, learner.spacing
+        for row, size in used:
+            if samples[row] != NO_SAMPLE:
+                self._close_sample(row)
+            digest, before = digests[row], bound[row]
+            for shadow in shadows:
+                if digest in shadow.rows:
+                    shadow.reused(digest)
+            gap = clock - lasts[before]
+            gap = gap if gap > 0.0 else 0.0
+            count, turn, pace = counts[row], turns[row], paces[row]
+            uses = count if count > turn else turn + 1
+            paces[row] = gap if pace < 0 else pace + (1 / uses if uses < MEMORY else 1 / MEMORY) * (gap - pace)
+            if count < MOST_USES:
+                counts[row] = count + 1
+            passed[row] = 0
+            if before != context:
+                users[context] += 1
+                if users[before] > 1:
+                    users[before] -= 1
+                else:
+                    contexts.release(before)
+                bound[row] = context
+            if prefixes.end[row] > contexts.known[context]:
+                contexts.known[context] = prefixes.end[row]
+                contexts.turn[context] = turn + 1 if turn < MOST_USES else MOST_USES
+                contexts.pace[context] = paces[row]
+                contexts.branches[context] = min(prefixes.children[row] + 1, MOST_USES)
+            if is_watched and of_duel.left > size and of_law.left > size:  # None of its tokens is picked.
+                of_duel.left -= size
+                of_law.left -= size
+            elif is_watched:
+                self._sample(row, size)
+            if is_path and above and latest[above] != digest:
+                self._follow(above, row)
+            above = row
+
+    def _close_sample(self, row: int) -> None:
+        """The prefix was used again before its sample was given up."""
+        self._label(row)
+        self.learner.law.samples.close(self.prefixes.sample[row], self.clock, is_reused=True)
+        self.prefixes.sample[row] = NO_SAMPLE
 
     def _follow(self, parent: int, row: int) -> None:
         """A request went from parent to this prefix: where the one before it went is passed by."""

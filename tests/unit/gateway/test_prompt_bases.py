@@ -14,6 +14,7 @@ from services.gateway.prompt_bases import PromptBases
 from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import decode_input, encode
+from shared.compact_messages import whole_request
 from shared.errors import Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, GatewayWord, PromptWanted, RequestFailed
@@ -159,12 +160,14 @@ class UnsureBus(MemoryBus):
 class Running:
     """A dispatcher and its notices. Every choice ends well as soon as it is stored, unless a test says otherwise."""
 
-    def __init__(self, takes_bases: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, takes_bases: Callable[[], bool] = lambda: True, *, takes_compact: bool = False) -> None:
         self.broker = MemoryBroker()
         self.broker.ensure_streams(StreamLimits(max_bytes=2**20))
         self.bus = UnsureBus(self.broker, "gateway")
         subject = subjects.request_input("gw")
-        self.dispatcher = Dispatcher(self.bus, subject, "gw", PendingTable(), takes_bases)
+        self.dispatcher = Dispatcher(
+            self.bus, subject, "gw", PendingTable(), takes_bases, takes_compact=lambda: takes_compact
+        )
         self.handler = NoticeHandler(self.bus, "gw", self.dispatcher)
         self._notices = 0
 
@@ -315,6 +318,47 @@ async def test_a_scheduler_of_an_older_release_gets_the_whole_prompt() -> None:
 
     await running.notice(refusal)
     await until(lambda: len(running.told) == 3)
+    assert choice.failure is None
+    await running.notice(refusal)
+
+    assert running.told[-1] == choice.request
+    assert choice.failure is not None
+
+
+async def test_tokens_are_told_in_compact_form_to_a_scheduler_that_takes_it() -> None:
+    """Of a whole prompt and of a tail; the choice keeps its request as it is."""
+    running = Running(takes_compact=True)
+    first, second = ask(PROMPT), ask([*PROMPT, *range(90, 120)], "r2")
+    await running.answer(first)
+    await running.answer(second)
+
+    whole, turn = running.told
+    assert (whole.prompt, turn.tail) == (b"", b"")
+    assert whole_request(whole) == first.request
+    assert turn.base is not None
+    assert whole_request(turn).tail == second.request.prompt[turn.base.tokens * 4 :]
+    assert second.request.prompt == pack_int32([*PROMPT, *range(90, 120)])
+
+
+async def test_a_scheduler_that_does_not_take_compact_forms_gets_none() -> None:
+    """What it is told is the request as it is."""
+    running = Running()
+    choice = ask(PROMPT)
+
+    await running.answer(choice)
+
+    assert running.told == [choice.request]
+
+
+async def test_a_scheduler_that_knows_no_compact_form_is_told_again() -> None:
+    """It refuses an empty prompt, once; a prompt without a base too."""
+    running = Running(takes_compact=True)
+    choice = ask(PROMPT)
+    await running.start(choice)
+    refusal = RequestFailed(request_id="r1", code="invalid_request", message="the prompt must hold a token")
+
+    await running.notice(refusal)
+    await until(lambda: len(running.told) == 2)
     assert choice.failure is None
     await running.notice(refusal)
 

@@ -135,6 +135,7 @@ async def _running(
         disk_bytes_per_s=5e6,
         shares=config.share.replace("off", ""),
         handover_bytes=config.handover_bytes if config.share != "off" and config.handover_ms else 0,
+        takes_compact=True,
     )
     cell = _Cell(scheduler, bus, life, task)
     try:

@@ -54,6 +54,22 @@ async def test_an_answer_claims_only_what_is_there(events: TierEvents, outbox: _
     assert len(saved.error) == 500
 
 
+@pytest.mark.parametrize(
+    ("numbers", "is_compact", "named"),
+    [((2, 4), True, ()), ((2, 4), False, (2, 4)), ((2, 3), True, (2,)), ((3,), True, ()), ((), True, ())],
+)
+async def test_all_chunks_of_a_compact_order_need_no_names(
+    events: TierEvents, outbox: _Outbox, numbers: tuple[int, ...], is_compact: bool, named: tuple[int, ...]
+) -> None:
+    """Only where every one of them is there, and whoever ordered it knows the form."""
+    await events.saved(7, form="kv", chunks=[_key(number) for number in numbers], is_compact=is_compact)
+
+    (saved,) = outbox.sent
+    assert isinstance(saved, ChunksSaved)
+    assert saved.chunks == b"".join(_key(number).identity for number in named)
+    assert saved.is_all == (numbers == (2, 4) and is_compact)
+
+
 async def test_what_came_back_is_not_missing(events: TierEvents, outbox: _Outbox) -> None:
     """A chunk that failed and was written since is there."""
     await events.fetched(8, FetchProgress(3, missing=[_key(1), _key(2)]), form="kv", is_over=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec import structs
 
+from shared.compact_messages import compact_admission
 from shared.messages.worker_events import TextMissing
 from shared.messages.worker_plans import AbortRequest, AdmitRequest, PreemptRequest, TextBase
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
@@ -41,6 +42,29 @@ def test_an_answer_is_the_same_as_of_an_admission_that_says_it_all(driven: Drive
     driven.run()
 
     assert driven.tokens("again") == driven.tokens("whole") != []
+
+
+def test_a_compact_admission_is_the_same(driven: Driven) -> None:
+    """Whole and as a reference; what it keeps is what it stands for."""
+    first = structs.replace(admit(PROMPT, PAGES, request_id="first", max_tokens=1), text=5)
+    driven.give(compact_admission(first), batch(chunk(0, 24, request_id="first")))
+    driven.give(compact_admission(referring("again")), batch(chunk(16, 27, request_id="again")))
+    whole = admit([*PROMPT, 30, 31, 32], [*PAGES[:4], 20, 21, 22, 23], request_id="whole", cached=16)
+    driven.give(whole, batch(chunk(16, 27, request_id="whole")))
+    driven.run()
+
+    assert compact_admission(first).tokens == b""
+    assert driven.tokens("again") == driven.tokens("whole") != []
+
+
+def test_an_admission_that_cannot_be_read_is_refused(driven: Driven) -> None:
+    """Its caller learns it, and other requests go on."""
+    broken = structs.replace(admit(PROMPT, PAGES, request_id="broken"), tokens=b"", compact=b"\5")
+    driven.give(broken, admit(PROMPT, PAGES), batch(chunk(0, 24)))
+    driven.run()
+
+    assert [(end.request_id, end.reason) for end in driven.finished()][:1] == [("broken", "error")]
+    assert driven.tokens("r") != []
 
 
 def test_a_text_that_is_not_kept_is_told(driven: Driven) -> None:

@@ -22,6 +22,7 @@ from services.scheduler.core.cache.prefix_tree import (
 from services.scheduler.core.cache.prompt_blocks import note_blocks
 from services.scheduler.core.cache.residency import give_device, lock_path, offer, split_node, touch, unlock_path
 from services.scheduler.core.cache.shares import NEUTRAL
+from services.scheduler.core.kept_texts import note_behind
 from shared import prompt_chain
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.prompt_chain import block_digests
@@ -54,9 +55,7 @@ def publish_computed(step: Step, request: Request, worker: Worker) -> None:
         node = child
         request.shared += page_count(state.tree, child)
     if node is not start:
-        lock_path(state, node, worker)
-        if request.node:
-            unlock_path(state, state.tree.nodes[request.node], worker)
+        lock_path(state, node, worker, below=state.tree.nodes[request.node] if request.node else None)
         request.node = node.id
         _note_prompt(state, request, node)
 
@@ -88,7 +87,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
                 touch(state, child, step.seq)
             node = last = child
             position += size
-        _note_all(state, request, tokens, node, position * state.tree.page_size)
+        _note_all(state, request, worker, tokens, node, position * state.tree.page_size)
     request.pages = request.pages[: request.shared * PAGE_NUMBER_BYTES] + request.pages[position * PAGE_NUMBER_BYTES :]
     worker.pool.release(b"".join(duplicates) + request.own_pages)
     if request.node:
@@ -109,13 +108,15 @@ def _note_prompt(state: CellState, request: Request, node: Node) -> None:
         blocks.noted += note_blocks(state.blocks, state.tree, digests, blocks.above + blocks.noted, node, published)
 
 
-def _note_all(state: CellState, request: Request, tokens: bytes, node: Node, published: int) -> None:
+def _note_all(state: CellState, request: Request, worker: Worker, tokens: bytes, node: Node, published: int) -> None:
     """The same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to ``node``."""
     digests, above = request.match.blocks.digests, request.match.blocks.above
     end = (above + len(digests) // DIGEST_BYTES) * prompt_chain.BLOCK_TOKENS
     if published >= end + prompt_chain.BLOCK_TOKENS:
-        behind = tokens[end * TOKEN_BYTES : published * TOKEN_BYTES]
-        digests += block_digests(request.submit.namespace, behind, above=digests[-DIGEST_BYTES:])
+        rest = tokens[end * TOKEN_BYTES : published * TOKEN_BYTES]
+        behind = block_digests(request.submit.namespace, rest, above=digests[-DIGEST_BYTES:])
+        note_behind(worker.texts, digests[-DIGEST_BYTES:], behind)
+        digests += behind
     if digests:
         note_blocks(state.blocks, state.tree, digests, above, node, published)
 

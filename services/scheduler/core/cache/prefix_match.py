@@ -202,6 +202,13 @@ def match_again(
     return path
 
 
+def match_below(tree: PrefixTree, node: Node, tokens: bytes, max_pages: int) -> Path:
+    """What of that path lies below ``node``, all of whose way from the root ``tokens`` follow. Does not mutate."""
+    path: Path = []
+    _descend(tree, node, tokens, node.end * TOKEN_BYTES, _end_of_match(tree, tokens, max_pages), path)
+    return path
+
+
 def _end_of_match(tree: PrefixTree, tokens: bytes, max_pages: int) -> int:
     page = tree.page_token_bytes
     return min(len(tokens) // page, max_pages) * page

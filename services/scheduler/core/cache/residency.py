@@ -29,13 +29,12 @@ from services.scheduler.core.cache.candidates import (
     note_node,
 )
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
-from services.scheduler.core.cache.holdings import with_count, without_count
+from services.scheduler.core.cache.holdings import counted_once, with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
 from services.scheduler.core.cache.kept import pinned_pages
 from services.scheduler.core.cache.page_pool import LostPool
 from services.scheduler.core.cache.prefix_tree import (
     Node,
-    ancestors,
     page_count,
     remove_leaf,
     remove_subtree,
@@ -214,22 +213,41 @@ def touch(state: CellState, node: Node, seq: int) -> None:
     offer(state, node)
 
 
-def lock_path(state: CellState, node: Node, worker: Worker) -> None:
-    """Keep ``node`` and everything above it on this worker's device."""
-    for held in ancestors(state.tree, node):
-        locks = held.locks.get(worker.worker_id, 0)
-        held.locks = with_count(held.locks, worker.worker_id, locks + 1)
-        if not locks and worker.worker_id in held.device:
-            pages = page_count(state.tree, held)
-            worker.pool.locked += pages
-            if leaves_with_backup(state, held, worker.worker_id):
-                count_leaving(state, held, worker, -pages)
+def touch_locked(state: CellState, nodes: Sequence[Node], worker: Worker, seq: int) -> None:
+    """The same of nodes that are locked on this worker. One that only this pool holds is offered to nobody."""
+    name = worker.worker_id
+    is_plain = not state.candidates
+    for node in nodes:
+        node.last_use = seq
+        if not is_plain or node.host or len(node.device) != 1 or node.device[0] != name:
+            offer(state, node)
+
+
+def lock_path(state: CellState, node: Node, worker: Worker, *, below: Node | None = None) -> None:
+    """Keep ``node`` and everything above it on this worker's device.
+
+    With a node ``below`` whose path is kept already, on the way to this one, what keeps that keeps this from now on.
+    """
+    name, nodes, once = worker.worker_id, state.tree.nodes, counted_once(worker.worker_id)
+    end, locked = 0 if below is None else below.id, 0
+    while node.parent and node.id != end:
+        count = node.locks.get(name, 0)
+        node.locks = with_count(node.locks, name, count + 1) if node.locks else once
+        if not count and name in node.device:
+            pages = page_count(state.tree, node)
+            locked += pages
+            if node.transfer and leaves_with_backup(state, node, name):
+                count_leaving(state, node, worker, -pages)
+        node = nodes[node.parent]
+    worker.pool.locked += locked
 
 
 def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
     """Undo :func:`lock_path`."""
-    for held in ancestors(state.tree, node):
-        _unlock(state, held, worker)
+    nodes = state.tree.nodes
+    while node.parent:
+        _unlock(state, node, worker)
+        node = nodes[node.parent]
 
 
 def _unlock(state: CellState, node: Node, worker: Worker) -> None:

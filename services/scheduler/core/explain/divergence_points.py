@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.core.cache.prefix_match import match_again
+from services.scheduler.core.cache.prefix_match import match_again, match_below
+from services.scheduler.core.cache.prefix_tree import page_count
 from services.scheduler.core.rates import has_compute_speed, recompute_us
 from shared.ids import TOKEN_BYTES
 from shared.messages.explanations import DivergencePoint, PointKind, PromptSpan
@@ -110,8 +111,11 @@ def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | 
 
     ``used`` is a node on the way. What was matched before may have been cut or evicted to make room.
     """
-    known = (0, 0) if used is None else (used.id, used.end)
-    path = match_again(tree, namespace, prompt, len(prompt) // tree.page_token_bytes, *known)
+    pages = len(prompt) // tree.page_token_bytes
+    if used is not None and used.end <= pages * tree.page_size:
+        path = match_below(tree, used, prompt, pages) or [(used, page_count(tree, used))]
+    else:  # What was reused goes on behind the prompt, in an earlier attempt's answer.
+        path = match_again(tree, namespace, prompt, pages, *((0, 0) if used is None else (used.id, used.end)))
     if path:
         node, pages = path[-1]
         return node, pages * tree.page_token_bytes

@@ -139,7 +139,9 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
     sources: list[Source] = ["device"] * len(found.device)
     sources += ["neighbour" if name else "host" for name in found.sources]
     fetched_to = request.prefetch.brought_to
-    for node, source in zip(found.nodes, sources, strict=True):
+    for place, (node, source) in enumerate(zip(found.nodes, sources, strict=True)):
+        if source == "device" and place + 1 < len(found.device):
+            continue  # What is on the device is one span, which ends with the last of them.
         end = node.depth + len(node.tokens) // TOKEN_BYTES
         if source == "host" and request.prefetch.brought_from < fetched_to:
             cut = min(max(node.depth, request.prefetch.brought_from), end)

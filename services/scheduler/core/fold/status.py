@@ -116,6 +116,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
             for storage in state.storages.values()
         ),
         takes_bases=state.config.prefix_caching,
+        takes_compact=True,
     )
 
 

@@ -25,6 +25,7 @@ from services.scheduler.core.tiers.save_runs import stretches
 from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
+from shared.compact_messages import chunks_saved, compact_save
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, split_digests
 from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import CreateHostPool, SaveChunks
@@ -102,7 +103,7 @@ def _order(
         form=HIDDEN,
         quota=state.quotas.disk_quota(state.tree.owner_of(lease.namespace)),
     )
-    step.to_storage(storage, order)
+    step.to_storage(storage, compact_save(order) if storage.takes_compact else order)
 
 
 def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: ChunksSaved) -> None:
@@ -114,8 +115,9 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
         state.count("hidden_saves_failed" if message.error else "hidden_saves_done")
     _close(state, storage, save)
     give_back_hidden(state, storage, save.pages)
-    state.count("saved_hidden_chunks", len(message.chunks) // DIGEST_BYTES)
-    chunks_added(state, storage, message.chunks, HIDDEN)
+    saved = chunks_saved(message, save.names)
+    state.count("saved_hidden_chunks", len(saved) // DIGEST_BYTES)
+    chunks_added(state, storage, saved, HIDDEN)
     # On a small disk a save may displace its own first chunks: what is named as both is not there.
     chunks_gone(state, storage, message.dropped, HIDDEN)
 

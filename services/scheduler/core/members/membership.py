@@ -88,6 +88,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
         restoration=_profile(state, message),
         device=message.device,
         texts=KeptTexts(most_tokens=max(0, min(message.kept_tokens, MOST_KEPT_TOKENS))),
+        takes_compact=message.takes_compact,
     )
     state.workers[worker.worker_id] = worker
     fit_pools(state)
@@ -258,7 +259,7 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
     """
     state, submit = step.state, message.submit
-    if submit.request_id in state.requests or submit.base is not None or fault_of(submit):
+    if submit.request_id in state.requests or submit.base is not None or submit.compact or fault_of(submit):
         state.count("stale_inputs")
         return
     state.count("requests_reclaimed")

@@ -64,6 +64,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         sparse=SparseTier(is_kept=message.keeps_sparse),
         shares=message.shares,
         handover_bytes=max(0, message.handover_bytes),
+        takes_compact=message.takes_compact,
     )
     state.storages[storage.storage_id] = storage
     state.count("storages_joined")

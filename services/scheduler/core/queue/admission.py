@@ -18,7 +18,7 @@ from services.scheduler.core.cache.residency import (
     lock_host,
     lock_path,
     split_node,
-    touch,
+    touch_locked,
     unlock_host,
     unlock_path,
 )
@@ -45,6 +45,7 @@ from services.scheduler.core.waiting.waits import (
     let_go_of_fetch,
     withdraw,
 )
+from shared.compact_messages import compact_admission
 from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import AdmitRequest, PageLoad
 from shared.prompt_chain import block_digests
@@ -193,7 +194,7 @@ def _take_over(
     reused = found.nodes
     for node in reused:
         node.hits += 1
-        touch(state, node, step.seq)
+    touch_locked(state, reused, worker, step.seq)
     state.admissions += 1
     request.admission = state.admissions
     request_admitted(step, reused)
@@ -286,34 +287,32 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     if said.base is not None:
         state.count("referred_tokens", said.base.tokens)
         tokens, pages = tokens[said.base.tokens * TOKEN_BYTES :], pages[said.base.pages * PAGE_NUMBER_BYTES :]
-    step.to_worker(
-        worker,
-        AdmitRequest(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            gateway_id=submit.gateway_id,
-            tokens=tokens,
-            prompt_tokens=prompt_tokens,
-            sampling=submit.sampling,
-            pages=pages,
-            cached_tokens=device_hit + loaded_hit if request.sparse.span is None else request.sparse.span.end,
-            device_tokens=device_tokens,
-            host_tokens=loaded_tokens - neighbour_tokens - lent_tokens - disk_tokens - remote_tokens,
-            disk_tokens=disk_tokens,
-            remote_tokens=remote_tokens,
-            neighbour_tokens=neighbour_tokens,
-            received_ns=submit.received_ns,
-            accepted_ns=request.accepted_ns,
-            hidden_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
-            sparse=None if request.sparse.span is None else sparse_order(request),
-            trace=submit.trace,
-            leases=answers_to(state, request) if submit.cache.leases else (),
-            base=said.base,
-            text=said.text,
-            dropped=said.dropped,
-            lent_tokens=lent_tokens,
-        ),
+    order = AdmitRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        gateway_id=submit.gateway_id,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        sampling=submit.sampling,
+        pages=pages,
+        cached_tokens=device_hit + loaded_hit if request.sparse.span is None else request.sparse.span.end,
+        device_tokens=device_tokens,
+        host_tokens=loaded_tokens - neighbour_tokens - lent_tokens - disk_tokens - remote_tokens,
+        disk_tokens=disk_tokens,
+        remote_tokens=remote_tokens,
+        neighbour_tokens=neighbour_tokens,
+        received_ns=submit.received_ns,
+        accepted_ns=request.accepted_ns,
+        hidden_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
+        sparse=None if request.sparse.span is None else sparse_order(request),
+        trace=submit.trace,
+        leases=answers_to(state, request) if submit.cache.leases else (),
+        base=said.base,
+        text=said.text,
+        dropped=said.dropped,
+        lent_tokens=lent_tokens,
     )
+    step.to_worker(worker, compact_admission(order) if worker.takes_compact else order)
 
 
 def _reference(worker: Worker, request: Request, tokens: int) -> Reference:

@@ -90,7 +90,8 @@ def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) 
         request.state = next_state(request.state, RequestEvent.PREFILLED)
         withdraw(step.state, request)
         if step.state.storages:
-            sequence_computed(step, worker, request, request.tokens, request.computed)
+            end = step.state.tree.nodes[request.node] if request.node else None
+            sequence_computed(step, worker, request, request.tokens, request.computed, end)
     else:
         progressed(step.state, request)
 
@@ -191,7 +192,7 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     if request.hidden.lease:
         leave_lease(step, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
     if state.storages:
-        sequence_computed(step, worker, request, tokens, known)
+        sequence_computed(step, worker, request, tokens, known, end)
     withdraw(state, request)
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     if worker.lease_waits:

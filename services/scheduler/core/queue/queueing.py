@@ -27,7 +27,8 @@ from services.scheduler.core.waiting.waits import (
     let_go_of_fetch,
     withdraw,
 )
-from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
+from shared.compact_messages import whole_request
+from shared.errors import CodecError, DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
 from shared.messages.gateway_notices import PromptWanted, RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
@@ -60,7 +61,12 @@ def submit(step: Step, message: SubmitRequest) -> None:
         if known.submit.gateway_id != message.gateway_id:
             _refuse(step, message, DuplicateRequest.code, "a request of this id is running already")
         return
-    fault = fault_of(message)
+    fault = ""
+    try:
+        message = whole_request(message)
+    except CodecError as error:
+        fault = error.message
+    fault = fault or fault_of(message)
     if fault:
         _refuse(step, message, InvalidRequest.code, fault)
         return

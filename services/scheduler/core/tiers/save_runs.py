@@ -39,6 +39,16 @@ class ChunkRun:
     node: Node
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Chunks of a path from number ``first`` on: their names, identities of their pages, and that of the page above."""
+
+    first: int
+    names: list[bytes]
+    identities: bytes
+    before: bytes
+
+
 @dataclass(slots=True)
 class _Pages:
     """Pages of a path from some chunk on. ``ends`` is where each node's pages end, ``is_on_device`` how it is read."""
@@ -58,42 +68,58 @@ def runs_to_save(
 
     ``path`` is as :func:`prefix_match.match_prefix` returns it. Chunks that the storage has or is about to have, as
     KV or as hidden states that it is restored from, and those with a page that is neither in its host pool nor on this
-    worker, are left out. Computes the identities of
-    nodes that have none.
+    worker, are left out. Computes the identities of nodes that have none.
     """
     per_chunk = chunk_pages(state.tree.page_size)
-    base = first * per_chunk
-    identities, before = _identities_of(state, path, base)
+    identities, before = _identities_of(state, path, first * per_chunk)
     names = chunk_names(identities, per_chunk)
+    missing = _missing(state, storage, names)
+    if not missing:
+        return []
+    # A session has saved nearly all of its path before: only what follows the first chunk that is missing is gathered.
+    upper = missing[0]
+    skipped = upper * per_chunk
+    if skipped:
+        before = identities[(skipped - 1) * DIGEST_BYTES : skipped * DIGEST_BYTES]
+    span = _Span(first + upper, names[upper:], identities[skipped * DIGEST_BYTES :], before)
+    found = _pages_of(state, path, storage.storage_id, worker_id, span.first * per_chunk)
+    return _runs(state, span, found, [index - upper for index in missing], most)
+
+
+def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int]:
+    """The places of those chunks that the storage neither has nor is about to have."""
     held, saving, taken = storage.disk.chunks, storage.disk.saving, storage.disk.taken
     missing = [index for index, name in enumerate(names) if name not in held]
     if storage.hidden.pool is not None and state.config.restoring != "kv":
         missing = [index for index in missing if not is_hidden_kept(storage, names[index])]
     if missing and (saving or taken):
         missing = [index for index in missing if names[index] not in saving and names[index] not in taken]
-    if not missing:
-        return []
-    found = _pages_of(state, path, storage.storage_id, worker_id, base)
+    return missing
+
+
+def _runs(state: CellState, span: _Span, found: _Pages, missing: list[int], most: int) -> list[ChunkRun]:
+    """Runs of those of the span's chunks that are missing and all of whose pages are somewhere."""
+    page_size, per_chunk = state.tree.page_size, chunk_pages(state.tree.page_size)
     host, device = b"".join(found.host), b"".join(found.device)
     at_host, at_device = (np.frombuffer(pages, dtype="<i4") for pages in (host, device))
-    usable = len(names) * per_chunk
+    usable = len(span.names) * per_chunk
     is_somewhere = (at_host[:usable] >= 0) | (at_device[:usable] >= 0)
     is_there = np.logical_and.reduce(is_somewhere.reshape(-1, per_chunk), axis=1)
     wanted = [index for index in missing if is_there[index]]
     if not wanted:
         return []
-    tokens = b"".join(found.tokens)
+    tokens, identities = b"".join(found.tokens), span.identities
     page_token_bytes = state.tree.page_token_bytes
     runs = []
     for start, end in stretches(wanted, most):
         low, high = start * per_chunk, end * per_chunk
         runs.append(
             ChunkRun(
-                first=first + start,
-                depth=(base + low) * state.tree.page_size,
-                names=tuple(names[start:end]),
+                first=span.first + start,
+                depth=(span.first * per_chunk + low) * page_size,
+                names=tuple(span.names[start:end]),
                 tokens=tokens[low * page_token_bytes : high * page_token_bytes],
-                parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else before,
+                parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else span.before,
                 identities=identities[low * DIGEST_BYTES : high * DIGEST_BYTES],
                 host_pages=host[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
                 device_pages=device[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],

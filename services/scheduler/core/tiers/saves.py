@@ -17,6 +17,7 @@ from services.scheduler.core.cache.unsaved import MOST_UNSAVED, put_off
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
 from services.scheduler.core.tiers.under_way import Save
+from shared.compact_messages import chunks_saved, compact_save
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
 from shared.messages.storage_plans import SaveChunks
 
@@ -197,7 +198,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
         value=hotness(state, run.node),
         quota=state.quotas.disk_quota(state.tree.owner_of(namespace)),
     )
-    step.to_storage(storage, order)
+    step.to_storage(storage, compact_save(order) if storage.takes_compact else order)
 
 
 def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) -> None:
@@ -209,9 +210,10 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
     if not save.is_late:
         state.count("saves_failed" if message.error else "saves_done")
     _close(state, storage, save)
-    state.count("saved_chunks", len(message.chunks) // DIGEST_BYTES)
+    saved = chunks_saved(message, save.chunks)
+    state.count("saved_chunks", len(saved) // DIGEST_BYTES)
     chunks_gone(state, storage, message.dropped)
-    chunks_added(state, storage, message.chunks)
+    chunks_added(state, storage, saved)
     if not message.error and save.save_id >= storage.disk.taken_from:
         remember_taken(storage, save.chunks)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_match import match_prefix
+from services.scheduler.core.cache.prefix_match import match_again
 from services.scheduler.core.cache.prefix_tree import Node, Path, page_count
 from services.scheduler.core.cache.residency import HOST, host_pool, split_node
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
@@ -40,10 +40,13 @@ TOKENS_AT_ONCE = 4096
 """Tokens of one backup at the most: 0.5 GiB of an 8B model, or 20 ms of a link of 25 GB/s."""
 
 
-def sequence_computed(step: Step, worker: Worker, request: Request, tokens: bytes, computed: int) -> None:
+def sequence_computed(
+    step: Step, worker: Worker, request: Request, tokens: bytes, computed: int, end: Node | None
+) -> None:
     """The first ``computed`` of these tokens of a request are in the tree as far as they ever will be: write them down.
 
-    Prefill and end are such moments; single decode steps are not.
+    They lie on the way to ``end`` as far as that goes; None is not at all. Prefill and end are such moments; single
+    decode steps are not.
     """
     state = step.state
     config = state.config
@@ -59,11 +62,12 @@ def sequence_computed(step: Step, worker: Worker, request: Request, tokens: byte
     if not to_disk and not to_host:
         return
     namespace, pages = request.submit.namespace, computed // state.tree.page_size
+    known = (0, 0) if end is None else (end.id, min(end.end, pages * state.tree.page_size))
     if to_host:
-        path = match_prefix(state.tree, namespace, tokens, pages)
+        path = match_again(state.tree, namespace, tokens, pages, *known)
         _copy_ahead(step, worker, _written(state, path, config.host_writes))
     if to_disk:  # It is matched only now: making room for copies may cut nodes of the path, or remove them.
-        path = match_prefix(state.tree, namespace, tokens, pages)
+        path = match_again(state.tree, namespace, tokens, pages, *known)
         save_path(step, storage, worker, _written(state, path, config.disk_writes))
 
 

@@ -14,10 +14,12 @@ from services.scheduler.core.kept_texts import (
     all_digests,
     check_texts,
     forget_texts,
+    note_behind,
     refer,
 )
+from services.scheduler.core.queue import admission
 from shared.codec import encode
-from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.base import Message, pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.worker_events import TextMissing
 from shared.messages.worker_plans import AdmitRequest, TextBase, WorkerPlan
@@ -134,6 +136,40 @@ def test_a_prompt_that_came_by_reference_is_found_by_the_digests_that_it_came_wi
     assert all_digests(texts, digests("abcd"), 3) == b""
 
 
+@pytest.mark.usefixtures("blocks_of_four")
+def test_a_prompt_that_goes_on_behind_an_answer_is_known_by_what_that_made_whole() -> None:
+    """Every digest before its base is known, as long as the text is; the worker does not keep the answer's blocks."""
+    texts = kept()
+    told(texts, "ab", 9, [1])
+    note_behind(texts, digests("ab"), digests("abc", "abcd"))
+    check_texts("w", texts)
+
+    assert all_digests(texts, digests("abc"), 2) == digests("a", "ab", "abc")
+    assert all_digests(texts, digests("abcd", "abcde"), 3) == digests("a", "ab", "abc", "abcd", "abcde")
+    assert told(texts, "abcde", 20, [1]) == Reference(TextBase(text=1, tokens=8, pages=1), 2, (1,))
+    assert all_digests(texts, digests("abcd"), 3) == digests("a", "ab", "abc", "abcd")
+    forget_texts(texts)
+    assert all_digests(texts, digests("abcd"), 3) == b""
+    check_texts("w", texts)
+
+
+@pytest.mark.usefixtures("blocks_of_four")
+def test_what_is_behind_goes_with_its_text() -> None:
+    """Also where it was said of another one meanwhile, or the text is not kept any more."""
+    texts = kept(30)
+    told(texts, "a", 10, [1])
+    note_behind(texts, digests("a"), digests("ab"))
+    told(texts, "x", 10, [1])
+    note_behind(texts, digests("x"), digests("xy"))
+    note_behind(texts, digests("x"), digests("xz"))
+    note_behind(texts, digests("q"), digests("qr"))
+    told(texts, "y", 20, [1])
+    check_texts("w", texts)
+
+    assert list(texts.behind) == [digests("xz")]
+    assert all_digests(texts, digests("ab"), 1) == b""
+
+
 def small_cell(make_cell: MakeCell, kept_tokens: int = 1 << 20) -> CellModel:
     cell = make_cell(page_size=16, workers=0)
     cell.kept_tokens = kept_tokens
@@ -171,6 +207,37 @@ def test_a_turn_says_what_is_new_in_it() -> None:
         assert len(encode(plan)) <= TURN_BYTES + 4 * 100
 
 
+SESSION_BYTES = 10_240
+"""What a turn of a session may put on both streams beside so many bytes for each new token."""
+
+
+@pytest.mark.parametrize(("disk_chunks", "token_bytes"), [(0, 4), (4_000, 6)])
+def test_a_turn_of_a_session_takes_few_bytes_of_both_streams(
+    make_cell: MakeCell, disk_chunks: int, token_bytes: int
+) -> None:
+    """3,500 new tokens a turn, of a vocabulary of 150,000; a disk is told them once more, to save them."""
+    cell = make_cell(page_size=16, workers=0, lease_tokens=64)
+    cell.kept_tokens, cell.takes_compact = 1 << 20, True
+    cell.add_worker("worker-0", pages=4_000)
+    cell.add_storage("storage-0", pages=100, disk_chunks=disk_chunks)
+    cell.drain()
+    tokens: list[int] = []
+    for number in range(3):
+        tokens += [(number * 3_436 + place) * 7919 % 150_000 for place in range(3_436)]
+        inputs, outputs = len(cell.log), len(cell.outputs)
+        base = len(tokens[:-3_436]) // 1_024 * 1_024
+        asked = cell.submit(list(tokens), max_tokens=64, ignore_eos=True, base_tokens=base)
+        cell.drain()
+        tokens += cell.gateway("gateway").tokens[asked]
+
+        said = [output for step in cell.outputs[outputs:] for output in step if isinstance(output, Message)]
+        nbytes = sum(len(encode(stamped.input)) for stamped in cell.log[inputs:]) + sum(map(len, map(encode, said)))
+        assert nbytes <= SESSION_BYTES + token_bytes * 3_500
+    assert cell.state.counters["bases_resolved"] == 2
+    assert cell.state.counters.get("saved_chunks", 0) == (len(tokens) // 64 if disk_chunks else 0)
+    cell.check_answers()
+
+
 def test_an_earlier_worker_is_told_everything(make_cell: MakeCell) -> None:
     """One that does not say that it keeps texts never meets a field that it does not know."""
     cell = small_cell(make_cell, kept_tokens=0)
@@ -195,6 +262,23 @@ def test_a_prompt_by_reference_is_told_by_reference(make_cell: MakeCell) -> None
         assert base is not None
         assert base.tokens == shared
     assert cell.state.counters["bases_resolved"] == 3
+    cell.check_answers()
+
+
+def test_a_long_prompt_is_not_hashed_again_behind_an_answer(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its base ends in what the last answer made whole: no text has that block, and yet all digests are known."""
+    cell = small_cell(make_cell)
+    tokens, base = list(range(2_000)), 0
+    for _ in range(3):
+        asked = cell.submit(list(tokens), max_tokens=1_100, ignore_eos=True, base_tokens=base)
+        cell.drain()
+        tokens += cell.gateway("gateway").tokens[asked]
+        base = (len(tokens) - 2) // 1_024 * 1_024
+        monkeypatch.setattr(admission, "block_digests", None)  # It would be called with the whole prompt.
+
+    assert cell.state.counters["bases_resolved"] == 2
     cell.check_answers()
 
 

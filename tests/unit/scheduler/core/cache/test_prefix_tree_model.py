@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.core.cache import prefix_match, prefix_tree
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
-from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_prefix
+from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_below, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
     add_child,
@@ -112,6 +112,9 @@ def a_history(page_size: int, seed: int) -> Model:
 
             assert sum(pages for _, pages in path) == model.expected_pages(tokens, most)
             assert [(node.id, pages) for node, pages in again] == [(node.id, pages) for node, pages in path]
+            for place, (node, pages) in enumerate(path):
+                if pages == page_count(model.tree, node):
+                    assert match_below(model.tree, node, packed, most) == path[place + 1 :]
             if path:
                 node, pages = path[-1]
                 asked[packed] = (node.id, node.depth + pages * page_size)

@@ -1,0 +1,50 @@
+"""Lists of page numbers as runs, for pages that were allocated together nearly always follow one another.
+
+A run is two little-endian int32: its first number, and how many follow from there, each one more than the one before.
+A negative number, which stands for no page, is a run of so many equal ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shared.errors import CodecError
+
+MOST_PAGES = 1 << 22
+"""That one list holds: pages of one token each in a context of four million."""
+
+_RUN_BYTES = 8
+
+
+def runs_of(packed: bytes) -> bytes:
+    """The runs of page numbers that are packed as int32, of any value."""
+    pages = np.frombuffer(packed, dtype="<i4")
+    if not len(pages):
+        return b""
+    before, behind = pages[:-1], pages[1:]
+    goes_on = np.where(before < 0, behind == before, behind == before + 1)
+    starts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+    counts = np.diff(np.append(starts, len(pages)))
+    return np.stack((pages[starts], counts), axis=1).astype("<i4").tobytes()
+
+
+def pages_of(runs: bytes) -> bytes:
+    """Undo :func:`runs_of`. Raises CodecError for bytes that are no runs, or too many pages."""
+    if len(runs) % _RUN_BYTES:
+        raise CodecError(f"{len(runs)} bytes are no runs of pages")
+    if not runs:
+        return b""
+    firsts, counts = _columns(runs)
+    total = int(counts.sum())
+    if counts.min() < 1 or total > MOST_PAGES:
+        raise CodecError(f"runs of {total} pages, the shortest of {counts.min()}, are no list")
+    places = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    pages = np.repeat(firsts, counts) + np.where(np.repeat(firsts, counts) < 0, 0, places)
+    return pages.astype("<i4").tobytes()
+
+
+def _columns(runs: bytes) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    pairs = np.frombuffer(runs, dtype="<i4").reshape(-1, 2).astype(np.int64)
+    return pairs[:, 0], pairs[:, 1]
