@@ -140,7 +140,7 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
     sources += ["neighbour" if name else "host" for name in found.sources]
     fetched_to = request.prefetch.brought_to
     for node, source in zip(found.nodes, sources, strict=True):
-        end = node.depth + len(node.tokens) // TOKEN_BYTES
+        end = node.end
         if source == "host" and request.prefetch.brought_from < fetched_to:
             cut = min(max(node.depth, request.prefetch.brought_from), end)
             behind = max(cut, min(end, fetched_to))

@@ -1,0 +1,42 @@
+"""Tokens of a node in three bytes each, where all of them are below 2**24, as those of every real vocabulary are.
+
+Prompts and messages have tokens as packed int32, a quarter of whose bytes is zero; more than half of the memory of a
+tree is tokens. Nodes of the main tree keep them narrow: a prompt is narrowed as far as a match gets, once, and compared
+in place. A node with a token that needs more keeps int32 and is told so (``Rare.is_wide``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.ids import TOKEN_BYTES
+
+NARROW_BYTES = 3
+"""Of a token in a narrow label, little-endian."""
+
+_LEAST_WIDE = 1 << 8 * NARROW_BYTES
+_NUMBER = np.dtype("<u4")
+
+
+def narrow(tokens: bytes) -> bytes | None:
+    """These packed int32 tokens in NARROW_BYTES each; None where there is one that needs more."""
+    numbers = np.frombuffer(tokens, _NUMBER)
+    if not tokens or np.maximum.reduce(numbers) < _LEAST_WIDE:
+        label = bytearray(NARROW_BYTES * len(numbers) + 1)
+        # In order: the lowest byte of each number is written over the highest one, zero, of the number before.
+        np.ndarray(len(numbers), _NUMBER, label, 0, (NARROW_BYTES,))[...] = numbers
+        return bytes(memoryview(label)[:-1])
+    return None
+
+
+def widened(label: bytes) -> bytes:
+    """Undo :func:`narrow`."""
+    numbers = np.ndarray(len(label) // NARROW_BYTES, _NUMBER, label + b"\0", 0, (NARROW_BYTES,))
+    return (numbers & (_LEAST_WIDE - 1)).tobytes()
+
+
+def tokens_of(label: bytes, start: int, end: int, *, is_wide: bool) -> bytes:
+    """Tokens from ``start`` to ``end`` of a label, as packed int32."""
+    if is_wide:
+        return label[start * TOKEN_BYTES : end * TOKEN_BYTES]
+    return widened(label[start * NARROW_BYTES : end * NARROW_BYTES])
