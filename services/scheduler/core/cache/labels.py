@@ -16,17 +16,25 @@ NARROW_BYTES = 3
 
 _LEAST_WIDE = 1 << 8 * NARROW_BYTES
 _NUMBER = np.dtype("<u4")
+_NONE = np.empty(0, _NUMBER)
 
 
 def narrow(tokens: bytes) -> bytes | None:
     """These packed int32 tokens in NARROW_BYTES each; None where there is one that needs more."""
-    numbers = np.frombuffer(tokens, _NUMBER)
-    if not tokens or np.maximum.reduce(numbers) < _LEAST_WIDE:
-        label = bytearray(NARROW_BYTES * len(numbers) + 1)
-        # In order: the lowest byte of each number is written over the highest one, zero, of the number before.
-        np.ndarray(len(numbers), _NUMBER, label, 0, (NARROW_BYTES,))[...] = numbers
-        return bytes(memoryview(label)[:-1])
-    return None
+    narrowed = narrow_behind(tokens, 0, len(tokens))
+    return None if narrowed is None else bytes(memoryview(narrowed)[:-1])
+
+
+def narrow_behind(tokens: bytes, start: int, end: int) -> bytearray | None:
+    """The same of ``tokens[start:end]`` (byte offsets), with a byte more behind them; what is made is not copied."""
+    count = (end - start) // TOKEN_BYTES
+    numbers = np.frombuffer(tokens, _NUMBER, count, start) if count else _NONE
+    if np.maximum.reduce(numbers, initial=0) >= _LEAST_WIDE:
+        return None
+    narrowed = bytearray(NARROW_BYTES * count + 1)
+    # In order: the lowest byte of each number is written over the highest one, zero, of the number before.
+    np.ndarray(count, _NUMBER, narrowed, 0, (NARROW_BYTES,))[...] = numbers
+    return narrowed
 
 
 def widened(label: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.cache.children import child_of, page_key
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow
+from services.scheduler.core.cache.labels import NARROW_BYTES, narrow_behind
 from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, page_count
 from shared.ids import TOKEN_BYTES
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 NARROWED_TOKENS = 4096
-"""Tokens of a prompt that are compared with narrow labels at once, at least: far shorter nodes share the cost."""
+"""Tokens of a prompt that are narrowed at first, at least; then twice as many, as short nodes would cost much alone."""
+_MOST_NARROWED = 16384 * TOKEN_BYTES  # What is made of more no cache of a core holds, and the allocator maps it anew.
+_NOTHING = bytearray()
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
@@ -216,7 +218,8 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
     """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``; appends to ``path``."""
     page = tree.page_token_bytes
     nodes = tree.nodes
-    narrowed, start, stop = b"", offset, offset  # ``tokens[start:stop]`` as narrow labels have them.
+    # The narrowed part of the prompt ends at ``stop``; ``place`` is where ``offset`` lies in it.
+    narrowed, place, stop, ahead = _NOTHING, 0, offset, NARROWED_TOKENS * TOKEN_BYTES
     while offset < end:
         children = node.children
         if isinstance(children, int):
@@ -229,21 +232,21 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
                 return
             child_id = found
         node = nodes[child_id]
-        label = node.label
-        if node.rare.is_wide:
-            following = offset + len(label)
-            is_whole = following <= end and tokens.startswith(label, offset)
-        else:
+        is_wide = node.rare.is_wide
+        if not is_wide:
+            label = node.label
             following = offset + len(label) // NARROW_BYTES * TOKEN_BYTES
-            if stop < following <= end:
-                start, stop = offset, min(end, max(following, offset + NARROWED_TOKENS * TOKEN_BYTES))
-                narrowed = narrow(tokens[start:stop]) or b""  # Nothing begins with a label then; pages are compared.
-            is_whole = following <= end and narrowed.startswith(label, (offset - start) // TOKEN_BYTES * NARROW_BYTES)
-        if is_whole:
-            path.append((node, (following - offset) // page))
-            offset = following
-            continue
-        pages = _common_pages(tree, node, tokens, offset, end)
+            if following <= end:
+                if following > stop:
+                    stop, place = min(end, max(following, offset + ahead)), 0
+                    # Where it is None nothing begins with a label, and pages are compared.
+                    narrowed = narrow_behind(tokens, offset, stop) or _NOTHING
+                    ahead = min(2 * ahead, _MOST_NARROWED)
+                if narrowed.startswith(label, place):
+                    path.append((node, (following - offset) // page))
+                    offset, place = following, place + len(label)
+                    continue
+        pages = (common_pages if is_wide else _common_pages)(tree, node, tokens, offset, end)
         if not pages:  # Another first page, of another hash or of the same.
             sibling = child_of(tree, nodes[node.parent], tokens, offset)
             if sibling is None:
@@ -253,7 +256,7 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
         path.append((node, pages))
         if pages < page_count(tree, node):
             return
-        offset += pages * page
+        offset = stop = offset + pages * page
 
 
 def common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int) -> int:
