@@ -14,9 +14,18 @@ from shared.ids import TOKEN_BYTES
 NARROW_BYTES = 3
 """Of a token in a narrow label, little-endian."""
 
+LEAST_NARROWED = 256
+"""Tokens from which on a span is kept narrow. Shorter ones have a quarter of all bytes, and cause most of the work."""
+
 _LEAST_WIDE = 1 << 8 * NARROW_BYTES
 _NUMBER = np.dtype("<u4")
 _NONE = np.empty(0, _NUMBER)
+
+
+def label_of(tokens: bytes, *, is_kept: bool = True) -> tuple[bytes, bool]:
+    """The label of a node with these tokens (packed int32), and whether it is wide; it is, unless it is to be kept."""
+    narrowed = narrow(tokens) if is_kept and len(tokens) >= LEAST_NARROWED * TOKEN_BYTES else None
+    return (tokens, True) if narrowed is None else (narrowed, False)
 
 
 def narrow(tokens: bytes) -> bytes | None:

@@ -232,9 +232,14 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
                 return
             child_id = found
         node = nodes[child_id]
-        is_wide = node.rare.is_wide
-        if not is_wide:
-            label = node.label
+        label = node.label
+        if node.rare.is_wide:
+            following = offset + len(label)
+            if following <= end and tokens.startswith(label, offset):
+                path.append((node, len(label) // page))
+                offset, place = following, place + len(label) // TOKEN_BYTES * NARROW_BYTES
+                continue
+        else:
             following = offset + len(label) // NARROW_BYTES * TOKEN_BYTES
             if following <= end:
                 if following > stop:
@@ -246,7 +251,7 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
                     path.append((node, (following - offset) // page))
                     offset, place = following, place + len(label)
                     continue
-        pages = (common_pages if is_wide else _common_pages)(tree, node, tokens, offset, end)
+        pages = _common_pages(tree, node, tokens, offset, end)
         if not pages:  # Another first page, of another hash or of the same.
             sibling = child_of(tree, nodes[node.parent], tokens, offset)
             if sibling is None:

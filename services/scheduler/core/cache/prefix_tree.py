@@ -30,7 +30,7 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow, tokens_of
+from services.scheduler.core.cache.labels import NARROW_BYTES, label_of, tokens_of
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ Path = list[tuple[Node, int]]
 
 def page_count(tree: PrefixTree, node: Node) -> int:
     """Pages of a node's own span."""
-    return node.size // tree.page_size
+    return len(node.label) // (TOKEN_BYTES if node.rare.is_wide else NARROW_BYTES) // tree.page_size
 
 
 def head_of(tree: PrefixTree, tokens: bytes) -> bytes:
@@ -326,14 +326,14 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
-    label = narrow(tokens) if tree.has_digests else None
+    label, is_wide = label_of(tokens, is_kept=tree.has_digests)
     node = Node(
         id=tree.next_id,
         parent=parent.id,
-        label=tokens if label is None else label,
+        label=label,
         depth=shared_depth(parent.end),
         record=_digests(tree, parent, tokens),
-        rare=owned(parent.rare.owner, is_wide=label is None),
+        rare=owned(parent.rare.owner, is_wide=is_wide),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node

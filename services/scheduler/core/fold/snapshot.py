@@ -18,7 +18,7 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow
+from services.scheduler.core.cache.labels import NARROW_BYTES, label_of
 from services.scheduler.core.cache.prefix_tree import NOTHING_RARE
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
@@ -184,11 +184,9 @@ def _narrow_labels(tree: PrefixTree) -> None:
     for node in tree.nodes.values():
         if len(node.label) % TOKEN_BYTES:
             raise CodecError(f"node {node.id} has {len(node.label)} bytes of tokens")
-        label = narrow(node.label) if tree.has_digests else None
-        if label is not None:
-            node.label = label
-        elif node.parent:
-            node.set_rare(is_wide=True)
+        if node.parent:
+            node.label, is_wide = label_of(node.label, is_kept=tree.has_digests)
+            node.set_rare(is_wide=is_wide)
 
 
 def _require(kind: str, name: str, known: Container[str]) -> None:

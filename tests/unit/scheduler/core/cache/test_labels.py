@@ -1,12 +1,14 @@
 """Narrow labels against plain lists of tokens."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow, tokens_of, widened
+from services.scheduler.core.cache import labels
+from services.scheduler.core.cache.labels import LEAST_NARROWED, NARROW_BYTES, label_of, narrow, tokens_of, widened
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, add_child, root_of, split
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.cell_model import namespace
@@ -41,6 +43,14 @@ def test_long_labels_are_told_back() -> None:
     assert label is not None
     assert len(label) == 3 * len(tokens)
     assert unpack_int32(widened(label)) == tokens
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_labels_are_narrow() -> Iterator[None]:
+    """From the first token on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labels, "LEAST_NARROWED", 1)
+        yield
 
 
 def in_tree(tokens: list[int]) -> tuple[PrefixTree, Node]:
@@ -83,3 +93,12 @@ def test_a_tree_without_digests_narrows_nothing(token: int) -> None:
 
     assert node.rare.is_wide
     assert node.label == node.tokens == pack_int32([token, 5])
+
+
+@pytest.mark.parametrize(("tokens", "is_wide"), [(LEAST_NARROWED - 1, True), (LEAST_NARROWED, False)])
+def test_short_spans_stay_wide(monkeypatch: pytest.MonkeyPatch, tokens: int, is_wide: bool) -> None:
+    """They are most of the nodes that a request meets, and a small part of the bytes."""
+    monkeypatch.setattr(labels, "LEAST_NARROWED", LEAST_NARROWED)
+    packed = pack_int32(range(tokens))
+
+    assert label_of(packed) == (packed if is_wide else narrow(packed), is_wide)

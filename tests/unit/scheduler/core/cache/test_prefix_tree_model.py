@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import children, prefix_match
+from services.scheduler.core.cache import children, labels, prefix_match
 from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
@@ -136,6 +136,7 @@ def test_a_history_leaves_tree_and_model_equal(
     However much of a prompt is compared with narrow labels at once.
     """
     monkeypatch.setattr(prefix_match, "NARROWED_TOKENS", at_once)
+    monkeypatch.setattr(labels, "LEAST_NARROWED", 2 * page_size)
 
     model = a_history(page_size, seed)
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from services.scheduler.core import check_invariants, decode_state, encode_state
+from services.scheduler.core.cache import labels
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.fold.snapshot import EARLIER_VERSION
 from shared.errors import CodecError
@@ -14,8 +15,12 @@ from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 @pytest.fixture
-def cell(make_cell: MakeCell) -> CellModel:
-    """Nodes with no child, one, and two, on a device and in host memory; one has a token that takes four bytes."""
+def cell(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> CellModel:
+    """Nodes with no child, one, and two, on a device and in host memory.
+
+    Labels are narrow, but for one with a token that takes four bytes.
+    """
+    monkeypatch.setattr(labels, "LEAST_NARROWED", 1)
     cell = make_cell(pages=24, host_pages=64)
     for tokens in ([1] * 40, [1] * 20 + [2] * 20, [3] * 40, [1] * 40 + [2**24] * 20):
         cell.submit(tokens, max_tokens=1)
