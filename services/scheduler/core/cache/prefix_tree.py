@@ -147,7 +147,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     @property
     def end(self) -> int:
         """Tokens from the root to the node's end."""
-        return self.depth + self.size
+        return self.depth + len(self.label) // (TOKEN_BYTES if self.rare.is_wide else NARROW_BYTES)
 
     @property
     def digest(self) -> int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow
 from services.scheduler.core.cache.prefix_match import match_again
 from services.scheduler.core.rates import has_compute_speed, recompute_us
 from shared.ids import TOKEN_BYTES
@@ -126,15 +125,10 @@ def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> t
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]
-    narrowed = narrow(ours)
     nodes, nearest, common, nearer = tree.nodes, None, 0, 0
     for child_id in islice(newest, MOST_SIBLINGS):
         child = nodes[child_id]
-        if narrowed is not None and not child.rare.is_wide:
-            is_nearer = child.label.startswith(narrowed[: nearer * NARROW_BYTES])
-        else:
-            is_nearer = child.tokens_between(0, nearer) == ours[: nearer * TOKEN_BYTES]
-        if is_nearer:
+        if child.tokens_between(0, nearer) == ours[: nearer * TOKEN_BYTES]:
             nearest, common = child, common_bytes(ours, 0, child.tokens_between(0, tree.page_size), 0)
             if common == len(ours):
                 break
