@@ -169,6 +169,18 @@ def test_a_match_goes_on_where_the_last_one_ended() -> None:
     assert [unpack_int32(found.tokens) for found, _ in path] == [[1, 2], [3, 4], [5, 6]]
 
 
+def test_a_narrow_label_is_compared_where_the_wide_one_above_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where it began, though the prompt goes on there as the narrow one does."""
+    monkeypatch.setattr(labels, "LEAST_NARROWED", 2)
+    tree = PrefixTree(page_size=1)
+    node = root_of(tree, namespace())
+    for tokens in ([1, 2], [3], [3, 9]):
+        node = add_child(tree, node, pack_int32(tokens))
+
+    assert [pages for _, pages in match_prefix(tree, namespace(), pack_int32([1, 2, 3, 9, 5]), 5)] == [2, 1]
+    assert [pages for _, pages in match_prefix(tree, namespace(), pack_int32([1, 2, 3, 3, 9]), 5)] == [2, 1, 2]
+
+
 def test_a_match_that_ended_at_its_cap_goes_on_within_its_node() -> None:
     """A sequence that has grown since matches more of the node in which its last match ended."""
     model = Model(2)
