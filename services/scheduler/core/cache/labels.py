@@ -1,8 +1,8 @@
 """Tokens of a node in three bytes each, where all of them are below 2**24, as those of every real vocabulary are.
 
 Prompts and messages have tokens as packed int32, a quarter of whose bytes is zero; more than half of the memory of a
-tree is tokens. Longer spans of the main tree keep them narrow: a prompt is narrowed as far as a match gets, once, and compared
-in place. A node with a token that needs more keeps int32 and is told so (``Rare.is_wide``).
+tree is tokens. Longer spans of the main tree keep them narrow: a prompt is narrowed as far as a match gets, once, and
+compared in place. A short span, and one with a token that needs more, keeps int32 and is told so (``Rare.is_wide``).
 """
 
 from __future__ import annotations
