@@ -17,9 +17,9 @@ from bench.blocks_hotness import BlockHotness
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.hotness.columns import mix
+from services.scheduler.core.cache.labels import NARROW_BYTES
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvariantViolated
-from shared.ids import TOKEN_BYTES
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
 ANSWER_TOKEN_NS = 30_000_000
@@ -89,7 +89,7 @@ class BlockCache:
         self._capacity = capacity
         self._hotness = hotness
         self._block_tokens = block_tokens
-        self._tokens = bytes(block_tokens * TOKEN_BYTES)  # All blocks share one: no policy looks at tokens.
+        self._label = bytes(block_tokens * NARROW_BYTES)  # All blocks share one: no policy looks at tokens.
         self._resident: dict[int, Node] = {}  # By block.
         self._nodes: dict[int, Node] = {}
         self._blocks: dict[int, int] = {}  # By node id.
@@ -158,7 +158,7 @@ class BlockCache:
         node = Node(
             id=self._last_id,
             parent=0 if parent is None else parent.id,
-            tokens=self._tokens,
+            label=self._label,
             last_use=self._requests,
             depth=0 if parent is None else parent.depth + self._block_tokens,
             record=written(mix(block), mix(block)),

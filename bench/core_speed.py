@@ -276,7 +276,7 @@ def measure(*, nodes: int, queued: int, seed: int) -> dict[str, Any]:
     say("build_s", round(time.perf_counter() - start, 1))
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    tokens = sum(len(node.tokens) for node in cell.state.tree.nodes.values()) // 4
+    tokens = sum(node.size for node in cell.state.tree.nodes.values())
     made = len(cell.state.tree.nodes)
     trim_heap()  # As before every snapshot.
     grown = resident_bytes() - before

@@ -214,6 +214,6 @@ def _copy_to_host(cell: MillionNodes) -> None:
     pool = host_pool(storage)
     for index, node in enumerate(list(cell.state.tree.nodes.values())):
         if index % 2 and node.parent:
-            pages = pool.allocate(len(node.tokens) // 4 // PAGE_SIZE)
+            pages = pool.allocate(page_count(cell.state.tree, node))
             if pages is not None:
                 give_host(cell.state, node, storage, pages)

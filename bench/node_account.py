@@ -70,7 +70,7 @@ def account(state: CellState, grown: int) -> dict[str, float]:
     found.add("id", *nodes)
     for node in nodes.values():
         structs += taken(node)
-        found.add("tokens", node.tokens)
+        found.add("tokens", node.label)
         found.add("digests and page numbers", node.record)
         found.add("depth", node.depth)
         found.add("last use", node.last_use)

@@ -107,6 +107,11 @@ def replay(log: list[Stamped], cut: int) -> tuple[list[list[bytes]], bytes]:
     return outputs, encode_state(state)
 
 
+def page_of(kind: int, size: int) -> list[int]:
+    """Tokens of a page. Those of kind 1 go on from what fits into three bytes to what needs four."""
+    return [kind * (2**24 - 8) + place for place in range(size)]
+
+
 class CellDriver:
     """A model cell, with one storage or none."""
 
@@ -139,7 +144,7 @@ class CellDriver:
     def submit(self, shape: list[int], tail: int, max_tokens: int, **options: object) -> None:
         """A prompt of whole pages of few kinds, so that prefixes are shared often, and a few tokens more."""
         size = self.cell.page_size
-        tokens = [kind * 100 + place for kind in shape for place in range(size)] + [7] * min(tail, size)
+        tokens = [token for kind in shape for token in page_of(kind, size)] + [7] * min(tail, size)
         ratio = options.pop("ratio", None)
         if ratio is not None:
             options["importance"] = requests.Importance(ratio=ratio, recent_tokens=len(shape))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from shared.chunks import chunk_pages
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig
 from shared.messages.storage_events import ChunksListed
-from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, SPARSE_TROUBLES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, SPARSE_TROUBLES, TROUBLES, CellDriver, page_of
 from tests.stateful.cell_model import namespace
 from tests.stateful.model_hidden import COSTS
 from tests.stateful.model_pages import Page
@@ -56,7 +56,7 @@ def put_on_disk(driver: CellDriver) -> None:
         before, pages = chain_root(namespace()), []
         for kind in shape:
             for _ in range(chunk_pages(size)):
-                pages.append(Page(before, [kind * 100 + place for place in range(size)]))
+                pages.append(Page(before, page_of(kind, size)))
                 before = pages[-1].identity()
                 driver.cell.ever_computed.add(before)
             storage.disk.put(before, pages)

@@ -19,7 +19,7 @@ from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import ChunksDropped, ChunksListed
-from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, TROUBLES, CellDriver, page_of
 from tests.stateful.cell_model import namespace
 from tests.stateful.model_hidden import COSTS
 from tests.stateful.model_pages import Page
@@ -71,7 +71,7 @@ def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) 
     for shape in product(range(KINDS), repeat=CHUNKS * chunk_tokens(size) // size):
         before, pages = chain_root(namespace()), []
         for place, kind in enumerate(shape):
-            pages.append(Page(before, [kind * 100 + token for token in range(size)]))
+            pages.append(Page(before, page_of(kind, size)))
             before = pages[-1].identity()
             driver.cell.ever_computed.add(before)
             if len(pages) == each:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS
 from services.scheduler.policies.thermo.columns import decoded, encoded
 from services.scheduler.policies.thermo.features import code_of, code_of_request, code_with
 from services.scheduler.policies.thermo.learner import MOST_LATER, NOBODY, Learner
@@ -137,7 +138,7 @@ class ThermoclinePolicy(Policy):
         digest = prefixes.digest[row]
         self._give_up(prefixes.find(upper.end_digest))
         top = prefixes.open(upper.end_digest, prefixes.head[row], upper.id, prefixes.end[row] - size_of(lower))
-        prefixes.head[row] = head_of(upper.end_digest, lower.tokens)
+        prefixes.head[row] = head_of(upper.end_digest, lower.tokens_between(0, HEAD_TOKENS))
         for column in (prefixes.count, prefixes.turn, prefixes.passed):
             column[top] = column[row]
         prefixes.pace[top], prefixes.children[top], prefixes.latest[top] = prefixes.pace[row], 1, digest
@@ -237,7 +238,8 @@ class ThermoclinePolicy(Policy):
 
     def _new_prefix(self, node: Node, parent: int, context: int) -> int:
         prefixes = self.prefixes
-        head = head_of(prefixes.digest[parent] if parent else node.parent, node.tokens)
+        first = node.tokens_between(0, HEAD_TOKENS)
+        head = head_of(prefixes.digest[parent] if parent else node.parent, first)
         ghosts, beyond = prefixes.absorbed(node, parent, head)
         self._reuse([(ghost, 0) for ghost in ghosts], context, is_path=False)
         row = prefixes.open(node.end_digest, head, node.id, node.depth + size_of(node))

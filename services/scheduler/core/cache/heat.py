@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.candidates import Candidates, HeatRank, RankOf, put_back, take_least
 from services.scheduler.core.cache.prefix_tree import Node, page_count
 from shared.errors import ConfigError
-from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -41,7 +40,7 @@ def worth(state: CellState, node: Node) -> float:
 
 
 def _hotness(state: CellState, node: Node, frequency: int, clock: int) -> float:
-    return value_of(state, frequency=frequency, clock=clock, length=len(node.tokens) // TOKEN_BYTES)
+    return value_of(state, frequency=frequency, clock=clock, length=node.size)
 
 
 def value_of(state: CellState, *, frequency: int, clock: int, length: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
 from services.scheduler.core.cache.identities import chunks_ending_in, page_identities
 from services.scheduler.core.cache.prefix_match import common_pages
@@ -15,7 +16,6 @@ from services.scheduler.core.cache.prefix_tree import (
     Node,
     add_child,
     ancestors,
-    child_of,
     page_count,
     root_of,
 )

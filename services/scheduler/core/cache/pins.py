@@ -151,7 +151,7 @@ def _take_hold(step: Step, pin: Pin) -> None:
     room = int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, pin.storage_id) - leased
     before = pin.pages
     for node, pages in match_prefix(state.tree, pin.namespace, pin.prefix, _whole_pages(state, pin.prefix)):
-        if node.depth + len(node.tokens) // 4 <= pin.pages * state.tree.page_size:
+        if node.end <= pin.pages * state.tree.page_size:
             continue  # Held already.
         if storage.storage_id not in node.host or storage.storage_id in node.quarantined:
             break

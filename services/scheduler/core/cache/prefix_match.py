@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, child_of, page_count, page_key
+from services.scheduler.core.cache.children import child_of, page_key
+from services.scheduler.core.cache.labels import NARROW_BYTES, narrow_behind
+from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, page_count
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Worker
+
+NARROWED_TOKENS = 4096
+"""Tokens of a prompt that are narrowed at first, at least; then twice as many, as short nodes would cost much alone."""
+_MOST_NARROWED = 16384 * TOKEN_BYTES  # What is made of more no cache of a core holds, and the allocator maps it anew.
+_NOTHING = bytearray()
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
@@ -178,27 +185,27 @@ def match_again(
     node = tree.nodes.get(deepest)
     if node is None:
         return match_prefix(tree, namespace, tokens, max_pages)
-    page = tree.page_token_bytes
+    page_size = tree.page_size
     end = _end_of_match(tree, tokens, max_pages)
-    offset = min(matched_tokens * TOKEN_BYTES, end)
+    known = min(matched_tokens, end // TOKEN_BYTES)
     path: Path = []
+    below = node.end
     while node.parent:
-        start = node.depth * TOKEN_BYTES
-        if start < offset:
-            path.append((node, min(len(node.tokens), offset - start) // page))
+        if node.depth < known:
+            path.append((node, (min(below, known) - node.depth) // page_size))
+        below = node.depth
         node = tree.nodes[node.parent]
     path.reverse()
     if path:
         node = path[-1][0]
-        start = node.depth * TOKEN_BYTES
-        following = start + len(node.tokens)
-        if offset < following:
+        following = node.end
+        if known < following:
             # It may go on within this node only if the first match ended at its cap.
-            path[-1] = (node, _common_pages(node.tokens, tokens, start, end, page, offset - start))
-            if start + path[-1][1] * page < following:
+            path[-1] = (node, _common_pages(tree, node, tokens, node.depth * TOKEN_BYTES, end, known - node.depth))
+            if node.depth + path[-1][1] * page_size < following:
                 return path
-        offset = following
-    _descend(tree, node, tokens, offset, end, path)
+        known = following
+    _descend(tree, node, tokens, known * TOKEN_BYTES, end, path)
     return path
 
 
@@ -218,7 +225,8 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
     """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``; appends to ``path``."""
     page = tree.page_token_bytes
     nodes = tree.nodes
-    starts_with = tokens.startswith
+    # The narrowed part of the prompt ends at ``stop``; ``place`` is where ``offset`` lies in it.
+    narrowed, place, stop, ahead = _NOTHING, 0, offset, NARROWED_TOKENS * TOKEN_BYTES
     while offset < end:
         children = node.children
         if isinstance(children, int):
@@ -231,38 +239,53 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
                 return
             child_id = found
         node = nodes[child_id]
-        label = node.tokens
-        following = offset + len(label)
-        if following <= end and starts_with(label, offset):
-            path.append((node, len(label) // page))
-            offset = following
-            continue
-        pages = _common_pages(label, tokens, offset, end, page)
+        label = node.label
+        if node.rare.is_wide:
+            following = offset + len(label)
+            if following <= end and tokens.startswith(label, offset):
+                path.append((node, len(label) // page))
+                offset, place = following, place + len(label) // TOKEN_BYTES * NARROW_BYTES
+                continue
+        else:
+            following = offset + len(label) // NARROW_BYTES * TOKEN_BYTES
+            if following <= end:
+                if following > stop:
+                    stop, place = min(end, max(following, offset + ahead)), 0
+                    # Where it is None nothing begins with a label, and pages are compared.
+                    narrowed = narrow_behind(tokens, offset, stop) or _NOTHING
+                    ahead = min(2 * ahead, _MOST_NARROWED)
+                if narrowed.startswith(label, place):
+                    path.append((node, (following - offset) // page))
+                    offset, place = following, place + len(label)
+                    continue
+        pages = _common_pages(tree, node, tokens, offset, end)
         if not pages:  # Another first page, of another hash or of the same.
             sibling = child_of(tree, nodes[node.parent], tokens, offset)
             if sibling is None:
                 return
             node = sibling
-            pages = _common_pages(node.tokens, tokens, offset, end, page)
+            pages = _common_pages(tree, node, tokens, offset, end)
         path.append((node, pages))
-        if pages * page < len(node.tokens):
+        if pages < page_count(tree, node):
             return
-        offset += len(node.tokens)
+        offset = stop = offset + pages * page
 
 
 def common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int) -> int:
     """How many whole pages of ``node`` equal ``tokens[offset:end]`` (byte offsets). Does not mutate."""
-    if offset + len(node.tokens) <= end and tokens.startswith(node.tokens, offset):
+    if offset + node.size * TOKEN_BYTES <= end and tokens.startswith(node.tokens, offset):
         return page_count(tree, node)
-    return _common_pages(node.tokens, tokens, offset, end, tree.page_token_bytes)
+    return _common_pages(tree, node, tokens, offset, end)
 
 
-def _common_pages(label: bytes, tokens: bytes, offset: int, end: int, page: int, known: int = 0) -> int:
-    """Whole pages that are equal; the first ``known`` bytes of the label are. Compares in place."""
-    length = min(len(label), end - offset) // page * page
-    count = (length - known) // TOKEN_BYTES
-    ours = np.frombuffer(label, dtype="<i4", count=count, offset=known)
-    theirs = np.frombuffer(tokens, dtype="<i4", count=count, offset=offset + known)
+def _common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int, known: int = 0) -> int:
+    """Whole pages that are equal; the first ``known`` tokens of the node are."""
+    page_size = tree.page_size
+    length = min(node.size, (end - offset) // TOKEN_BYTES) // page_size * page_size
+    if length <= known:
+        return length // page_size
+    ours = np.frombuffer(node.tokens_between(known, length), dtype="<i4")
+    theirs = np.frombuffer(tokens, dtype="<i4", count=length - known, offset=offset + known * TOKEN_BYTES)
     differs = ours != theirs
-    first = int(differs.argmax()) if count else 0
-    return length // page if not count or not differs[first] else (known + first * TOKEN_BYTES) // page
+    first = int(differs.argmax())
+    return (known + first) // page_size if differs[first] else length // page_size

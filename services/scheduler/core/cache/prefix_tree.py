@@ -2,7 +2,7 @@
 
 Only shape lives here: adding, splitting and removing nodes (:mod:`prefix_match` finds what a prompt shares with
 them). Whose pages a node's KV lies in is kept in the node too, but :mod:`residency` changes it. Tokens and pages are
-packed little-endian int32, so that matching is a comparison of bytes in place and no loop runs over tokens.
+packed, so that matching is a comparison of bytes in place and no loop runs over tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import xxhash
 
+from services.scheduler.core.cache.children import attach, detach, exchange
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.holdings import (
     EMPTY_MAP,
@@ -30,11 +30,11 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
+from services.scheduler.core.cache.labels import NARROW_BYTES, label_of, tokens_of
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from _collections_abc import dict_values
-    from collections.abc import Callable
 
 PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
 HEAD_TOKENS = 16
@@ -46,7 +46,7 @@ IDENTITY_BYTES = 16
 _SHORT_NAMES = {
     "id": "i",
     "parent": "p",
-    "tokens": "t",
+    "label": "t",
     "namespace": "n",
     "children": "c",
     "device": "d",
@@ -66,6 +66,7 @@ _SHORT_NAMES = {
     "rare": "v",
     "importance": "m",
     "owner": "o",
+    "is_wide": "w",
 }
 
 
@@ -78,31 +79,33 @@ class Rare(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False, fr
     quarantined: tuple[str, ...] = ()
     importance: float = 1.0
     owner: int = 0
+    is_wide: bool = False
 
 
 NOTHING_RARE = Rare()
 
 
 @lru_cache(maxsize=4096)
-def owned(owner: int) -> Rare:
-    """What a node has whose pages count against somebody's quotas, and nothing else."""
-    return Rare(owner=owner) if owner else NOTHING_RARE
+def owned(owner: int, *, is_wide: bool = False) -> Rare:
+    """What a node has whose pages count against somebody's quotas, or whose label is wide, and nothing else."""
+    return Rare(owner=owner, is_wide=is_wide) if owner or is_wide else NOTHING_RARE
 
 
 class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     """A span of whole pages under one parent. Dictionaries are keyed by worker id or storage id.
 
-    A pool has either all pages of a node or none. ``device``: workers on which its pages are valid. ``loading``:
-    workers with device pages that a load on its way will fill. ``host``: storages in whose host pool they are valid.
-    ``record`` has the numbers of those pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose
-    prefix includes this node. ``below``: children with ``device`` or ``loading`` pages on a worker. ``transfer`` is
-    the backup that reads this node (0 is none) and ``backup_pages`` the host pages that it fills.
+    ``label`` has its tokens, in three bytes each unless it is wide (see :mod:`labels`). A pool has either all pages of
+    a node or none. ``device``: workers on which its pages are valid. ``loading``: workers with device pages that a load
+    on its way will fill. ``host``: storages in whose host pool they are valid. ``record`` has the numbers of those
+    pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose prefix includes this node. ``below``:
+    children with ``device`` or ``loading`` pages on a worker. ``transfer`` is the backup that reads this node (0 is
+    none) and ``backup_pages`` the host pages that it fills.
 
     Rarely there, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
     ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
     while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
     (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is nobody's; that of its root (see
-    :mod:`quotas`).
+    :mod:`quotas`). ``is_wide``: its label has packed int32 tokens.
 
     Names, counts and depths are shared with other nodes (see :mod:`holdings`): replace them, do not change them.
     Snapshots leave out fields that have their default, so that a decoded node is as small as a new one. What a node's
@@ -112,8 +115,8 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
     id: int
     parent: int
-    tokens: bytes
-    children: int | dict[int, int] = 0  # An only child, or ids by a hash of the first page; see :func:`child_of`.
+    label: bytes
+    children: int | dict[int, int] = 0  # An only child, or ids by a hash of the first page; see :mod:`children`.
     device: tuple[str, ...] = ()
     loading: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
@@ -128,9 +131,23 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     rare: Rare = NOTHING_RARE
 
     @property
+    def size(self) -> int:
+        """Tokens of its own span."""
+        return len(self.label) // (TOKEN_BYTES if self.rare.is_wide else NARROW_BYTES)
+
+    @property
+    def tokens(self) -> bytes:
+        """Tokens of its own span, packed int32. Copies; :meth:`tokens_between` copies less."""
+        return tokens_of(self.label, 0, len(self.label), is_wide=self.rare.is_wide)
+
+    def tokens_between(self, start: int, end: int) -> bytes:
+        """The same from token ``start`` to ``end`` of its span."""
+        return tokens_of(self.label, start, end, is_wide=self.rare.is_wide)
+
+    @property
     def end(self) -> int:
         """Tokens from the root to the node's end."""
-        return self.depth + len(self.tokens) // TOKEN_BYTES
+        return self.depth + len(self.label) // (TOKEN_BYTES if self.rare.is_wide else NARROW_BYTES)
 
     @property
     def digest(self) -> int:
@@ -177,7 +194,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     def set_rare(self, **changes: Any) -> None:
         """Give it other values of fields that few nodes have."""
         rare = msgspec.structs.replace(self.rare, **changes)
-        common = owned(rare.owner)
+        common = owned(rare.owner, is_wide=rare.is_wide)
         self.rare = common if rare == common else rare
 
     def device_pages(self, worker_id: str) -> bytes:
@@ -252,8 +269,9 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 class PrefixTree(msgspec.Struct):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
-    Without ``has_digests`` nodes have none: nobody remembers them once they are gone. ``owners`` are of namespaces
-    whose KV counts against somebody's quotas.
+    Without ``has_digests`` nodes have none: nobody remembers them once they are gone. Such nodes are few and soon gone,
+    so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against somebody's
+    quotas.
     """
 
     page_size: int = 0
@@ -268,6 +286,11 @@ class PrefixTree(msgspec.Struct):
         """Bytes of the packed tokens of one page."""
         return self.page_size * TOKEN_BYTES
 
+    @property
+    def head_tokens(self) -> int:
+        """Tokens by which a node is remembered: whole pages, at least HEAD_TOKENS."""
+        return -(-HEAD_TOKENS // self.page_size) * self.page_size
+
     def owner_of(self, namespace: str) -> int:
         """The number of who owns a namespace's KV; 0 where no quota is for it. Does not mutate."""
         return self.owners.get(namespace, 0)
@@ -279,13 +302,12 @@ Path = list[tuple[Node, int]]
 
 def page_count(tree: PrefixTree, node: Node) -> int:
     """Pages of a node's own span."""
-    return len(node.tokens) // (tree.page_size * TOKEN_BYTES)
+    return len(node.label) // (TOKEN_BYTES if node.rare.is_wide else NARROW_BYTES) // tree.page_size
 
 
 def head_of(tree: PrefixTree, tokens: bytes) -> bytes:
     """The first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or all that there are."""
-    pages = -(-HEAD_TOKENS // tree.page_size)
-    return tokens[: pages * tree.page_token_bytes]
+    return tokens[: tree.head_tokens * TOKEN_BYTES]
 
 
 def root_of(tree: PrefixTree, namespace: str) -> Node:
@@ -295,98 +317,28 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
         return tree.nodes[root_id]
     digest = root_digest(namespace)
     rare = Rare(namespace=namespace, owner=tree.owners.get(namespace, 0))
-    root = Node(id=tree.next_id, parent=0, tokens=b"", record=written(digest, digest), rare=rare)
+    root = Node(id=tree.next_id, parent=0, label=b"", record=written(digest, digest), rare=rare)
     tree.next_id += 1
     tree.nodes[root.id] = root
     tree.roots[namespace] = root.id
     return root
 
 
-page_key: Callable[[bytes], int] = xxhash.xxh32_intdigest
-"""The key of a first page among siblings. One of 64 bits would take 16 bytes more, and no fewer look-ups."""
-
-
-def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
-    """The child whose first page equals the page of ``tokens`` at byte ``offset``. Does not mutate.
-
-    The page itself decides: a sibling with the same hash has the next free key after it.
-    """
-    first_page = tokens[offset : offset + tree.page_token_bytes]
-    children = node.children
-    if isinstance(children, int):
-        only = tree.nodes[children] if children else None
-        return only if only is not None and only.tokens.startswith(first_page) else None
-    key = page_key(first_page)
-    while (child_id := children.get(key)) is not None:
-        child = tree.nodes[child_id]
-        if child.tokens.startswith(first_page):
-            return child
-        key += 1
-    return None
-
-
-def _key_of(tree: PrefixTree, children: dict[int, int], child: Node) -> int:
-    """The key under which ``child`` is among ``children``."""
-    key = page_key(child.tokens[: tree.page_token_bytes])
-    while children[key] != child.id:
-        key += 1
-    return key
-
-
-def _forget_child(tree: PrefixTree, parent: Node, child: Node) -> None:
-    """Take a child from its parent, and close the gap in a run of siblings with one hash."""
-    children = parent.children
-    if isinstance(children, int):
-        parent.children = 0
-        return
-    gap = _key_of(tree, children, child)
-    del children[gap]
-    key = gap + 1
-    while (sibling := children.get(key)) is not None:
-        if page_key(tree.nodes[sibling].tokens[: tree.page_token_bytes]) <= gap:
-            children[gap] = children.pop(key)
-            gap = key
-        key += 1
-    if len(children) == 1:
-        (parent.children,) = children.values()
-
-
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
+    label, is_wide = label_of(tokens, is_kept=tree.has_digests)
     node = Node(
         id=tree.next_id,
         parent=parent.id,
-        tokens=tokens,
+        label=label,
         depth=shared_depth(parent.end),
         record=_digests(tree, parent, tokens),
-        rare=owned(parent.rare.owner),
+        rare=owned(parent.rare.owner, is_wide=is_wide),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
-    siblings = parent.children
-    if not siblings:
-        parent.children = node.id
-        return node
-    page = tree.page_token_bytes
-    if isinstance(siblings, int):
-        siblings = parent.children = {page_key(tree.nodes[siblings].tokens[:page]): siblings}
-    siblings[_free_key(siblings, tokens[:page])] = node.id
+    attach(tree, parent, node, tokens[: tree.page_token_bytes])
     return node
-
-
-def keyed_by_page(children: list[tuple[bytes, int]], page_bytes: int) -> dict[int, int]:
-    """Ids of several children by the keys of their first pages, from the tokens and the id of each, in this order."""
-    keyed: dict[int, int] = {}
-    for tokens, child_id in children:
-        keyed[_free_key(keyed, tokens[:page_bytes])] = child_id
-    return keyed
-
-
-def _free_key(children: dict[int, int], first_page: bytes) -> int:
-    key = page_key(first_page)
-    while key in children:
-        key += 1
-    return key
 
 
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
@@ -396,21 +348,21 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     every lock and every reader, and no reference elsewhere needs a change (a transfer's list of nodes does;
     see :func:`residency.split_node`).
     """
-    cut = pages * tree.page_token_bytes
+    tokens, cut = node.tokens, pages * tree.page_token_bytes
+    label_cut = pages * len(node.label) // page_count(tree, node)
     parent = tree.nodes[node.parent]
     page_cut = pages * PAGE_NUMBER_BYTES
-    tokens = node.tokens[:cut]
     held = (*node.device, *node.loading)
     lists = lists_of(node.record, node.pools)
     upper = Node(
         id=tree.next_id,
         parent=parent.id,
-        tokens=tokens,
+        label=node.label[:label_cut],
         children=node.id,
         device=node.device,
         loading=node.loading,
         host=node.host,
-        record=with_lists(_digests(tree, parent, tokens), [each[:page_cut] for each in lists]),
+        record=with_lists(_digests(tree, parent, tokens[:cut]), [each[:page_cut] for each in lists]),
         locks=copied(node.locks),
         below=counted_once(held[0]) if len(held) == 1 else dict.fromkeys(held, 1) or EMPTY_MAP,
         last_use=node.last_use,
@@ -422,12 +374,9 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
-    if isinstance(parent.children, int):
-        parent.children = upper.id
-    else:
-        parent.children[_key_of(tree, parent.children, node)] = upper.id
-    node.tokens = node.tokens[cut:]
-    digest = extend(upper.end_digest, head_of(tree, node.tokens)) if tree.has_digests else 0
+    exchange(tree, parent, node, upper)
+    node.label = node.label[label_cut:]
+    digest = extend(upper.end_digest, head_of(tree, tokens[cut:])) if tree.has_digests else 0
     node.record = with_lists(written(digest, node.end_digest), [each[page_cut:] for each in lists])
     node.depth = shared_depth(upper.end)
     node.parent = upper.id
@@ -454,7 +403,7 @@ def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
 def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
     """Remove a node without children; returns its parent, or None when the parent was an emptied root."""
     parent = tree.nodes[node.parent]
-    _forget_child(tree, parent, node)
+    detach(tree, parent, node)
     del tree.nodes[node.id]
     if parent.parent == 0 and not parent.children:
         del tree.nodes[parent.id]

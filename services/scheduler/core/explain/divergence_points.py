@@ -31,8 +31,8 @@ TOLD_TOKENS = 64
 MOST_SIBLINGS = 16
 """Children of a node, the newest ones, among which the nearest is looked for."""
 
-MOST_COMPARED_BYTES = 8192 * TOKEN_BYTES
-"""How far behind a divergence the two sides are compared."""
+MOST_COMPARED = 8192
+"""Tokens behind a divergence of which the two sides are compared."""
 
 MOST_COMPARED_NODES = 16
 """Nodes of the cached side that are put together to be compared."""
@@ -73,8 +73,9 @@ def find_divergence_point(
     if node is None:
         return _point(state, request, worker, "new", 0, b"", 0)
     nearest: Node | None = node
-    if offset < len(node.tokens):
-        common = common_bytes(prompt, start, node.tokens, offset)
+    if offset < node.size * TOKEN_BYTES:
+        first = offset // TOKEN_BYTES  # Whole pages agree up to here, and the next one does not.
+        common = common_bytes(prompt, start, node.tokens_between(first, first + tree.page_size), 0)
     else:
         offset, (nearest, common) = 0, _nearest_child(tree, node, prompt, start)
     at = start + common
@@ -83,7 +84,7 @@ def find_divergence_point(
     if not at:
         return _point(state, request, worker, "new", 0, b"", 0)
     other = _path_behind(tree, nearest, offset + common)
-    lost = tokens_in_step(prompt[at : at + MOST_COMPARED_BYTES], other)
+    lost = tokens_in_step(prompt[at : at + MOST_COMPARED * TOKEN_BYTES], other)
     return _point(state, request, worker, "diverged", at // TOKEN_BYTES, other, lost)
 
 
@@ -128,26 +129,27 @@ def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> t
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]
-    nodes, nearest, common, nearer = tree.nodes, None, 0, b""
+    nodes, nearest, common, nearer = tree.nodes, None, 0, 0
     for child_id in islice(newest, MOST_SIBLINGS):
         child = nodes[child_id]
-        if child.tokens.startswith(nearer):
-            nearest, common = child, common_bytes(ours, 0, child.tokens, 0)
+        if child.tokens_between(0, nearer) == ours[: nearer * TOKEN_BYTES]:
+            nearest, common = child, common_bytes(ours, 0, child.tokens_between(0, tree.page_size), 0)
             if common == len(ours):
                 break
-            nearer = ours[: common + TOKEN_BYTES]
+            nearer = common // TOKEN_BYTES + 1
     return nearest, common
 
 
 def _path_behind(tree: PrefixTree, node: Node, offset: int) -> bytes:
     """Tokens of the cached path from a byte of ``node`` on, by the newest child of each node; a bounded number."""
-    parts = [node.tokens[offset : offset + MOST_COMPARED_BYTES]]
-    length = len(parts[0])
-    while length < MOST_COMPARED_BYTES and len(parts) < MOST_COMPARED_NODES and node.children:
+    first = offset // TOKEN_BYTES
+    parts = [node.tokens_between(first, first + MOST_COMPARED)]
+    size = node.size - first
+    while size < MOST_COMPARED and len(parts) < MOST_COMPARED_NODES and node.children:
         children = node.children
         node = tree.nodes[children if isinstance(children, int) else next(reversed(children.values()))]
-        parts.append(node.tokens[: MOST_COMPARED_BYTES - length])
-        length += len(parts[-1])
+        parts.append(node.tokens_between(0, MOST_COMPARED - size))
+        size += node.size
     return b"".join(parts)
 
 

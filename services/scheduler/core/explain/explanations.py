@@ -142,7 +142,7 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
     for place, (node, source) in enumerate(zip(found.nodes, sources, strict=True)):
         if source == "device" and place + 1 < len(found.device):
             continue  # What is on the device is one span, which ends with the last of them.
-        end = node.depth + len(node.tokens) // TOKEN_BYTES
+        end = node.end
         if source == "host" and request.prefetch.brought_from < fetched_to:
             cut = min(max(node.depth, request.prefetch.brought_from), end)
             behind = max(cut, min(end, fetched_to))

@@ -4,7 +4,7 @@ It decides nothing, so no snapshot holds it (:mod:`snapshot`): a scheduler that 
 know. All of it is bounded, and what was noted first is forgotten first.
 
 What left is kept as a node was: the tokens of its span, under its digest, so that later the very tokens decide how much
-of a prompt it was (:mod:`misses`). The bytes of the tokens are the node's own, which cost nothing to keep but memory.
+of a prompt it was (:mod:`misses`). The bytes of its label are the node's own, which cost nothing to keep but memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.core.cache.labels import tokens_of
 from shared.ids import TOKEN_BYTES
 from shared.messages.explanations import Admission, CostlyPoint, Departure, DivergencePoint, Wait
 
@@ -33,13 +34,19 @@ PointKey = tuple[str, int, bytes]
 
 
 class Departed(msgspec.Struct, frozen=True, gc=False):
-    """A span that was cached: its tokens (packed), and how, from where, by which policy and when it left."""
+    """A span that was cached: its tokens as a node's label, and how, from where, by which policy and when it left."""
 
-    tokens: bytes
+    label: bytes
     departure: Departure
     tier: str
     policy: str
     at_ns: int
+    is_wide: bool = True
+
+    @property
+    def tokens(self) -> bytes:
+        """Its tokens, packed int32."""
+        return tokens_of(self.label, 0, len(self.label), is_wide=self.is_wide)
 
 
 class Recollection(msgspec.Struct):
@@ -58,14 +65,17 @@ class Recollection(msgspec.Struct):
         self, digest: int, tokens: bytes, departure: Departure, tier: str, policy: str, at_ns: int
     ) -> None:
         """Remember that a span is resident nowhere any more."""
+        self._note(digest, Departed(tokens, departure, tier, policy, at_ns))
+
+    def _note(self, digest: int, gone: Departed) -> None:
         before = self.departed.pop(digest, None)
         if before is not None:
-            self.departed_bytes -= len(before.tokens)
-        self.departed[digest] = Departed(tokens, departure, tier, policy, at_ns)
-        self.departed_bytes += len(tokens)
+            self.departed_bytes -= len(before.label)
+        self.departed[digest] = gone
+        self.departed_bytes += len(gone.label)
         while len(self.departed) > MOST_DEPARTED or self.departed_bytes > MOST_DEPARTED_BYTES:
             _, oldest = self.departed.popitem(last=False)
-            self.departed_bytes -= len(oldest.tokens)
+            self.departed_bytes -= len(oldest.label)
             self.is_whole = False
 
     def note_gone(self, gone: list[Node], departure: Departure, tier: str, policy: str, at_ns: int) -> None:
@@ -76,7 +86,7 @@ class Recollection(msgspec.Struct):
         if len(gone) > MOST_DEPARTED:
             self.is_whole, gone = False, gone[-MOST_DEPARTED:]
         for node in gone:
-            self.note_departed(node.digest, node.tokens, departure, tier, policy, at_ns)
+            self._note(node.digest, Departed(node.label, departure, tier, policy, at_ns, is_wide=node.rare.is_wide))
 
     def note_wait(self, request_id: str, wait: Wait) -> None:
         """Remember that a waiting request stood aside for a while; past the bound, waits are one of the last kind."""

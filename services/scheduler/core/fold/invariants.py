@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, lists_of, with_lists
 from services.scheduler.core.cache.lease_invariants import check_cache_leases
@@ -11,7 +12,6 @@ from services.scheduler.core.cache.prefix_tree import (
     IDENTITY_BYTES,
     Node,
     ancestors,
-    child_of,
     head_of,
     page_count,
 )
@@ -112,7 +112,7 @@ def _check_node(state: CellState, node: Node) -> None:
     tree = state.tree
     name = f"node {node.id}"
     pages = page_count(tree, node)
-    require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
+    require(pages > 0 and node.size == pages * tree.page_size, f"{name} is no span of whole pages")
     is_left = any(node.id in pool.left for pool in state.lost.values())
     require(bool(node.device or node.loading or node.host) or is_left, f"{name} is resident nowhere")
     parent = tree.nodes[node.parent]

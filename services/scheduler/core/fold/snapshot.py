@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from services.scheduler.core.cache.children import keyed_by_page
 from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.cache.eviction_orders import RENEWAL_TIMER, renew_orders
 from services.scheduler.core.cache.holdings import (
@@ -17,7 +18,8 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
-from services.scheduler.core.cache.prefix_tree import NOTHING_RARE, keyed_by_page
+from services.scheduler.core.cache.labels import NARROW_BYTES, label_of
+from services.scheduler.core.cache.prefix_tree import NOTHING_RARE
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
@@ -29,7 +31,7 @@ from shared.undecodable import UNDECODABLE
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
 
 EARLIER_VERSION = 12
 """It is still read. A node had a dictionary of pages for each tier then, one of its children by longer keys, and what
@@ -57,6 +59,7 @@ class _Snapshot(_Versioned):
     state: CellState  # Without ``orders``, its own and those of a renewal.
     orders: dict[str, _KeptPolicy]
     coming: dict[str, _KeptPolicy]  # Those of ``state.renewal``.
+    token_bytes: int = TOKEN_BYTES  # Of labels that are not said to be wide; before there were narrow ones, of all.
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -77,7 +80,7 @@ def encode_state(state: CellState) -> bytes:
     if renewal is not None:
         renewal = msgspec.structs.replace(renewal, orders={})
     bare = msgspec.structs.replace(state, recollection=None, orders={}, retired=[], renewal=renewal)
-    return _ENCODER.encode(_Snapshot(_VERSION, bare, _kept(state.orders), _kept(coming)))
+    return _ENCODER.encode(_Snapshot(_VERSION, bare, _kept(state.orders), _kept(coming), NARROW_BYTES))
 
 
 def _kept(orders: Mapping[str, Policy]) -> dict[str, _KeptPolicy]:
@@ -106,6 +109,9 @@ def decode_state(data: bytes | memoryview) -> CellState:
         elif version != _VERSION:
             raise CodecError(f"snapshot of version {version}, not {_VERSION}")
         snapshot = _DECODER.decode(data)
+        if snapshot.token_bytes == TOKEN_BYTES:
+            _narrow_labels(snapshot.state.tree)
+            _narrow_labels(snapshot.state.transient.tree)
     except UNDECODABLE as error:
         raise CodecError(f"not a snapshot: {error}") from error
     state = snapshot.state
@@ -168,6 +174,19 @@ def _renew(node: dict[str, Any], nodes: dict[int, Any], page_bytes: int) -> None
         (node[_CHILDREN],) = children.values()
     elif children:
         node[_CHILDREN] = keyed_by_page([(nodes[each][_TOKENS], each) for each in children.values()], page_bytes)
+
+
+def _narrow_labels(tree: PrefixTree) -> None:
+    """Give nodes that have packed int32 tokens the labels that this tree would have given them.
+
+    Raises CodecError for a node of which they are not whole.
+    """
+    for node in tree.nodes.values():
+        if len(node.label) % TOKEN_BYTES:
+            raise CodecError(f"node {node.id} has {len(node.label)} bytes of tokens")
+        if node.parent:
+            node.label, is_wide = label_of(node.label, is_kept=tree.has_digests)
+            node.set_rare(is_wide=is_wide)
 
 
 def _require(kind: str, name: str, known: Container[str]) -> None:

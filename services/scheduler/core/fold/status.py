@@ -12,7 +12,6 @@ from services.scheduler.core.cache.identities import chunks_ending_in
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of, page_count
 from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of
 from services.scheduler.core.waiting.waits import transient_nodes
-from shared.ids import TOKEN_BYTES
 from shared.messages.base import count_int32
 from shared.messages.pools import HIDDEN
 from shared.messages.status import (
@@ -265,9 +264,9 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         parent=node.parent if tree.nodes[node.parent].parent else 0,
         namespace=namespace_of(tree, node),
         depth=node.depth,
-        tokens=count_int32(node.tokens),
+        tokens=node.size,
         hits=node.hits,
-        head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
+        head=node.tokens_between(0, _HEAD_TOKENS),
         device=dict.fromkeys(devices_of(state, node), page_count(tree, node)),
         host=dict.fromkeys(copies_of(state, node), page_count(tree, node)),
         disk=_chunks_by_storage(tree, node, {name: found.disk.chunks for name, found in state.storages.items()}),

@@ -140,7 +140,7 @@ def starts_of_loads(tree: PrefixTree, builder: BatchBuilder) -> list[Start]:
         node = tree.nodes[node_id]
         if node.parent not in builder.loading:
             above = ancestors(tree, tree.nodes[node.parent])
-            first_page = node.tokens[: tree.page_token_bytes]
+            first_page = node.tokens_between(0, tree.page_size)
             tokens = b"".join(held.tokens for held in reversed(above)) + first_page
             starts.append((namespace_of(tree, node), tokens))
     return starts

@@ -155,7 +155,6 @@ def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, byte
 def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, base: int) -> _Pages:
     """The pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
     tree = state.tree
-    page_token_bytes = tree.page_token_bytes
     found = _Pages()
     is_lost = f"host/{storage_id}" in state.lost  # Then nodes still name a pool that is gone.
     for node, pages in path:
@@ -167,7 +166,7 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
         host = node.host_pages(storage_id) if is_readable and storage_id in node.host else b""
         device = node.device_pages(worker_id) if not host and worker_id in node.device else b""
         size = pages - skipped
-        found.tokens.append(node.tokens[skipped * page_token_bytes : pages * page_token_bytes])
+        found.tokens.append(node.tokens_between(skipped * tree.page_size, pages * tree.page_size))
         found.host.append(
             host[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if host else PACKED_NOWHERE * size
         )

@@ -18,7 +18,7 @@ from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
 from services.scheduler.core.tiers.under_way import Save
 from shared.compact_messages import chunks_saved, compact_save
-from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.storage_plans import SaveChunks
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _may_hold(state: CellState, worker: Worker | None, reads: Node | None) -> bo
 
 
 def _pages_to_end(state: CellState, node: Node) -> int:
-    return (node.depth + len(node.tokens) // TOKEN_BYTES) // state.tree.page_size
+    return node.end // state.tree.page_size
 
 
 def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) -> None:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     Path,
     PrefixTree,
     add_child,
-    child_of,
     page_count,
     remove_leaf,
     root_of,

@@ -136,7 +136,7 @@ class Prefixes(msgspec.Struct):
         """
         found: list[int] = []
         digest, is_exact = self.digest[parent], parent > 0
-        offset, end = node.depth, node.depth + len(node.tokens) // TOKEN_BYTES
+        offset, end = node.depth, node.end
         hoped = self.hopes.get(parent) if self.hopes else None
         ghost = self._ghost_under(head) if hoped is None else self._ghost(hoped)
         while ghost and self.end[ghost] > offset:
@@ -144,14 +144,14 @@ class Prefixes(msgspec.Struct):
                 return found, ghost
             if not is_exact:
                 digest, is_exact = start_digest(node), True
-            span = node.tokens[(offset - node.depth) * TOKEN_BYTES : (self.end[ghost] - node.depth) * TOKEN_BYTES]
+            span = node.tokens_between(offset - node.depth, self.end[ghost] - node.depth)
             if extend(digest, span) != self.digest[ghost]:
                 break
             found.append(ghost)
             digest, offset = self.digest[ghost], self.end[ghost]
-            following = node.tokens[(offset - node.depth) * TOKEN_BYTES :]
-            if not following:
+            if offset == end:
                 break
+            following = node.tokens_between(offset - node.depth, offset - node.depth + HEAD_TOKENS)
             # What is left of the span may be too short for a key; then the way that was last taken is a guess.
             ghost = self._ghost_under(head_of(digest, following)) or self._ghost(self.latest[ghost])
         return found, 0
@@ -179,6 +179,7 @@ def head_of(above: int, tokens: bytes) -> int:
 
 def start_digest(node: Node) -> int:
     """Digest of the prefix above a node, from its own: the digest is a polynomial with an odd, invertible base."""
-    tail = extend(0, node.tokens)
-    power = (extend(1, node.tokens) - tail) & _MASK
+    tokens = node.tokens
+    tail = extend(0, tokens)
+    power = (extend(1, tokens) - tail) & _MASK
     return ((node.end_digest - tail) * pow(power, -1, 1 << 64)) & _MASK

@@ -12,15 +12,15 @@ from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.eviction.policy import Policy
 from services.scheduler.core.cache.holdings import written
+from services.scheduler.core.cache.labels import NARROW_BYTES
 from services.scheduler.core.cache.prefix_tree import Node
-from shared.ids import TOKEN_BYTES
 
 MOST_RUNNING = 3
 
 
 def size(node: Node) -> int:
     """Tokens of a node."""
-    return len(node.tokens) // TOKEN_BYTES
+    return node.size
 
 
 class Forest:
@@ -105,7 +105,7 @@ class Forest:
         if any(node.digest == digest for node in self.nodes.values()):
             return None
         self.last_id += 1
-        node = Node(self.last_id, parent.id if parent else 0, bytes(TOKEN_BYTES * (1 + label % 4)))
+        node = Node(self.last_id, parent.id if parent else 0, bytes(NARROW_BYTES * (1 + label % 4)))
         node.record = written(digest, digest)
         node.last_use = self.seq
         self.nodes[node.id] = node
@@ -132,10 +132,10 @@ class Forest:
         if size(node) < 2:
             return None
         self.last_id += 1
-        upper = Node(self.last_id, node.parent, node.tokens[:TOKEN_BYTES], last_use=node.last_use)
+        upper = Node(self.last_id, node.parent, node.label[:NARROW_BYTES], last_use=node.last_use)
         # A node may be cut several times, and no two parts end alike.
         upper.record = written(*((each * 17 + 3 + upper.id) % 2**61 for each in (node.digest, node.end_digest)))
-        node.tokens = node.tokens[TOKEN_BYTES:]
+        node.label = node.label[NARROW_BYTES:]
         node.parent = upper.id
         self.nodes[upper.id] = upper
         self.locks[upper.id] = self.locks.get(node.id, 0)

@@ -12,6 +12,7 @@ import pytest
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.holdings import written
+from services.scheduler.core.cache.labels import narrow
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.columns import ROWS, decoded, encoded
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins
@@ -24,7 +25,7 @@ from services.scheduler.policies.thermocline import MOST_OFFERED, MOST_RUNNING, 
 from tests.present import present
 
 BLOCK = 512
-TOKENS = b"\1\0\0\0" * BLOCK
+LABEL = b"\1\0\0" * BLOCK
 
 
 class NoHotness:
@@ -81,7 +82,7 @@ class BlockCache:
     def insert(self, block: int, parent: int, depth: int) -> None:
         """A block becomes resident."""
         digest = block * 0x9E3779B97F4A7C15 % 2**64
-        node = Node(id=block, parent=parent, tokens=TOKENS, depth=depth * BLOCK, record=written(digest, digest))
+        node = Node(id=block, parent=parent, label=LABEL, depth=depth * BLOCK, record=written(digest, digest))
         self.nodes[block], self.children[block] = node, 0
         if parent:
             self.children[parent] += 1
@@ -250,7 +251,13 @@ def chain(name: str, *spans: bytes) -> list[Node]:
     for number, tokens in enumerate(spans):
         digest = extend(digest, tokens)
         nodes.append(
-            Node(id=10 + number, parent=9 + number, tokens=tokens, depth=depth, record=written(digest, digest))
+            Node(
+                id=10 + number,
+                parent=9 + number,
+                label=narrow(tokens) or b"",
+                depth=depth,
+                record=written(digest, digest),
+            )
         )
         depth += len(tokens) // 4
     return nodes
@@ -318,8 +325,8 @@ def test_digest_above_a_span_follows_from_its_own() -> None:
 def test_cost_decides_between_equals() -> None:
     """With a cost that grows with depth the deeper node stays; a copy in a lower tier makes loss cheap."""
     policy = ThermoclinePolicy(cost_depth_tokens=1000.0, host_cost=0.1)
-    shallow, deep = Node(id=1, parent=0, tokens=TOKENS), Node(id=2, parent=0, tokens=TOKENS, depth=4000)
-    copied = Node(id=3, parent=0, tokens=TOKENS, depth=4000, host=("node",))
+    shallow, deep = Node(id=1, parent=0, label=LABEL), Node(id=2, parent=0, label=LABEL, depth=4000)
+    copied = Node(id=3, parent=0, label=LABEL, depth=4000, host=("node",))
 
     assert policy._cost(copied) < policy._cost(shallow) < policy._cost(deep)
 

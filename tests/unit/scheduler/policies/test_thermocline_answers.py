@@ -8,6 +8,7 @@ from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.holdings import written
+from services.scheduler.core.cache.labels import narrow
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import _departures, _fit_base
@@ -26,7 +27,7 @@ def node(number: int, parent: int = 0, tokens: int = 16) -> Node:
     """A node of its own tokens under a parent, or under the root."""
     words = number.to_bytes(4, "little") * tokens
     digest = extend(root_digest("a"), words)
-    return Node(id=number, parent=parent, tokens=words, record=written(digest, digest))
+    return Node(id=number, parent=parent, label=narrow(words) or b"", record=written(digest, digest))
 
 
 def context_of(policy: ThermoclinePolicy, one: Node) -> int:

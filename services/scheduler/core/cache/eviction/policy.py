@@ -18,7 +18,6 @@ import msgspec
 
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import CodecError
-from shared.ids import TOKEN_BYTES
 from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Renewal(msgspec.Struct):
 
 def size_of(node: Node) -> int:
     """Tokens of a node's own span."""
-    return len(node.tokens) // TOKEN_BYTES
+    return node.size
 
 
 P = TypeVar("P", bound=type[Policy])

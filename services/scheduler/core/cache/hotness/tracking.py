@@ -61,7 +61,8 @@ def node_recomputed(step: Step, node: Node) -> None:
 def node_split(state: CellState, upper: Node, lower: Node) -> None:
     """A node was cut in two; the upper part is as hot as the whole was, the lower as hot as it was by itself."""
     tree, hotness = state.tree, state.hotness
-    head = head_of(tree, head_of(tree, upper.tokens) + head_of(tree, lower.tokens))
+    first = [node.tokens_between(0, tree.head_tokens) for node in (upper, lower)]
+    head = head_of(tree, b"".join(first))
     whole = extend(tree.nodes[upper.parent].end_digest, head)
     frequency, clock = hotness.lookup(whole)
     if not frequency:

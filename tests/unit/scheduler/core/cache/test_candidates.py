@@ -25,7 +25,7 @@ def make_index(
 ) -> tuple[CellState, Candidates, Callable[[int], tuple[float, int] | None]]:
     """An index of nodes with these values, by id, and how they rank as the values change."""
     state = new_state()
-    state.tree.nodes = {number: Node(id=number, parent=0, tokens=b"") for number in values}
+    state.tree.nodes = {number: Node(id=number, parent=0, label=b"") for number in values}
     index = Candidates(noted=dict.fromkeys(values))
 
     def rank_of(node_id: int) -> tuple[float, int] | None:
@@ -109,7 +109,7 @@ def test_an_index_stays_in_proportion_to_the_tree() -> None:
         gone = chance.choice(list(values))
         del values[gone], state.tree.nodes[gone]
         values[number] = number
-        node = state.tree.nodes[number] = Node(id=number, parent=0, tokens=b"")
+        node = state.tree.nodes[number] = Node(id=number, parent=0, label=b"")
         node.host = ("storage",)
         note_node(state, node)
         state.last_seq = number

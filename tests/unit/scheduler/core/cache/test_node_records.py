@@ -34,7 +34,7 @@ DIGESTS = (2**64 - 1, 7)
 )
 def test_pages_of_each_pool_are_those_that_were_put_there(pages: int, changes: list[tuple[str, str, bool]]) -> None:
     """Whatever the order in which pools come and go, and whether pages follow one another; digests stay."""
-    node, model = Node(id=2, parent=1, tokens=b"", record=written(*DIGESTS)), dict[tuple[str, str], bytes]()
+    node, model = Node(id=2, parent=1, label=b"", record=written(*DIGESTS)), dict[tuple[str, str], bytes]()
     for number, (tier, name, is_run) in enumerate(changes):
         if (tier, name) in model:
             assert takes[tier](node, name) == model.pop((tier, name))

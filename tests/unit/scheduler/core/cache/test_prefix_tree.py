@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     PrefixTree,
     add_child,
     ancestors,
-    child_of,
     descendants_first,
     namespace_of,
     page_count,

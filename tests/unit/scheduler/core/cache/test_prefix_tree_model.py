@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import prefix_match, prefix_tree
+from services.scheduler.core.cache import children, labels, prefix_match
+from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
 from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_below, match_prefix
@@ -14,7 +15,6 @@ from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
     add_child,
     ancestors,
-    child_of,
     head_of,
     page_count,
     remove_leaf,
@@ -32,6 +32,7 @@ class Model:
         self.page_size = page_size
         self.tree = PrefixTree(page_size=page_size)
         self.known: dict[Any, Any] = {}
+        self.widths: dict[bool, None] = {}  # Of labels that there were.
 
     def insert(self, tokens: list[int]) -> None:
         """Put a sequence into both, and cut nodes where it leaves them."""
@@ -56,7 +57,7 @@ class Model:
         leaves = [node for node in self.tree.nodes.values() if node.parent and not node.children]
         leaf = leaves[choice % len(leaves)]
         path = unpack_int32(b"".join(node.tokens for node in reversed(ancestors(self.tree, leaf))))
-        first = len(path) - len(leaf.tokens) // 4 + self.page_size
+        first = len(path) - leaf.size + self.page_size
         for end in range(first, len(path) + 1, self.page_size):
             del self.known[tuple(path[:end])]
         remove_leaf(self.tree, leaf)
@@ -76,19 +77,24 @@ class Model:
                 continue
             parent = self.tree.nodes[node.parent]
             assert child_of(self.tree, parent, node.tokens, 0) is node
-            assert node.depth == parent.depth + len(parent.tokens) // 4
+            assert node.depth == parent.depth + parent.size
             assert node.digest == extend(parent.end_digest, head_of(self.tree, node.tokens))
             assert node.end_digest == extend(parent.end_digest, node.tokens)
             assert isinstance(node.children, int) == (len(node.child_ids) < 2)
             held += page_count(self.tree, node)
+            self.widths[node.rare.is_wide] = None
         assert held == len(self.known)
+
+
+LAST = [0, 0, 2**24 - 1, 2**24 - 1, 2**24]
+"""Of three tokens, the last needs four bytes, so that labels of both widths stand beside and above one another."""
 
 
 def sequence(chance: random.Random, page_size: int) -> list[int]:
     """One of few sequences, so that many share a beginning; pages differ in their last token only."""
     tokens = []
     for _ in range(chance.randrange(1, 7)):
-        tokens += [7] * (page_size - 1) + [chance.randrange(3)]
+        tokens += [7] * (page_size - 1) + [chance.choice(LAST)]
     return tokens
 
 
@@ -124,15 +130,26 @@ def a_history(page_size: int, seed: int) -> Model:
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_history_leaves_tree_and_model_equal(page_size: int, seed: int) -> None:
-    """Whatever is put in, cut and removed, a match finds what comparing every prefix finds, first or again."""
-    a_history(page_size, seed)
+@pytest.mark.parametrize("at_once", [1, 100, prefix_match.NARROWED_TOKENS])
+def test_a_history_leaves_tree_and_model_equal(
+    monkeypatch: pytest.MonkeyPatch, page_size: int, seed: int, at_once: int
+) -> None:
+    """Whatever is put in, cut and removed, a match finds what comparing every prefix finds, first or again.
+
+    However much of a prompt is compared with narrow labels at once.
+    """
+    monkeypatch.setattr(prefix_match, "NARROWED_TOKENS", at_once)
+    monkeypatch.setattr(labels, "LEAST_NARROWED", 2 * page_size)
+
+    model = a_history(page_size, seed)
+
+    assert model.widths.keys() == {False, True}
 
 
 @pytest.mark.parametrize("key", [lambda page: 5, lambda page: 3 + page[-4] % 2], ids=["one key", "two keys"])
 def test_pages_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, key: Callable[..., int]) -> None:
     """A collision of hashes costs a comparison and never gives a wrong node, and removals keep others findable."""
-    for module in (prefix_tree, prefix_match):
+    for module in (children, prefix_match):
         monkeypatch.setattr(module, "page_key", key)
 
     for seed in range(6):
@@ -153,6 +170,18 @@ def test_a_match_goes_on_where_the_last_one_ended() -> None:
     path = match_again(tree, namespace(), asked, 4, node.id, 4)
 
     assert [unpack_int32(found.tokens) for found, _ in path] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_narrow_label_is_compared_where_the_wide_one_above_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where it began, though the prompt goes on there as the narrow one does."""
+    monkeypatch.setattr(labels, "LEAST_NARROWED", 2)
+    tree = PrefixTree(page_size=1)
+    node = root_of(tree, namespace())
+    for tokens in ([1, 2], [3], [3, 9]):
+        node = add_child(tree, node, pack_int32(tokens))
+
+    assert [pages for _, pages in match_prefix(tree, namespace(), pack_int32([1, 2, 3, 9, 5]), 5)] == [2, 1]
+    assert [pages for _, pages in match_prefix(tree, namespace(), pack_int32([1, 2, 3, 3, 9]), 5)] == [2, 1, 2]
 
 
 def test_a_match_that_ended_at_its_cap_goes_on_within_its_node() -> None:

@@ -13,7 +13,6 @@ from services.scheduler.core.cache.shares import (
     ChunkShares,
 )
 from services.scheduler.policies.thermocline import ThermoclinePolicy
-from shared.ids import TOKEN_BYTES
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
 from tests.stateful.cell_model import CellModel, namespace
@@ -103,7 +102,7 @@ def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell: MakeCell) 
     answered(cell, prompt(4), max_tokens=1)
 
     (node, _), *_ = path_of(cell, prompt(4))
-    names = list(shares.by_name)[: len(node.tokens) // TOKEN_BYTES // CHUNK]
+    names = list(shares.by_name)[: node.size // CHUNK]
     assert node.importance == shares.importance_of(names) != 1.0
     assert worth(cell.state, node) == hotness(cell.state, node) * node.importance
 
@@ -133,7 +132,7 @@ def test_a_node_that_was_there_before_is_valued_anew(make_cell: MakeCell) -> Non
 def test_the_default_policy_weighs_a_token_by_it() -> None:
     """What it costs to lose one is multiplied; nothing else changes."""
     policy = ThermoclinePolicy()
-    plain = Node(id=1, parent=0, tokens=b"1234")
+    plain = Node(id=1, parent=0, label=b"123")
     plain.host = ("storage",)
     policy.host_cost = 0.5
 

@@ -299,12 +299,12 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_what_leaves_together_is_remembered_as_if_it_left_one_by_one() -> None:
     """Of more than can be remembered, the last; what would be forgotten at once is not even written down."""
     nodes = [
-        Node(id=number, parent=1, tokens=bytes(16), record=written(number, 0)) for number in range(MOST_DEPARTED + 40)
+        Node(id=number, parent=1, label=bytes(12), record=written(number, 0)) for number in range(MOST_DEPARTED + 40)
     ]
     together, apart = Recollection(), Recollection()
     together.note_gone(nodes, "lost", "device", "lru", 5)
     for node in nodes:
-        apart.note_departed(node.digest, node.tokens, "lost", "device", "lru", 5)
+        apart.note_gone([node], "lost", "device", "lru", 5)
 
     assert together == apart
     assert not together.is_whole

@@ -21,7 +21,7 @@ def moment(number: int) -> Moment:
 def ask(policy: ThermoclinePolicy, number: int) -> None:
     """A request with one node that was never seen."""
     policy.visit([], 64, moment(number))
-    node = Node(id=number, parent=0, tokens=bytes(256), record=written(number, number))
+    node = Node(id=number, parent=0, label=bytes(192), record=written(number, number))
     policy.add(node, moment(number))
     policy.ended(number, 8)
 
