@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.blocks_hotness import BlockHotness
+from services.scheduler.core.cache.digests import mix
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.holdings import written
-from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.labels import NARROW_BYTES
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvariantViolated

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.blocks import BlockRequest
+from services.scheduler.core.cache.digests import mix
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import Node
 
 _NEVER = 2**62

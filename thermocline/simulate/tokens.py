@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.scheduler.core.cache.hotness.columns import mix
+from services.scheduler.core.cache.digests import mix
 
 _MASK_31 = 2**31 - 1
 # Shorter spans are mostly some request's own and quickly made; longer ones would push all others out.

@@ -11,14 +11,17 @@ from operator import mul
 from struct import Struct
 
 import numpy as np
+from numpy.typing import NDArray
 
-_BASE = 0x9E3779B97F4A7C15
+MULTIPLIER = 0x9E3779B97F4A7C15
+_SECOND = 0xBF58476D1CE4E5B9
+_THIRD = 0x94D049BB133111EB
 _MASK = 2**64 - 1
 _BLOCK = 4096
 
 _POWERS = np.ones(_BLOCK + 1, dtype=np.uint64)
 for _index in range(1, _BLOCK + 1):
-    _POWERS[_index] = (int(_POWERS[_index - 1]) * _BASE) & _MASK
+    _POWERS[_index] = (int(_POWERS[_index - 1]) * MULTIPLIER) & _MASK
 # Every token counts as one more than its number, so that zeros count too; those ones add up to a constant a length.
 _ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
 _SHIFTS = _POWERS.tolist()
@@ -55,3 +58,22 @@ def extend(digest: int, tokens: bytes) -> int:
         rest = int(values[start:].astype(np.uint64).dot(_POWERS[_BLOCK - length :]))
         digest = (digest * _SHIFTS[length] + rest + _ONES[length]) & _MASK
     return digest
+
+
+def mix(value: int) -> int:
+    """A 64-bit number that looks unrelated to ``value``; a permutation (splitmix64).
+
+    Low bits of a digest depend on the low bits of the tokens only, and those of this on all of it.
+    """
+    value = (value + MULTIPLIER) & _MASK
+    value = ((value ^ (value >> 30)) * _SECOND) & _MASK
+    value = ((value ^ (value >> 27)) * _THIRD) & _MASK
+    return value ^ (value >> 31)
+
+
+def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """:func:`mix` of each."""
+    values = values + np.uint64(MULTIPLIER)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_SECOND)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_THIRD)
+    return values ^ (values >> np.uint64(31))

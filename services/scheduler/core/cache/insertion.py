@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
 from services.scheduler.core.cache.identities import chunks_ending_in, page_identities
+from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages
 from services.scheduler.core.cache.prefix_tree import (
     PAGE_NUMBER_BYTES,

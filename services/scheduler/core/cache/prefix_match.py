@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.core.cache.children import child_of, page_key
-from services.scheduler.core.cache.labels import NARROW_BYTES, narrow_behind
+from services.scheduler.core.cache.labels import NARROW_BYTES, child_of, narrow_behind, page_key
 from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, page_count
 from shared.ids import TOKEN_BYTES
 

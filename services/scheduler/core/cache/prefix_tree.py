@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from services.scheduler.core.cache.children import attach, detach, exchange
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.holdings import (
     EMPTY_MAP,
@@ -30,7 +29,7 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
-from services.scheduler.core.cache.labels import NARROW_BYTES, label_of, tokens_of
+from services.scheduler.core.cache.labels import NARROW_BYTES, attach, detach, exchange, label_of, tokens_of
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from services.scheduler.core.cache.children import keyed_by_page
 from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.cache.eviction_orders import RENEWAL_TIMER, renew_orders
 from services.scheduler.core.cache.holdings import (
@@ -18,7 +17,7 @@ from services.scheduler.core.cache.holdings import (
     with_lists,
     written,
 )
-from services.scheduler.core.cache.labels import NARROW_BYTES, label_of
+from services.scheduler.core.cache.labels import NARROW_BYTES, keyed_by_page, label_of
 from services.scheduler.core.cache.prefix_tree import NOTHING_RARE
 from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.children import child_of
 from services.scheduler.core.cache.hotness.tracking import node_inserted
 from services.scheduler.core.cache.insertion import value_node
+from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.pins import take_hold
 from services.scheduler.core.cache.prefix_match import common_pages
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, add_child, page_count, root_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.children import child_of
+from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,

@@ -1,9 +1,11 @@
 """The hotness-aware cuckoo filter (HotPrefix 3.2.1): frequency, clock and depth of prefixes by 64-bit digest.
 
 Buckets of four entries lie one after another, each field in a column of its own: aging is then one vector
-operation over one column, and finding a fingerprint is one search for its bytes in a bucket. An entry's key is
-not kept, only a tag of ``fingerprint_bits + growth_bits`` bits of its hash, so two prefixes with equal tags in
-one bucket share an entry: the filter may overstate how hot a prefix is, and forgets none by itself.
+operation over one column, and finding a fingerprint is one search for its bytes in a bucket. Columns are bytearrays,
+each number in 1, 2, 4 or 8 bytes, because a snapshot holds them as they are, and because in them a single read (for
+one byte) and that search cost less than in a numpy array. An entry's key is not kept, only a tag of
+``fingerprint_bits + growth_bits`` bits of its hash, so two prefixes with equal tags in one bucket share an entry: the
+filter may overstate how hot a prefix is, and forgets none by itself.
 
 The growth bits are what the paper's filter lacks to become larger without its keys. The i-th doubling takes
 the i-th of them as one more bit of the bucket's number, and an entry's two buckets differ in the first
@@ -20,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.scheduler.core.cache.hotness.columns import MULTIPLIER, SIZES, mix, mix_all, parted, read, store, vector
+from services.scheduler.core.cache.digests import MULTIPLIER, mix, mix_all
 
 SLOTS = 4  # Entries of a bucket.
 LEAST_BASE_BITS = 12  # 16,384 entries, 80 KiB.
@@ -33,6 +35,13 @@ _AGED_TOGETHER = 1 << 18
 _MASK = 2**64 - 1
 
 Digests = NDArray[np.uint64]
+
+SIZES = tuple(next(size for size in (1, 2, 4, 8) if bits <= 8 * size) for bits in range(65))
+"""Bytes of a value of so many bits."""
+
+Vector = NDArray[np.unsignedinteger]
+
+_TYPES = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 
 
 class HotnessFilter(msgspec.Struct):
@@ -95,12 +104,12 @@ class HotnessFilter(msgspec.Struct):
             return 0, 0
         if self.frequency_bits <= 8 and self.clock_bits <= 8:
             return self.frequencies[slot], self.clocks[slot]
-        return read(self.frequencies, self.frequency_bits, slot), read(self.clocks, self.clock_bits, slot)
+        return _read(self.frequencies, self.frequency_bits, slot), _read(self.clocks, self.clock_bits, slot)
 
     def depth_of(self, digest: int) -> int:
         """The depth that a prefix had when it was last used; 0 when nothing is known."""
         slot = self._slot(digest)
-        return 0 if slot < 0 else read(self.depths, self.depth_bits, slot)
+        return 0 if slot < 0 else _read(self.depths, self.depth_bits, slot)
 
     def touch(self, digest: int, depth: int) -> bool:
         """The prefix was used: its frequency goes up by one, its clock to ``max_age``; a new one begins at 1.
@@ -118,7 +127,7 @@ class HotnessFilter(msgspec.Struct):
             self.clocks[slot] = 255
             self.depths[slot] = depth if depth < 255 else 255
         else:
-            self._write(slot, read(self.frequencies, self.frequency_bits, slot) + 1, self.max_age, depth)
+            self._write(slot, _read(self.frequencies, self.frequency_bits, slot) + 1, self.max_age, depth)
         return True
 
     def put(self, digest: int, frequency: int, clock: int, depth: int) -> bool:
@@ -147,10 +156,10 @@ class HotnessFilter(msgspec.Struct):
             return False
         tag_bits = self.tag_bits
         goes_up = (vector(self.tags, tag_bits) >> self.doublings) & 1 != 0
-        self.tags = parted(self.tags, tag_bits, goes_up)
-        self.clocks = parted(self.clocks, self.clock_bits, goes_up)
-        self.frequencies = parted(self.frequencies, self.frequency_bits, goes_up)
-        self.depths = parted(self.depths, self.depth_bits, goes_up)
+        self.tags = _parted(self.tags, tag_bits, goes_up)
+        self.clocks = _parted(self.clocks, self.clock_bits, goes_up)
+        self.frequencies = _parted(self.frequencies, self.frequency_bits, goes_up)
+        self.depths = _parted(self.depths, self.depth_bits, goes_up)
         self.doublings += 1
         return True
 
@@ -269,7 +278,7 @@ class HotnessFilter(msgspec.Struct):
         while position < len(reached):
             bucket = reached[position][0]
             for slot in range(bucket * SLOTS, bucket * SLOTS + SLOTS):
-                tag = read(self.tags, self.tag_bits, slot)
+                tag = _read(self.tags, self.tag_bits, slot)
                 alternate = bucket ^ _shift(tag, self.base_bits)
                 if alternate in seen:
                     continue
@@ -286,9 +295,9 @@ class HotnessFilter(msgspec.Struct):
 
     def _write(self, slot: int, frequency: int, clock: int, depth: int) -> None:
         """Set the values of an entry, each at most what its width holds."""
-        store(self.frequencies, self.frequency_bits, slot, frequency)
-        store(self.clocks, self.clock_bits, slot, clock)
-        store(self.depths, self.depth_bits, slot, depth)
+        _store(self.frequencies, self.frequency_bits, slot, frequency)
+        _store(self.clocks, self.clock_bits, slot, clock)
+        _store(self.depths, self.depth_bits, slot, depth)
 
     def _move(self, source: int, target: int) -> None:
         """Copy an entry to an empty place; the source is free to be overwritten."""
@@ -299,7 +308,7 @@ class HotnessFilter(msgspec.Struct):
             (self.depths, self.depth_bits),
         )
         for column, bits in columns:
-            store(column, bits, target, read(column, bits, source))
+            _store(column, bits, target, _read(column, bits, source))
 
 
 def _least(keys: NDArray[np.uint64], amount: int) -> NDArray[np.int64]:
@@ -326,3 +335,36 @@ def _way_back(reached: list[tuple[int, int, int]], position: int) -> list[int]:
 def _shift(tag: int, base_bits: int) -> int:
     """How the numbers of the two buckets of a tag differ: not at all would leave it only one."""
     return ((tag * MULTIPLIER) & _MASK) >> (64 - base_bits) or 1
+
+
+def _read(column: bytearray, bits: int, slot: int) -> int:
+    """One value."""
+    if bits <= 8:
+        return column[slot]
+    size = SIZES[bits]
+    return int.from_bytes(column[slot * size : (slot + 1) * size], "little")
+
+
+def _store(column: bytearray, bits: int, slot: int, value: int) -> None:
+    """Write a value; one that is too large for its bits is written as the largest."""
+    value = min(value, (1 << bits) - 1)
+    if bits <= 8:
+        column[slot] = value
+    else:
+        size = SIZES[bits]
+        column[slot * size : (slot + 1) * size] = value.to_bytes(size, "little")
+
+
+def vector(column: bytearray, bits: int) -> Vector:
+    """The whole column; changes go through."""
+    values: Vector = np.frombuffer(column, dtype=_TYPES[SIZES[bits]])
+    return values
+
+
+def _parted(column: bytearray, bits: int, goes_up: NDArray[np.bool_]) -> bytearray:
+    """A column of twice the length: each value in the lower or the upper half, and 0 in the other."""
+    doubled = bytearray(2 * len(column))
+    values, halves = vector(column, bits), vector(doubled, bits).reshape(2, -1)
+    halves[0] = np.where(goes_up, 0, values)
+    halves[1] = np.where(goes_up, values, 0)
+    return doubled

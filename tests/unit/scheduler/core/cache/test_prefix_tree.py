@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.children import child_of
+from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,

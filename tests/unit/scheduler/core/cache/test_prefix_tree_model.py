@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import children, labels, prefix_match
-from services.scheduler.core.cache.children import child_of
+from services.scheduler.core.cache import labels, prefix_match
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
+from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_below, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
@@ -149,7 +149,7 @@ def test_a_history_leaves_tree_and_model_equal(
 @pytest.mark.parametrize("key", [lambda page: 5, lambda page: 3 + page[-4] % 2], ids=["one key", "two keys"])
 def test_pages_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, key: Callable[..., int]) -> None:
     """A collision of hashes costs a comparison and never gives a wrong node, and removals keep others findable."""
-    for module in (children, prefix_match):
+    for module in (labels, prefix_match):
         monkeypatch.setattr(module, "page_key", key)
 
     for seed in range(6):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.scheduler.core.cache.hotness.columns import mix, mix_all, vector
-from services.scheduler.core.cache.hotness.filter import SLOTS, HotnessFilter
+from services.scheduler.core.cache.digests import mix, mix_all
+from services.scheduler.core.cache.hotness.filter import SLOTS, HotnessFilter, vector
 
 digests = st.integers(0, 2**64 - 1)
 
