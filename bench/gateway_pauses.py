@@ -4,10 +4,11 @@ A real nats-server, scheduler and gateway, with the bundled model's tokenizer, a
 tools, and a context of 131,072 tokens; no worker, so that requests wait in the queue until their clients leave
 (``status`` 0), if they are not refused. A probe asks ``/health/live`` over one connection
 again and again: each answer needs the loop, as each token of a stream does, so the longest wait for one is the longest
-pause. It includes what the machine does besides; the case ``quiet`` says how much that is. Another process plays the
-clients, four at a time.
+pause. It includes what the machine does besides, so each case has several rounds: what the gateway does happens in all
+of them, and the median of their longest waits is held against the target. Another process plays the clients, four at a
+time.
 
-``python -m bench.gateway_pauses [--seconds 10] [--only CASE,CASE]``
+``python -m bench.gateway_pauses [--seconds 4] [--rounds 3] [--only CASE;CASE]``
 """
 
 from __future__ import annotations
@@ -301,7 +302,8 @@ def _wait_until_live(port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each case")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case")
     parser.add_argument("--only", default="", help="cases, separated by semicolons")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -311,7 +313,9 @@ def main() -> None:
         # Each has a gateway of its own, so that nothing is left over of the case before.
         with tempfile.TemporaryDirectory() as folder, gateway(Path(folder)) as port:
             probe(port, 1.0)
-            found = results["cases"][name] = measure(port, name, options.seconds)
+            rounds = [measure(port, name, options.seconds) for _ in range(options.rounds)]
+        middle = sorted(rounds, key=lambda told: told["p100_ms"])[options.rounds // 2]
+        found = results["cases"][name] = middle | {"rounds_p100_ms": [told["p100_ms"] for told in rounds]}
         longest = results["loop_pause_ms"]
         longest["p100"] = max(longest["p100"], found["p100_ms"])
         print(f"{name:34}", found, "" if found["p100_ms"] <= TARGET_MS else "over the target", flush=True)

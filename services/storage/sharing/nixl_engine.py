@@ -16,14 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from services.storage.sharing.engine import LateRead, Span
+from shared import logs
 from shared.errors import ConfigError, TransportError
 
 NAME = "nixl"
 MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _POLL_S, _POLL_MOST_S = 5e-5, 1e-3
+_REGISTER_TRIES, _REGISTER_PAUSE_S = 3, 0.3
+"""On a loaded machine UCX refused memory (NIXL_ERR_BACKEND) that it took a moment later."""
 _PROGRESS_US = 10_000
 """How long its progress thread sleeps when nothing comes; what comes wakes it. Its default of 0 never sleeps: two idle
 storages took a core, and a read of 64 bytes 20 ms, because the threads of both sides were waiting for one."""
+
+_log = logs.get_logger("storage")
 
 
 def find_api() -> Any:
@@ -59,6 +64,15 @@ class NixlEngine:
             raise TransportError("NIXL was built without its UCX backend")
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
+        for _ in range(_REGISTER_TRIES - 1):
+            try:
+                return self._register(memory)
+            except TransportError as error:
+                _log.warning("memory_not_registered", nbytes=memory.nbytes, reason=error.message)
+                time.sleep(_REGISTER_PAUSE_S)
+        return self._register(memory)
+
+    def _register(self, memory: npt.NDArray[np.uint8]) -> None:
         self._call("register memory", lambda agent: agent.register_memory([_region(memory)], "DRAM"))
 
     def metadata(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -269,3 +270,27 @@ def _raise(error: Exception) -> Callable[[], None]:
         raise error
 
     return fault
+
+
+@pytest.mark.skipif(not is_installed(), reason="NIXL has no wheel here")
+@pytest.mark.parametrize(("refusals", "is_taken"), [(2, True), (3, False)])
+def test_memory_that_was_refused_is_offered_again(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, is_taken: bool
+) -> None:
+    """A few times, because a loaded machine refuses what it takes a moment later."""
+    monkeypatch.setattr("services.storage.sharing.nixl_engine._REGISTER_PAUSE_S", 0.0)
+    engine, memory, offered = NixlEngine(f"offers-{refusals}"), np.zeros(1 << 16, np.uint8), list[int]()
+    register = NixlEngine._register
+
+    def refusing(self: NixlEngine, offer: np.ndarray) -> None:
+        offered.append(offer.nbytes)
+        if len(offered) <= refusals:
+            raise TransportError("NIXL_ERR_BACKEND")
+        register(self, offer)
+
+    monkeypatch.setattr(NixlEngine, "_register", refusing)
+    with contextlib.nullcontext() if is_taken else pytest.raises(TransportError):
+        engine.register(memory)
+
+    assert offered == [memory.nbytes] * 3
+    engine.close()
