@@ -9,7 +9,7 @@ A trial costs at most ``MOST_COST`` times the winner, as predicted. Where bringi
 of it is brought, or half of that, and the rest is computed. A request whose deadline a trial would break is spared.
 
 No answer is made lossy to learn something. What was seen of reading in part is forgotten instead, once as many
-decisions went against it for nothing else.
+decisions went against it for nothing else. So is how fast other nodes' memory was read: a link may have been cut.
 """
 
 from __future__ import annotations
@@ -97,6 +97,13 @@ def note_decision(storage: Storage, choice: Choice) -> None:
             storage.sparse.overruled, storage.sparse.pace = 0, Rate()
     if choice.is_overruling:
         storage.fetching.overruled = min(storage.fetching.overruled + 1, TRIED_EVERY - 1)
+
+
+def note_declined_loan(storage: Storage) -> None:
+    """Another node's memory was not read, because that was slow before. Mutates."""
+    storage.fetching.declined_loans += 1
+    if storage.fetching.declined_loans >= TRIED_EVERY:
+        storage.fetching.declined_loans, storage.fetching.lender_rate = 0, Rate()
 
 
 def note_trial(state: CellState, storage: Storage, choice: Choice) -> None:

@@ -31,7 +31,7 @@ from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.cache.victims import hold_end
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.rates import has_compute_speed, recompute_us
-from services.scheduler.core.restoring.exploration import note_decision, note_trial
+from services.scheduler.core.restoring.exploration import note_decision, note_declined_loan, note_trial
 from services.scheduler.core.restoring.restoration_ways import (
     choose_way,
     form_to_ask,
@@ -216,7 +216,7 @@ def _loan(
     names: ChunkNames,
     covered_pages: int,
 ) -> Loan | None:
-    """What is to be read from another node's host memory next, if that is the fastest. Does not mutate."""
+    """What is to be read from another node's host memory next, if that is the fastest."""
     if state.config.restoring == HIDDEN:
         return None
     loan = find_loan(state, request, storage, path, names, covered_pages, FETCH_CHUNKS)
@@ -230,7 +230,10 @@ def _loan(
     if tokens < state.config.min_prefetch_tokens:
         return None
     on_disk_tokens = on_disk * size - covered if on_disk > first else 0
-    return loan if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens) else None
+    if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens):
+        return loan
+    note_declined_loan(storage)
+    return None
 
 
 def _raise(

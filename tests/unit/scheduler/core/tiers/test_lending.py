@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.scheduler.core.restoring.exploration import TRIED_EVERY
 from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache
 from tests.stateful.cell_model import CellModel
@@ -126,3 +127,17 @@ def test_computing_is_preferred_where_the_network_is_slower(make_nodes: MakeCell
 
     assert fetches(cell) == []
     cell.check_answers()
+
+
+def test_a_network_that_was_slow_is_tried_again(make_nodes: MakeCell) -> None:
+    """A link that was cut and mended: without a loan nothing would be observed of it again."""
+    cell = make_nodes()
+    fetching = cell.state.storages[B].fetching
+    fetching.lender_rate.note(1.0, 1e6)
+    cell.state.speed.note_compute(64, 0, 6400)
+    fetching.declined_loans = TRIED_EVERY - 1
+    cell.submit(prompt(3))
+    cell.drain()
+
+    assert fetches(cell) == []
+    assert (fetching.declined_loans, fetching.lender_rate.observations) == (0, 0)
