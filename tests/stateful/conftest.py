@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core.cache import labels
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def short_labels_are_narrow() -> Iterator[None]:
     """From the first token on: spans of walks are short."""
     with pytest.MonkeyPatch.context() as patch:
