@@ -10,6 +10,8 @@ restored to the byte.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from shared.compact_tokens import compacted, expanded
@@ -23,6 +25,11 @@ from shared.page_runs import pages_of, runs_of
 
 _NAME_BYTES = 16
 """About what a field's name and its head take: so much less must a compact form be to be worth its field."""
+
+_SAVED_ALIKE = tuple(
+    name for name in SaveTokens.__struct_fields__ if name in SaveChunks.__struct_fields__ and name != "tokens"
+)
+"""What a save says in the same words in both forms."""
 
 
 def compact_request(request: SubmitRequest) -> SubmitRequest:
@@ -65,19 +72,10 @@ def whole_admission(order: AdmitRequest) -> AdmitRequest:
 def compact_save(order: SaveChunks) -> SaveTokens:
     """The order in compact form. What it says of identities follows from ``parent`` and its tokens."""
     return SaveTokens(
-        save_id=order.save_id,
-        namespace=order.namespace,
-        depth=order.depth,
         tokens=compacted(order.tokens),
-        parent=order.parent,
         host_runs=runs_of(order.host_pages),
         device_runs=runs_of(order.device_pages),
-        worker_id=order.worker_id,
-        worker_incarnation=order.worker_incarnation,
-        key_id=order.key_id,
-        value=order.value,
-        form=order.form,
-        quota=order.quota,
+        **_in_both_forms(order),
     )
 
 
@@ -89,26 +87,21 @@ def whole_save(order: SaveOrder, page_size: int) -> SaveChunks:
     if len(order.parent) != DIGEST_BYTES:
         raise CodecError(f"{order.parent.hex() or 'nothing'} is no identity that others follow from")
     return SaveChunks(
-        save_id=order.save_id,
-        namespace=order.namespace,
-        depth=order.depth,
         tokens=tokens,
-        parent=order.parent,
         identities=chain_pages(order.parent, tokens, page_size * TOKEN_BYTES),
         host_pages=pages_of(order.host_runs),
         device_pages=pages_of(order.device_runs),
-        worker_id=order.worker_id,
-        worker_incarnation=order.worker_incarnation,
-        key_id=order.key_id,
-        value=order.value,
-        form=order.form,
-        quota=order.quota,
+        **_in_both_forms(order),
     )
 
 
 def chunks_saved(message: ChunksSaved, ordered: bytes) -> bytes:
     """The chunks that an answer names as saved, of those that were ordered, 16 bytes each."""
     return ordered if message.is_all else message.chunks
+
+
+def _in_both_forms(order: SaveOrder) -> dict[str, Any]:
+    return {name: getattr(order, name) for name in _SAVED_ALIKE}
 
 
 def _is_worth_it(compact: bytes, plain: bytes) -> bool:

@@ -277,4 +277,4 @@ class Fetching(msgspec.Struct):
     held: dict[str, int] = {}  # Deepest host copies that waiting requests count on, by request (see :mod:`victims`).
     lender_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read from other nodes' host memory, as observed.
     measured_bytes_per_s: float = 0.0  # What its disk was read with when the storage measured it; 0 is not known.
-    declined_loans: int = 0  # That were slower than computing, by a rate that was observed (see :mod:`exploration`).
+    declined_loans: int = 0  # That were not worth it by a rate that was observed (see :mod:`exploration`).
