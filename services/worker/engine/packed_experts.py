@@ -39,7 +39,7 @@ class PackedExperts(torch.nn.Module):
         order = chosen.flatten().argsort(stable=True)
         sizes = torch.bincount(chosen.flatten(), minlength=len(self._up)).tolist()
         results = hidden.new_empty(rows * count, hidden.shape[1])
-        for expert, mine in enumerate(order.split(sizes)):
+        for expert, mine in enumerate(torch.split(order, sizes)):
             if len(mine):
                 inner = self._activation(self._up[expert].product(hidden[mine // count]))
                 results[mine] = self._down[expert].product(inner)

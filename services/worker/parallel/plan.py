@@ -74,7 +74,9 @@ class DivisionPlan:
         if odd:
             raise UnsupportedModel(f"{name} has modules that are not divided among ranks here: {', '.join(odd)}")
         prefix = model.base_model_prefix
-        self._patterns = [(_pattern(f"{prefix}.{pattern}"), style) for pattern, style in styles.items()]
+        self._patterns = [
+            (_pattern(f"{prefix}.{pattern}"), style) for pattern, style in styles.items() if style != "refused"
+        ]
 
     def style(self, name: str) -> Style | None:
         """How the module or weight of this name is divided; None if it is whole."""

@@ -69,7 +69,7 @@ def rejoined(name: str, whole: torch.Tensor, parts: list[torch.Tensor], dim: int
     """The whole again: fused weights are interleaved by rank."""
     if "qkv_proj" in name:
         sizes = [SMALL["num_attention_heads"], *[SMALL["num_key_value_heads"]] * 2]
-        split = [part.split([size * 16 // len(parts) for size in sizes], dim) for part in parts]
+        split = [torch.split(part, [size * 16 // len(parts) for size in sizes], dim) for part in parts]
     elif "gate_up_proj" in name:
         split = [part.chunk(2, dim) for part in parts]
     else:
