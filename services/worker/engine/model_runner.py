@@ -30,6 +30,7 @@ from services.worker.engine.model_loading import (
     load_model,
     max_context_tokens,
 )
+from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
@@ -160,6 +161,7 @@ class ModelRunner:
                     verification = Verification(model, probe_tokens(model, count, page_size), windows)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
+                    pack_experts(model)
                     pack_linears(model)
                 runner = cls(
                     model,

@@ -7,7 +7,6 @@ bench.model_support`` has compared token for token.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,12 +89,3 @@ def tensor_names(raw: Mapping[str, Any]) -> dict[str, str] | None:
     for a model of text.
     """
     return dict(_PREFIXES) if isinstance(raw.get("text_config"), dict) else None
-
-
-def text_tensor_name(name: str) -> str:
-    """One such name."""
-    for pattern, target in _PREFIXES.items():
-        name, found = re.subn(pattern, target, name)
-        if found:
-            break
-    return name

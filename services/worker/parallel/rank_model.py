@@ -12,6 +12,7 @@ from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, 
 from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens
 from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner
+from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import Verification, find_geometry
@@ -112,6 +113,7 @@ class RankModel:
         with refusing(self.config.model_type, "verified"):
             expected = Verification(self.model, tokens, expected_windows(self.config))
             if self.device.type == "cpu":
+                pack_experts(self.model)
                 pack_linears(self.model)
         return expected
 
