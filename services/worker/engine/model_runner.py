@@ -32,20 +32,22 @@ from services.worker.engine.model_loading import (
 )
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.planed_step import PlanedStep
+from services.worker.engine.probe import LayoutProbe, Verification, find_planes
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.planes import PlaneMap
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
-from shared.errors import ConfigError
+from shared.errors import ConfigError, UnsupportedModel
 from shared.messages.pools import KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
@@ -142,17 +144,26 @@ class ModelRunner:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
-            geometry = find_geometry(model, windows, page_size, context)
+            planes = find_planes(model, windows, page_size, context)
+            geometry = planes.geometry
+            check_device(planes, device)
         if shape is not None and prove is not None and shape.geometry != geometry:
             proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
-        if exact or proofs.way(FUSED) == "separate":
-            # Kernels of the fused forward are not among those that exact mode knows.
+        if forward == "fused" and not planes.is_identity:
+            raise ConfigError(f"--forward fused: it reads no {planes.contents}")
+        if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
+            # Kernels of the fused forward are not among those that exact mode knows, and know no plane map.
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
         count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(
-            geometry, count, device=device, shm_prefix=shm_prefix, is_exported=proofs.way(IPC) != "none"
+            geometry,
+            count,
+            device=device,
+            shm_prefix=shm_prefix,
+            is_exported=proofs.way(IPC) != "none",
+            planes=planes,
         )
         try:
             with refusing(config.model_type, "verified"):
@@ -255,9 +266,10 @@ class ModelRunner:
         """Return when the pool holds what all steps so far have written, for any stream and any process."""
         settle(self._device)
 
-    def paged_step(self, meta: ForwardMeta) -> PagedStep:
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep:
         """Attention over the pool for one step."""
-        return PagedStep(meta, self.pool, self._backend)
+        kind = PagedStep if self.pool.planes.is_identity else PlanedStep
+        return kind(meta, self.pool, self._backend)
 
     @torch.inference_mode()
     def run(
@@ -305,6 +317,14 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self._graphs = self._operators = None
         self.pool.close()
+
+
+def check_device(planes: PlaneMap, device: str) -> None:
+    """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
+    if not planes.is_identity and torch.device(device).type != "cpu":
+        raise UnsupportedModel(
+            f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"
+        )
 
 
 def pages_of(
