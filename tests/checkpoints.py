@@ -15,7 +15,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
+    Gemma4TextConfig,
     GenerationConfig,
     LlamaConfig,
     MistralConfig,
@@ -80,14 +82,45 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
 FAMILIES = tuple(_CONFIGS)
 """llama3 is Llama with llama3 RoPE scaling and tied embeddings; mistral and gemma2 have sliding windows."""
 
+UNLIKE = ("mla", "gemma4", "gemma4_padded")
+"""Variants whose pages do not hold K and V of all layers alike."""
+
 _VARIANTS: dict[str, Callable[[], Any]] = {
     "llama_mha": lambda: LlamaConfig(**{**_GATED, "num_key_value_heads": 4}, **_WIDE),
+    "mla": lambda: DeepseekV3Config(
+        **{**_GATED, "num_key_value_heads": 4},
+        **_WIDE,
+        q_lora_rank=24,
+        kv_lora_rank=24,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        first_k_dense_replace=3,  # No layer has experts, which round by the number of rows.
+    ),
+    "gemma4": lambda: _gemma4(global_head_dim=32),
+    "gemma4_padded": lambda: _gemma4(global_head_dim=24),
 }
-"""Of a family that is there already: here with a K and a V for every query head."""
+"""What is made like a family: with a K and a V for every query head; with latents in the place of K and V; and with
+heads of other sizes from layer to layer, some layers of which share K and V, that fill planes and that do not.
+"""
+
+
+def _gemma4(global_head_dim: int) -> Any:
+    return Gemma4TextConfig(
+        **{**_GATED, "num_hidden_layers": 6},
+        **_WIDE,
+        head_dim=16,
+        global_head_dim=global_head_dim,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        sliding_window=SLIDING_WINDOW,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=64,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+    )
 
 
 def make_checkpoint(family: str, path: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
-    """Write a random checkpoint of ``family``, or of the variant llama_mha, into ``path`` (made if need be).
+    """Write a random checkpoint of ``family``, or of what is made like one, into ``path`` (made if need be).
 
     Returns ``path``. The same family, seed and dtype give the same weights.
     """

@@ -164,13 +164,16 @@ def make_saving(
 
 
 def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
-    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off, and
-    for a group, no rank of which sees the scores of all heads.
+    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off, for a
+    group, no rank of which sees the scores of all heads, and where pages do not hold K and V of all layers alike.
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """
     if isinstance(runner, GroupRunner):
         _log.info("group_reads_no_parts", advice="parts of prefixes need a worker of one rank")
+        return None
+    if not runner.pool.planes.is_identity:
+        _log.info("worker_reads_no_parts", reason=f"pages hold {runner.pool.planes.contents}")
         return None
     if not config.sparse_buffer_bytes:
         return None
@@ -400,6 +403,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
             model=model,
             pages=runner.pool.pages,
             page_bytes=runner.geometry.page_bytes,
+            padding_bytes=runner.pool.planes.padding_bytes,
             seconds=round(time.monotonic() - started, 2),
         )
         if life.stopping.is_set():

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import AttentionInterface
 
 from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from services.worker.engine.latents import Latents
 
 ATTENTION_NAME = "thermocline"
 
@@ -28,7 +31,9 @@ class AttentionCall:
 
     query [1, heads, T, head_dim]; key and value [1, kv_heads, T, head_dim], after RoPE and K norm. ``window`` w
     lets row i see keys ``i - w < j <= i``; ``softcap`` c replaces scores s by ``c * tanh(s / c)``. ``extras``
-    are further keywords of the model that are neither None nor ours.
+    are further keywords of the model that are neither None nor ours. With ``latents`` key [1, 1, T, rank + rope] is
+    what multi-head latent attention keeps of a token, value its first ``rank`` columns, and the query [1, heads, T,
+    nope + rope] is for keys that ``latents`` would expand it to.
     """
 
     layer: int
@@ -39,13 +44,19 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     extras: dict[str, Any]
+    latents: Latents | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of the output."""
+        return self.value.shape[-1] if self.latents is None else self.latents.value_dim
 
 
 class AttentionStep(Protocol):
     """One forward pass, as attention sees it."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """The attention output, ``[T, heads, head_dim]``. It may be overwritten by the next call."""
+        """The attention output, ``[T, heads, value_dim]``. It may be overwritten by the next call."""
 
 
 _STEP: ContextVar[AttentionStep] = ContextVar("attention_step")
@@ -88,6 +99,7 @@ def attend(
         window=sliding_window,
         softcap=softcap,
         extras=extras if attention_mask is None else {**extras, "attention_mask": attention_mask},
+        latents=getattr(module, "latents", None),
     )
     return step.attend(call)[None], None
 

@@ -15,9 +15,12 @@ cache however long the context is, where a real matrix of a block would be 100 M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import msgspec
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -25,17 +28,29 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.native_work import find_decode_work, find_extend_work
-from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.native.decode import DecodeWork, NativeDecode, compile_decode
 from services.worker.native.extend import ExtendWork, NativeExtend, compile_extend
+from shared.messages.pools import KvGeometry
+
+
+class HeadShape(NamedTuple):
+    """``kv_heads`` KV heads of ``head_dim`` values, ``group`` query heads to each, in a pool whose slots are ``slot``
+    values apart.
+    """
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Portable:
-    """What of a step is left to the portable path. ``gather_rows`` int64: the plan's K pages, then its V pages."""
+    """What of a step is left to the portable path. ``gather_pages`` int64: the plan's."""
 
     plan: AttentionPlan
-    gather_rows: torch.Tensor
+    gather_pages: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +62,47 @@ class _StepPlan:
     portable: _Portable | None = None
 
 
+class KvPages(Protocol):
+    """What is attended over: K and V of a layer (or part) as ``DevicePool`` has them."""
+
+    geometry: KvGeometry
+
+    def k(self, layer: int, /) -> torch.Tensor: ...
+
+    def v(self, layer: int, /) -> torch.Tensor: ...
+
+
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: KvPages) -> None:
         self._pool = pool
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)
         self._bands: dict[int | None, torch.Tensor] = {}
-        # Empty until the first call tells the number of query heads.
-        self._native: list[tuple[NativeDecode | None, NativeExtend | None]] = []
+        self._native: dict[HeadShape, tuple[NativeDecode | None, NativeExtend | None]] = {}
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
-        plans: dict[tuple[int | None, bool], _StepPlan] = {}
+        plans: dict[tuple[int | None, bool, HeadShape], _StepPlan] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            kind = call.window, call.softcap is None
+            shape = self._shape(call.layer, call.query.shape[1])
+            kind = call.window, call.softcap is None, shape
             if kind not in plans:  # Once per step and kind of layer.
-                plans[kind] = self._plan(meta, call)
+                plans[kind] = self._plan(meta, call, shape)
             return self._attend(plans[kind], call)
 
         return attend
 
-    def _plan(self, meta: ForwardMeta, call: AttentionCall) -> _StepPlan:
-        heads, kv_heads = call.query.shape[1], self._pool.geometry.kv_heads
-        decode, extend = self.kernels(heads) if call.softcap is None else (None, None)
+    def _shape(self, layer: int, query_heads: int) -> HeadShape:
+        k_pool = self._pool.k(layer)
+        _, _, kv_heads, head_dim = k_pool.shape
+        return HeadShape(kv_heads, query_heads // kv_heads, head_dim, k_pool.stride(1))
+
+    def _plan(self, meta: ForwardMeta, call: AttentionCall, shape: HeadShape) -> _StepPlan:
+        decode, extend = self._kernels(shape) if call.softcap is None else (None, None)
         short = None if decode is None else find_decode_work(meta, call.window)
-        long = None if extend is None else find_extend_work(meta, call.window, heads // kv_heads, kv_heads)
+        long = None if extend is None else find_extend_work(meta, call.window, shape.group, shape.kv_heads)
         return _StepPlan(
             None if decode is None or short is None else (decode, short),
             None if extend is None or long is None else (extend, long),
@@ -84,18 +113,19 @@ class CpuAttention:
         plan = plan_attention(meta, call.window, whole_prompts=call.softcap is None, single_rows=single_rows)
         if not plan.segments:
             return None
-        pages = torch.from_numpy(plan.gather_pages)
-        return _Portable(plan, torch.cat([pages, pages + self._pool.pages]))
+        return _Portable(plan, torch.from_numpy(plan.gather_pages))
 
     def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
-        """What could be compiled; the second never without the first."""
-        if not self._native:
-            geometry = self._pool.geometry
-            decode = compile_decode(geometry, query_heads)
-            group = query_heads // geometry.kv_heads
-            extend = None if decode is None else compile_extend(geometry.head_dim, group, self._dtype)
-            self._native.append((decode, extend))
-        return self._native[0]
+        """What could be compiled for the first layer's heads; the second never without the first."""
+        return self._kernels(self._shape(0, query_heads))
+
+    def _kernels(self, shape: HeadShape) -> tuple[NativeDecode | None, NativeExtend | None]:
+        if shape not in self._native:
+            geometry = msgspec.structs.replace(self._pool.geometry, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+            decode = compile_decode(geometry, shape.kv_heads * shape.group, shape.slot)
+            extend = None if decode is None else compile_extend(shape.head_dim, shape.group, self._dtype)
+            self._native[shape] = decode, extend
+        return self._native[shape]
 
     def _attend(self, step: _StepPlan, call: AttentionCall) -> torch.Tensor:
         heads, rows, head_dim = call.query.shape[1:]
@@ -113,12 +143,13 @@ class CpuAttention:
 
     def _attend_portably(self, step: _Portable, call: AttentionCall, output: torch.Tensor) -> None:
         """Write the rows of ``step`` into ``output`` [T, heads, head_dim]."""
-        kv_heads = self._pool.geometry.kv_heads
+        k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
+        kv_heads = k_pool.shape[2]
         heads, rows, head_dim = call.query.shape[1:]
         group = heads // kv_heads
-        halves = self._pool.tensor[call.layer].flatten(1, 2).transpose(1, 2)
-        gathered = self._gather(call.layer, step.gather_rows)
-        query = call.query.view(kv_heads, group, rows, head_dim)
+        halves = [pool.flatten(0, 1).transpose(0, 1) for pool in (k_pool, v_pool)]
+        gathered = self._gather(k_pool, v_pool, step.gather_pages)
+        query = call.query.reshape(kv_heads, group, rows, head_dim)
         result = output.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         for segment in step.plan.segments:
             end = segment.first + segment.keys
@@ -126,7 +157,7 @@ class CpuAttention:
                 key, value = call.key[0, :, segment.first : end], call.value[0, :, segment.first : end]
             else:
                 source = halves if segment.source == "pool" else gathered
-                key, value = source[0, :, segment.first : end], source[1, :, segment.first : end]
+                key, value = source[0][:, segment.first : end], source[1][:, segment.first : end]
             for block in segment.blocks:
                 self._attend_block(block, query, key, value, result, call)
 
@@ -159,16 +190,20 @@ class CpuAttention:
         mask = self._mask(call.window, count, key.shape[2], block.diagonal)
         into.copy_(core(rows.flip(2), key, value, attn_mask=mask, scale=call.scaling).flip(2))
 
-    def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Pages of one layer, ``[2, kv_heads, gathered slots, head_dim]``; ``rows`` names K pages, then V pages."""
-        geometry = self._pool.geometry
-        width = geometry.page_size * geometry.kv_heads * geometry.head_dim
-        if self._gathered.numel() < len(rows) * width:
-            self._gathered = torch.empty(len(rows) * width * 3 // 2, dtype=self._dtype)
-        into = self._gathered[: len(rows) * width].view(len(rows), width)
-        if len(rows):
-            torch.index_select(self._pool.tensor[layer].view(-1, width), 0, rows, out=into)
-        return into.view(2, -1, geometry.kv_heads, geometry.head_dim).transpose(1, 2)
+    def _gather(
+        self, k_pool: torch.Tensor, v_pool: torch.Tensor, pages: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of ``pages``, ``[kv_heads, gathered slots, head_dim]`` each."""
+        shape = (2, len(pages), *k_pool.shape[1:])
+        size = math.prod(shape)
+        if self._gathered.numel() < size:
+            self._gathered = torch.empty(size * 3 // 2, dtype=self._dtype)
+        into = self._gathered[:size].view(shape)
+        for pool, half in zip((k_pool, v_pool), into, strict=True):
+            if len(pages):
+                torch.index_select(pool, 0, pages, out=half)
+        key, value = into.flatten(1, 2).transpose(1, 2)
+        return key, value
 
     def _mask(self, window: int | None, rows: int, keys: int, diagonal: int) -> torch.Tensor:
         """Additive mask ``[rows, keys]`` for query rows in reverse order.

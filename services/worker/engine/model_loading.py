@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
@@ -85,6 +86,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
             raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
         check_forward(model)
         pin_rotations(model, max_context_tokens(config, context))
+        keep_latents(model)
         model.eval().requires_grad_(False)
         if device == "cpu":
             return model

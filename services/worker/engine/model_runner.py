@@ -22,6 +22,7 @@ from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
+from services.worker.engine.latent_attention import LatentAttention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -33,20 +34,22 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.planed_step import PlanedStep
+from services.worker.engine.probe import LayoutProbe, Verification, find_planes
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.planes import LatentsKept, PlaneMap
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
-from shared.errors import ConfigError
+from shared.errors import ConfigError, UnsupportedModel
 from shared.messages.pools import KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
@@ -89,7 +92,7 @@ class ModelRunner:
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
         self._backend: AttentionBackend = (
-            CpuAttention(pool)
+            cpu_attention(pool)
             if pool.device.type == "cpu"
             else gpu_attention(pool, way_of(attention, proofs), self._kernels)
         )
@@ -143,17 +146,26 @@ class ModelRunner:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
-            geometry = find_geometry(model, windows, page_size, context)
+            planes = find_planes(model, windows, page_size, context)
+            geometry = planes.geometry
+            check_device(planes, device)
         if shape is not None and prove is not None and shape.geometry != geometry:
             proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
-        if exact or proofs.way(FUSED) == "separate":
-            # Kernels of the fused forward are not among those that exact mode knows.
+        if forward == "fused" and not planes.is_identity:
+            raise ConfigError(f"--forward fused: it reads no {planes.contents}")
+        if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
+            # Kernels of the fused forward are not among those that exact mode knows, and know no plane map.
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
         count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(
-            geometry, count, device=device, shm_prefix=shm_prefix, is_exported=proofs.way(IPC) != "none"
+            geometry,
+            count,
+            device=device,
+            shm_prefix=shm_prefix,
+            is_exported=proofs.way(IPC) != "none",
+            planes=planes,
         )
         try:
             with refusing(config.model_type, "verified"):
@@ -257,9 +269,10 @@ class ModelRunner:
         """Return when the pool holds what all steps so far have written, for any stream and any process."""
         settle(self._device)
 
-    def paged_step(self, meta: ForwardMeta) -> PagedStep:
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep:
         """Attention over the pool for one step."""
-        return PagedStep(meta, self.pool, self._backend)
+        kind = PagedStep if self.pool.planes.is_identity else PlanedStep
+        return kind(meta, self.pool, self._backend)
 
     @torch.inference_mode()
     def run(
@@ -307,6 +320,21 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self._graphs = self._operators = None
         self.pool.close()
+
+
+def cpu_attention(pool: DevicePool) -> AttentionBackend:
+    """The backend on a CPU."""
+    attention = CpuAttention(pool)
+    keeps_latents = any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers)
+    return LatentAttention(pool, attention) if keeps_latents else attention
+
+
+def check_device(planes: PlaneMap, device: str) -> None:
+    """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
+    if not planes.is_identity and torch.device(device).type != "cpu":
+        raise UnsupportedModel(
+            f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"
+        )
 
 
 def pages_of(

@@ -55,8 +55,8 @@ class PagedStep(PooledStep):
         return self._meta.slots
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        self._write(self._pool.k(call.layer), call.key)
-        self._write(self._pool.v(call.layer), call.value)
+        write_rows(self._pool.k(call.layer), call.key, self._meta)
+        write_rows(self._pool.v(call.layer), call.value, self._meta)
         return self.attend_written(call)
 
     def attend_written(self, call: AttentionCall) -> torch.Tensor:
@@ -64,10 +64,11 @@ class PagedStep(PooledStep):
             self._meta.gate.wait(call.layer)
         return self._attention(call)
 
-    def _write(self, half: torch.Tensor, rows: torch.Tensor) -> None:
-        """Put ``rows`` [1, kv_heads, T, head_dim] into their slots of ``half`` (K or V of one layer)."""
-        slots, first = half.flatten(0, 1), self._meta.first_slot
-        if first >= 0:
-            slots[first : first + self._meta.rows].copy_(rows[0].transpose(0, 1))
-        else:
-            slots.index_copy_(0, self._meta.slots, rows[0].transpose(0, 1))
+
+def write_rows(half: torch.Tensor, rows: torch.Tensor, meta: ForwardMeta) -> None:
+    """Put ``rows`` [1, kv_heads, T, head_dim] of a step into their slots of ``half`` (K or V of one layer)."""
+    slots, first = half.flatten(0, 1), meta.first_slot
+    if first >= 0:
+        slots[first : first + meta.rows].copy_(rows[0].transpose(0, 1))
+    else:
+        slots.index_copy_(0, meta.slots, rows[0].transpose(0, 1))

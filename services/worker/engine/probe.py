@@ -17,6 +17,7 @@ from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, atte
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.kv.device_pool import DTYPE_NAMES
+from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
 from shared.messages.pools import KvGeometry
 
@@ -44,15 +45,26 @@ class LayoutProbe:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         self.calls.append(call)
         _, heads, rows, _ = call.query.shape
-        return call.query.new_zeros(rows, heads, call.value.shape[-1])
+        return call.query.new_zeros(rows, heads, call.value_dim)
 
 
 def find_geometry(model: Any, windows: list[int | None], page_size: int, context: int) -> KvGeometry:
-    """Run two tokens through ``model`` and read its geometry off its calls to attention.
+    """The geometry of a model all of whose layers keep K and V of the same heads; see :func:`find_planes`.
 
-    Raises UnsupportedModel unless each layer calls attention once, in order, all alike, with the windows that
-    the configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether
-    the batch is short or reaches to position ``context - 1``.
+    Raises UnsupportedModel for another, for the sake of those who know no plane map.
+    """
+    planes = find_planes(model, windows, page_size, context)
+    if not planes.is_identity:
+        raise UnsupportedModel(f"pages of {model.config.model_type} hold {planes.contents}, which one worker alone can")
+    return planes.geometry
+
+
+def find_planes(model: Any, windows: list[int | None], page_size: int, context: int) -> PlaneMap:
+    """Run two tokens through ``model`` and read off its calls to attention what its layers keep.
+
+    Raises UnsupportedModel unless each layer calls attention once, in order, with the windows that the configuration
+    promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch is short or
+    reaches to position ``context - 1``.
     """
     name, calls = model.config.model_type, _layout(model, (1, 2))
     if [call.layer for call in calls] != list(range(len(windows))):
@@ -67,14 +79,10 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int, context
             raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
         _check_shapes(call, calls[0], name)
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
-    key = calls[0].key
-    return KvGeometry(
-        layers=len(calls),
-        kv_heads=key.shape[1],
-        head_dim=key.shape[3],
-        page_size=page_size,
-        dtype=DTYPE_NAMES[key.dtype],
-    )
+    dtype = DTYPE_NAMES[calls[0].key.dtype]
+    planes = map_planes([_kept(call) for call in calls], page_size, dtype)
+    # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
+    return planes if planes.is_identity else map_planes(_with_sources(calls), page_size, dtype)
 
 
 @torch.inference_mode()
@@ -90,24 +98,35 @@ def _layout(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
 
 
 def _check_shapes(call: AttentionCall, first: AttentionCall, name: str) -> None:
-    """Raise UnsupportedModel unless ``call`` has K and V as a page holds them, and ``first`` has the same."""
+    """Raise UnsupportedModel unless ``call`` has K and V as planes hold them, of the data type of ``first``."""
     query, key, value = call.query, call.key, call.value
-    if value.shape != key.shape:
+    query_heads, kv_heads = query.shape[1], key.shape[1]
+    if query_heads % kv_heads or value.shape[1] != kv_heads:
         raise UnsupportedModel(
-            f"{name} has K and V of different sizes ({key.shape[1]} heads of {key.shape[-1]} and {value.shape[1]} of "
-            f"{value.shape[-1]}, as in multi-head latent attention), and pages hold them alike"
+            f"{name} has {query_heads} query heads, {kv_heads} of K and {value.shape[1]} of V in layer {call.layer}"
         )
-    if key.shape != first.key.shape or query.shape != first.query.shape:
+    if key.dtype not in DTYPE_NAMES or key.dtype != first.key.dtype or value.dtype != key.dtype:
+        raise UnsupportedModel(f"{name} has K of {key.dtype} and V of {value.dtype} in layer {call.layer}")
+    if call.latents is None and key.shape[-1] != query.shape[-1]:
         raise UnsupportedModel(
-            f"{name} has layers with other heads than its first: {_heads(call)} in layer {call.layer}, {_heads(first)} "
-            "before, and pages hold all layers alike"
+            f"{name} has queries of {query.shape[-1]} for keys of {key.shape[-1]} in layer {call.layer}"
         )
-    if key.dtype not in DTYPE_NAMES or key.shape[-1] != query.shape[-1]:
-        raise UnsupportedModel(f"{name} has K of {key.dtype} with head dimension {key.shape[-1]}")
 
 
-def _heads(call: AttentionCall) -> str:
-    return f"{call.query.shape[1]} query and {call.key.shape[1]} KV heads of {call.key.shape[-1]}"
+def _kept(call: AttentionCall) -> Kept:
+    if call.latents is not None:
+        return LatentsKept(call.latents.rank, call.latents.rope)
+    return HeadsKept(call.key.shape[1], call.key.shape[-1], call.value.shape[-1])
+
+
+def _with_sources(calls: Sequence[AttentionCall]) -> list[Kept]:
+    """What the layers keep, where one that was given the K and V of an earlier one keeps nothing."""
+    sources: dict[tuple[int, int], int] = {}
+    # All tensors of a pass are alive, so an address is that of one of them.
+    first = [sources.setdefault((call.key.data_ptr(), call.value.data_ptr()), call.layer) for call in calls]
+    return [
+        _kept(call) if source == call.layer else SharedKept(source) for call, source in zip(calls, first, strict=True)
+    ]
 
 
 def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[AttentionCall], name: str) -> None:

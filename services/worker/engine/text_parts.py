@@ -24,6 +24,7 @@ PROVEN = frozenset(
         "exaone4_5",
         "fuyu",
         "gemma3",
+        "gemma4",
         "glmasr",
         "got_ocr2",
         "granite_speech",

@@ -30,6 +30,11 @@ class RunnerScorer:
     """Uses the runner's whole pool; nobody else may. Remembers the last prefix. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
+        """Raises ConfigError for a model of whose pages no part can be read."""
+        if not runner.pool.planes.is_identity:
+            raise ConfigError(
+                f"importance is of K and V of all layers alike, and pages hold {runner.pool.planes.contents}"
+            )
         self._runner = runner
         self._prefix: tuple[int, ...] = ()
 

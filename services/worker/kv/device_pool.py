@@ -2,7 +2,8 @@
 
 Its bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` in one allocation, so that one handle is
 enough for another process to map it: a shared segment on a machine without a GPU, one CUDA allocation exported
-by CUDA IPC on a GPU. Which page belongs to whom is the scheduler's business; the pool only holds bytes.
+by CUDA IPC on a GPU. Which page belongs to whom is the scheduler's business; the pool only holds bytes, and what
+of them is whose a plane map says (:mod:`services.worker.kv.planes`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.kv.page_memory import PageLayout, PageMemory
+from services.worker.kv.planes import LayerPlanes, PlaneMap, StateKept, identity_map
 from shared.errors import ConfigError, InvariantViolated
 from shared.memory.cuda_ipc import export
 from shared.memory.segment import SharedSegment
@@ -32,11 +34,14 @@ class DevicePool:
         segment: SharedSegment | None = None,
         *,
         is_exported: bool = True,
+        planes: PlaneMap | None = None,
     ) -> None:
         """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU. What is not
-        exported, because CUDA cannot do it here, has a handle that nobody can map.
+        exported, because CUDA cannot do it here, has a handle that nobody can map. ``planes`` is a map of this
+        geometry, the identity by default.
         """
         self.geometry = geometry
+        self.planes = identity_map(geometry) if planes is None else planes
         self.pages = pages
         self.device = storage.device
         self._segment = segment
@@ -44,7 +49,11 @@ class DevicePool:
         shape = (geometry.layers, 2, pages, geometry.page_size, geometry.kv_heads, geometry.head_dim)
         self._storage: torch.Tensor | None = storage
         self._tensor: torch.Tensor | None = storage.view(TORCH_DTYPES[geometry.dtype]).view(shape)
-        self._halves = [(layer[0], layer[1]) for layer in self._tensor]
+        rows = self._tensor.view(2 * geometry.layers, pages, geometry.page_size, -1)
+        self._halves = [
+            (_heads(rows[part.k_plane], part.heads, part.dim), _heads(rows[part.v_plane], part.heads, part.dim))
+            for part in self.planes.parts
+        ]
 
     @classmethod
     def create(
@@ -55,6 +64,7 @@ class DevicePool:
         device: str | torch.device,
         shm_prefix: str,
         is_exported: bool = True,
+        planes: PlaneMap | None = None,
     ) -> DevicePool:
         """A zeroed pool. Raises ConfigError when it has no page or its memory cannot be had."""
         if pages < 1:
@@ -62,9 +72,10 @@ class DevicePool:
         nbytes = pages * geometry.page_bytes
         if torch.device(device).type == "cpu":
             segment = SharedSegment.create(shm_prefix, "device", nbytes)
-            return cls(geometry, pages, torch.from_numpy(segment.array), segment)
+            return cls(geometry, pages, torch.from_numpy(segment.array), segment, planes=planes)
         try:
-            return cls(geometry, pages, torch.zeros(nbytes, dtype=torch.uint8, device=device), is_exported=is_exported)
+            storage = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            return cls(geometry, pages, storage, is_exported=is_exported, planes=planes)
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"a device pool of {nbytes} bytes does not fit on {device}: {error}") from error
 
@@ -76,16 +87,46 @@ class DevicePool:
         return self._tensor
 
     def k(self, layer: int) -> torch.Tensor:
-        """K of one layer, ``[pages, page_size, kv_heads, head_dim]``."""
+        """K of one layer, ``[pages, page_size, kv_heads, head_dim]``; under a map that is not the identity of the part
+        of that number, whose rows need not be adjacent. Latents are their own K and V.
+        """
         return self._halves[layer][0]
 
     def v(self, layer: int) -> torch.Tensor:
-        """V of one layer, ``[pages, page_size, kv_heads, head_dim]``."""
+        """V of one layer or part, likewise."""
         return self._halves[layer][1]
+
+    def states(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """What these ``pages`` (int64 [R]) hold of the state of one layer: uint8 [R, nbytes], a contiguous copy.
+
+        Raises InvariantViolated for a layer that keeps no state.
+        """
+        planes, kept = self._state_planes(layer)
+        found = planes.index_select(1, pages).transpose(0, 1).flatten(1)
+        return found[:, : kept.nbytes].contiguous()
+
+    def put_states(self, layer: int, pages: torch.Tensor, states: torch.Tensor) -> None:
+        """Have ``pages`` (int64 [R], each once) hold ``states`` (uint8 [R, nbytes]) of one layer.
+
+        Raises InvariantViolated for a layer that keeps no state.
+        """
+        planes, kept = self._state_planes(layer)
+        width = planes.shape[2]
+        for number, plane in enumerate(planes):
+            part = states[:, number * width : min(kept.nbytes, (number + 1) * width)]
+            plane[:, : part.shape[1]].index_copy_(0, pages, part)
 
     def rows(self, layer: int, half: int, slots: torch.Tensor) -> torch.Tensor:
         """K (half 0) or V (1) of one layer in these ``slots`` (int64 [T]): [T, kv_heads * head_dim], a copy."""
         return self._halves[layer][half].flatten(0, 1).flatten(1).index_select(0, slots)
+
+    def _state_planes(self, layer: int) -> tuple[torch.Tensor, StateKept]:
+        """The planes of a state, uint8 ``[planes, pages, half_bytes]``."""
+        owned: LayerPlanes = self.planes.layers[layer]
+        if self._storage is None or not isinstance(owned.kept, StateKept):
+            raise InvariantViolated(f"the device pool is closed, or layer {layer} keeps no state")
+        halves = self._storage.view(2 * self.geometry.layers, self.pages, self.geometry.half_bytes)
+        return halves[owned.first : owned.first + owned.planes], owned.kept
 
     def bytes_view(self) -> npt.NDArray[np.uint8]:
         """The same memory as uint8 ``[layers, 2, pages, half_bytes]``; CPU only, for loads."""
@@ -134,3 +175,10 @@ class DevicePool:
             self._segment.unlink()
             self._segment.close()
             self._segment = None
+
+
+def _heads(plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+    """What a plane ``[pages, page_size, width]`` holds of ``heads`` heads, ``[pages, page_size, heads, dim]``."""
+    pages, page_size, width = plane.shape
+    # Kernels go by the stride of slots, which a slice of pages of one slot would lose.
+    return plane.as_strided((pages, page_size, heads, dim), (page_size * width, width, dim, 1))

@@ -1,6 +1,7 @@
 /* Decode attention over the paged pool.
 
-   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
+   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), SLOT (elements from one slot of the pool to
+   the next), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
 
    One query row per segment, split into items of up to ITEM_KEYS keys at fixed positions (flash-decoding). Each item
    reads its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
@@ -10,7 +11,6 @@
 #include "element.h"
 
 #define HEADS (KV_HEADS * GROUP)
-#define SLOT (KV_HEADS * HEAD_DIM)
 #define BLOCK 16
 #define AHEAD 8
 
@@ -55,7 +55,7 @@ static inline const element *slot_of(const element *pool, const int32_t *table, 
 static inline void prefetch(const element *pool, const int32_t *table, int key, int last) {
     if (key >= last) return;
     const char *slot = (const char *)slot_of(pool, table, key);
-    for (int i = 0; i < (int)(SLOT * sizeof(element)); i += 64) __builtin_prefetch(slot + i);
+    for (int i = 0; i < (int)(KV_HEADS * HEAD_DIM * sizeof(element)); i += 64) __builtin_prefetch(slot + i);
 }
 
 static void attend_item(const float *query, const element *k_pool, const element *v_pool, const int32_t *table,

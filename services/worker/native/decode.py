@@ -1,4 +1,4 @@
-"""Decode attention (``decode.c``), compiled for one geometry when a worker loads its model.
+"""Decode attention (``decode.c``), compiled for one shape of heads when a worker loads its model.
 
 Without it, or for a dtype that it lacks, the portable path of :mod:`services.worker.engine.cpu_attention` serves. It
 uses OpenMP, whose threads it shares with torch.
@@ -48,7 +48,7 @@ class DecodeWork:
 
 
 class NativeDecode:
-    """The compiled function for one geometry and number of query heads. Make it with :func:`compile_decode`."""
+    """The compiled function for one shape of heads and pages. Make it with :func:`compile_decode`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.partial_bytes.restype = ctypes.c_int64
@@ -73,8 +73,8 @@ class NativeDecode:
     ) -> None:
         """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous.
 
-        query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], contiguous. Other rows of
-        the output are left alone.
+        query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], contiguous but for what
+        lies between slots; they may be the same. Other rows of the output are left alone.
         """
         if query.stride(2) != 1:
             query = query.contiguous()
@@ -99,14 +99,18 @@ class NativeDecode:
         )
 
 
-def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | None:
-    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be."""
+def compile_decode(geometry: KvGeometry, query_heads: int, slot: int = 0) -> NativeDecode | None:
+    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
+
+    ``slot`` is how many values lie from one slot of the pool to the next, 0 where nothing lies between them.
+    """
     if geometry.dtype not in ("float32", "bfloat16"):
         return None
     constants = {
         "HEAD_DIM": geometry.head_dim,
         "KV_HEADS": geometry.kv_heads,
         "GROUP": query_heads // geometry.kv_heads,
+        "SLOT": slot or geometry.kv_heads * geometry.head_dim,
         "PAGE_SIZE": geometry.page_size,
         "ITEM_KEYS": ITEM_KEYS,
         "BFLOAT16": int(geometry.dtype == "bfloat16"),

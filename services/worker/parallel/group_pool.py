@@ -11,6 +11,7 @@ import torch
 
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from services.worker.kv.page_memory import PageMemory
+from services.worker.kv.planes import identity_map
 from shared.errors import InvariantViolated
 from shared.memory.cuda_ipc import open_halves
 from shared.memory.device_pool_view import check_device_handle
@@ -40,6 +41,7 @@ class GroupPool(DevicePool):
     ) -> None:
         """``parts`` in the order of the ranks, with the KV heads that each has; ``for_cell`` are their handles."""
         self.geometry = geometry
+        self.planes = identity_map(geometry)
         self.parts = list(parts)
         self.pages = self.parts[0][1].pages
         self.device = self.parts[0][1].device

@@ -38,7 +38,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def decode_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the test with the compiled attention kernels and without: prefill's is never used without decode's."""
     if request.param == "portable":
-        monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda geometry, query_heads: None)
+        monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda *_: None)
     return str(request.param)
 
 

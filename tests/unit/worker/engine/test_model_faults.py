@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, NemotronConfig, StableLmConfig
+from transformers import AutoModelForCausalLM, NemotronConfig, StableLmConfig
 from transformers.models.llama import modeling_llama
 
 from services.worker.engine.model_faults import refusing
@@ -97,15 +97,6 @@ def test_memory_that_runs_out_is_no_refusal(checkpoint: Callable[[str], Path], m
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
 
     with pytest.raises(MemoryError):
-        load(path)
-
-
-def test_latent_attention_is_refused_with_its_sizes(tmp_path: Path) -> None:
-    """K and V of different sizes do not fit into pages that hold them alike."""
-    config = DeepseekV3Config(**SMALL, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2)
-    path = save_checkpoint(config, tmp_path)
-
-    with pytest.raises(UnsupportedModel, match=r"deepseek_v3 has K and V of different sizes .*192.*128.*latent"):
         load(path)
 
 

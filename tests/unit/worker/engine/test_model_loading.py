@@ -124,7 +124,7 @@ def test_attention_sinks_are_refused(tmp_path: Path) -> None:
 def test_attention_that_differs_from_the_models_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason, other logits than with eager attention are noticed at load."""
     path = make_checkpoint("llama", tmp_path)
-    monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda geometry, query_heads: None)
+    monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda *_: None)
     monkeypatch.setattr(
         "services.worker.engine.cpu_attention.scaled_dot_product_attention",
         lambda q, k, v, **_: torch.nn.functional.scaled_dot_product_attention(q, k, v),

@@ -14,7 +14,7 @@ import torch
 
 from services.worker.engine.model_runner import ModelRunner
 from shared.errors import ConfigError
-from tests.checkpoints import FAMILIES, SLIDING_WINDOW
+from tests.checkpoints import FAMILIES, SLIDING_WINDOW, UNLIKE
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
 from tests.reference import Reference
 from tests.run_name import shm_prefix
@@ -37,8 +37,8 @@ def decided_prompt(model: Any, start: list[int], length: int) -> list[int]:
 
 # The kernels do not know of families: those with and without windows stand for all where the page size is another.
 CASES = [
-    *itertools.product(FAMILIES, [16], ["native", "portable"]),
-    *itertools.product(["llama", "gemma2"], [1, 32, 64], ["native"]),
+    *itertools.product([*FAMILIES, *UNLIKE], [16], ["native", "portable"]),
+    *itertools.product(["llama", "gemma2", "mla", "gemma4"], [1, 32, 64], ["native"]),
 ]
 
 
@@ -59,7 +59,7 @@ def test_greedy_tokens_equal_generate(
 
 
 @pytest.mark.parametrize("same_step", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
 def test_prefix_hits_change_no_token(
     family: str, same_step: bool, load_runner: LoadRunner, reference: Callable[..., Any]
 ) -> None:
@@ -82,7 +82,7 @@ def test_prefix_hits_change_no_token(
     assert second.output == truth(reference(family)).greedy([*shared, *suffix], NEW_TOKENS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
 def test_long_chunks_after_context_give_the_same_logits(
     family: str, load_runner: LoadRunner, reference: Callable[..., Any]
 ) -> None:
@@ -100,7 +100,7 @@ def test_long_chunks_after_context_give_the_same_logits(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", *UNLIKE])
 def test_placement_does_not_change_a_bit(family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner) -> None:
     """Consecutive pages, which are read in place, and shuffled ones, which are gathered, give equal logits."""
     runner = load_runner(family, dtype=dtype)
@@ -114,7 +114,7 @@ def test_placement_does_not_change_a_bit(family: str, dtype: str, decode_kernel:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
 def test_a_decoding_request_does_not_notice_its_batch(
     family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner
 ) -> None:

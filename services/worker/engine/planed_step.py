@@ -1,0 +1,71 @@
+"""One step in service over a pool whose plane map is not the identity: see :mod:`services.worker.engine.paged_step`.
+
+A layer's KV heads lie in parts (:class:`~services.worker.kv.planes.Part`), each of which is attended to as if it were a
+layer of its own, with the query heads that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import pad
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.paged_step import AttentionBackend, write_rows
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import Part, SharedKept
+
+
+class PlanedStep:
+    """An :class:`~services.worker.engine.attention.AttentionStep`. All rows of a layer are written before any is
+    read.
+    """
+
+    def __init__(self, meta: ForwardMeta, pool: DevicePool, backend: AttentionBackend) -> None:
+        self._meta = meta
+        self._pool = pool
+        self._planes = pool.planes
+        self._attention = backend.for_step(meta)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """See ``AttentionStep``."""
+        parts = self._planes.parts_of(call.layer)
+        calls = list(_calls(call, parts))
+        if not isinstance(self._planes.layers[call.layer].kept, SharedKept):
+            self._write(calls, parts)
+        if self._meta.gate is not None:
+            self._meta.gate.wait(self._planes.last_unit(call.layer))
+        if call.latents is not None:
+            return self._attention(calls[0])
+        return torch.cat([self._attention(each) for each in calls], dim=1)[:, :, : call.value_dim]
+
+    def _write(self, calls: list[AttentionCall], parts: tuple[Part, ...]) -> None:
+        for call, part in zip(calls, parts, strict=True):
+            write_rows(self._pool.k(part.number), call.key, self._meta)
+            if part.v_plane != part.k_plane:
+                write_rows(self._pool.v(part.number), call.value, self._meta)
+
+
+def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCall]:
+    """``call``, a part at a time, as wide as the heads of the part are in their planes."""
+    if call.latents is not None:
+        yield replace(call, layer=parts[0].number)
+        return
+    group = call.query.shape[1] // call.key.shape[1]
+    for part in parts:
+        end = part.first_head + part.heads
+        yield replace(
+            call,
+            layer=part.number,
+            query=_widened(call.query[:, part.first_head * group : end * group], part.dim),
+            key=_widened(call.key[:, part.first_head : end], part.dim),
+            value=_widened(call.value[:, part.first_head : end], part.dim),
+        )
+
+
+def _widened(heads: torch.Tensor, dim: int) -> torch.Tensor:
+    """[1, heads, T, up to dim] to [1, heads, T, dim], with zeros."""
+    return heads if heads.shape[-1] == dim else pad(heads, (0, dim - heads.shape[-1]))

@@ -1,0 +1,254 @@
+"""Which planes of a page each layer of a model owns, and what lies in them.
+
+A page is a list of equal planes: plane p is half ``p % 2`` of unit ``p // 2`` of its geometry
+(:class:`~shared.messages.pools.KvGeometry`), ``page_size`` rows of ``kv_heads * head_dim`` values. What moves, checks
+and keeps pages knows nothing else. What a plane holds is the worker's business, and this map says it. Where all
+layers keep K and V of the same heads it is the identity: layer i owns planes ``2i`` (K) and ``2i + 1`` (V).
+
+The map follows from what each layer keeps, the page size and the data type alone. It is a part of what kept bytes mean,
+so a change of it is a change of numerics (``shared/numerics.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shared.errors import UnsupportedModel
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+_STATE_PLANES = 16
+"""Most planes of a state for which a width of planes is tried that fits it exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsKept:
+    """K and V of every token: ``heads`` KV heads of ``k_dim`` and ``v_dim`` values."""
+
+    heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def dim(self) -> int:
+        """Values that a head takes in a plane; the narrower of K and V is padded with zeros."""
+        return max(self.k_dim, self.v_dim)
+
+    @property
+    def values(self) -> int:
+        """Values of one token, without padding."""
+        return self.heads * (self.k_dim + self.v_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentsKept:
+    """What multi-head latent attention keeps of every token (DeepSeek-V2, arXiv 2405.04434, section 2.1): normalised
+    compressed KV of ``rank`` values, then the part of the key that all heads share, rotated, of ``rope`` values.
+    """
+
+    rank: int
+    rope: int
+
+    @property
+    def values(self) -> int:
+        """Values of one token."""
+        return self.rank + self.rope
+
+
+@dataclass(frozen=True, slots=True)
+class StateKept:
+    """The state of a layer that has no K and V, ``nbytes`` raw bytes, as of the last computed token of the page."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKept:
+    """Nothing of its own: the layer attends to what layer ``source`` keeps."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class NothingKept:
+    """Nothing, of a layer without attention or state."""
+
+
+Kept = HeadsKept | LatentsKept | StateKept | SharedKept | NothingKept
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """KV heads ``[first_head, first_head + heads)`` of a layer, whose K is in plane ``k_plane`` and V in ``v_plane``,
+    ``dim`` values a head. Attention treats the parts of a layer as layers of their own, ``number`` by ``number``.
+
+    Latents are one part of one head, whose K and V are in the same plane.
+    """
+
+    number: int
+    k_plane: int
+    v_plane: int
+    first_head: int
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlanes:
+    """What a layer keeps, and its ``planes`` planes from ``first`` on (none for a layer without a plane of its own).
+    K and V alternate: the parts of a layer with heads have two planes each.
+    """
+
+    kept: Kept
+    first: int
+    planes: int
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlaneMap:
+    """The planes of every layer of a model. Make one with :func:`map_planes` or :func:`identity_map`."""
+
+    geometry: KvGeometry
+    layers: tuple[LayerPlanes, ...]
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether layer i keeps K in plane 2i and V in plane 2i + 1, all layers alike and nothing padded."""
+        geometry = self.geometry
+        alike = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
+        return len(self.layers) == geometry.layers and all(layer.kept == alike for layer in self.layers)
+
+    @property
+    def contents(self) -> str:
+        """What pages hold, in words for people."""
+        kv = "K and V" if self.is_identity else "K and V of different sizes"
+        kinds = {HeadsKept: kv, LatentsKept: "latents", StateKept: "states"}
+        found = [words for kind, words in kinds.items() if any(isinstance(each.kept, kind) for each in self.layers)]
+        return " and ".join(found)
+
+    @property
+    def width(self) -> int:
+        """Values in a row of a plane."""
+        return self.geometry.kv_heads * self.geometry.head_dim
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, by their numbers."""
+        return tuple(part for layer in self.layers for part in layer.parts)
+
+    def parts_of(self, layer: int) -> tuple[Part, ...]:
+        """What a layer attends to; of a layer that shares, the parts of its source."""
+        kept = self.layers[layer].kept
+        return self.layers[kept.source if isinstance(kept, SharedKept) else layer].parts
+
+    def last_unit(self, layer: int) -> int:
+        """The last unit with a plane that ``layer`` reads: once it and those before have landed, the layer may be
+        computed. -1 for a layer that reads none.
+        """
+        kept = self.layers[layer].kept
+        owned = self.layers[kept.source if isinstance(kept, SharedKept) else layer]
+        return (owned.first + owned.planes - 1) // 2 if owned.planes else -1
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a full page that hold something: page_size times the values of every layer, and every state once."""
+        values = sum(layer.kept.values for layer in self.layers if isinstance(layer.kept, HeadsKept | LatentsKept))
+        states = sum(layer.kept.nbytes for layer in self.layers if isinstance(layer.kept, StateKept))
+        return self.geometry.page_size * values * DTYPE_BYTES[self.geometry.dtype] + states
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of a page that hold nothing: padding, and a last plane that no layer owns."""
+        return self.geometry.page_bytes - self.content_bytes
+
+
+def identity_map(geometry: KvGeometry) -> PlaneMap:
+    """The map of a model all of whose layers keep K and V of the same heads."""
+    kept = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
+    layers = (
+        LayerPlanes(
+            kept, 2 * layer, 2, (Part(layer, 2 * layer, 2 * layer + 1, 0, geometry.kv_heads, geometry.head_dim),)
+        )
+        for layer in range(geometry.layers)
+    )
+    return PlaneMap(geometry, tuple(layers))
+
+
+def map_planes(kept: Sequence[Kept], page_size: int, dtype: str) -> PlaneMap:
+    """Planes for layers that keep this, as wide as loses the fewest bytes of a page, and of such widths the widest.
+
+    Raises UnsupportedModel where no layer keeps anything.
+    """
+    first = kept[0] if kept else NothingKept()
+    if isinstance(first, HeadsKept) and first.k_dim == first.v_dim and all(each == first for each in kept):
+        return identity_map(
+            KvGeometry(layers=len(kept), kv_heads=first.heads, head_dim=first.k_dim, page_size=page_size, dtype=dtype)
+        )
+    row_bytes = page_size * DTYPE_BYTES[dtype]  # Of one value of the width.
+    least = max(map(_least_width, kept), default=0)
+    widths = sorted({width for each in kept for width in _widths(each, row_bytes) if width >= least})
+    if not widths:
+        raise UnsupportedModel("no layer keeps anything of a token, so there is nothing to cache")
+    width = min(reversed(widths), key=lambda each: each * _even(sum(_planes(one, each, row_bytes) for one in kept)))
+    layers = tuple(_lay_out(kept, width, row_bytes))
+    units = _even(sum(layer.planes for layer in layers)) // 2
+    return PlaneMap(KvGeometry(layers=units, kv_heads=1, head_dim=width, page_size=page_size, dtype=dtype), layers)
+
+
+def _lay_out(kept: Sequence[Kept], width: int, row_bytes: int) -> Iterator[LayerPlanes]:
+    plane = number = 0
+    for each in kept:
+        planes, parts = _planes(each, width, row_bytes), []
+        if isinstance(each, LatentsKept):
+            parts.append(Part(number, plane, plane, 0, 1, each.values))
+        elif isinstance(each, HeadsKept):
+            step = width // each.dim
+            for index, head in enumerate(range(0, each.heads, step)):
+                k_plane = plane + 2 * index
+                heads = min(step, each.heads - head)
+                parts.append(Part(number + index, k_plane, k_plane + 1, head, heads, each.dim))
+        yield LayerPlanes(each, plane, planes, tuple(parts))
+        plane, number = plane + planes, number + len(parts)
+
+
+def _planes(kept: Kept, width: int, row_bytes: int) -> int:
+    """Planes of this width that a layer needs. No head lies in two."""
+    match kept:
+        case HeadsKept():
+            return 2 * -(-kept.heads // (width // kept.dim))
+        case LatentsKept():
+            return 1
+        case StateKept():
+            return -(-kept.nbytes // (width * row_bytes))
+        case _:
+            return 0
+
+
+def _least_width(kept: Kept) -> int:
+    match kept:
+        case HeadsKept():
+            return kept.dim
+        case LatentsKept():
+            return kept.values
+        case _:
+            return 0
+
+
+def _widths(kept: Kept, row_bytes: int) -> Iterator[int]:
+    """Widths of planes that a layer would fill without a rest."""
+    match kept:
+        case HeadsKept():
+            yield from (heads * kept.dim for heads in range(1, kept.heads + 1))
+        case LatentsKept():
+            yield kept.values
+        case StateKept():
+            yield from (max(1, -(-kept.nbytes // (planes * row_bytes))) for planes in range(1, _STATE_PLANES + 1))
+        case _:
+            return
+
+
+def _even(planes: int) -> int:
+    """Planes of whole units."""
+    return planes + planes % 2
