@@ -17,11 +17,14 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GenerationConfig,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    RobertaConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -82,12 +85,37 @@ FAMILIES = tuple(_CONFIGS)
 
 _VARIANTS: dict[str, Callable[[], Any]] = {
     "llama_mha": lambda: LlamaConfig(**{**_GATED, "num_key_value_heads": 4}, **_WIDE),
+    "gpt_oss": lambda: GptOssConfig(
+        **_GATED,
+        **_WIDE,
+        head_dim=16,
+        sliding_window=SLIDING_WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **_GATED,
+        **_WIDE,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        no_rope_layer_interval=3,
+        attention_chunk_size=SLIDING_WINDOW,
+        floor_scale=16,
+    ),
+    "roberta": lambda: RobertaConfig(
+        **{**_SHAPE, "max_position_embeddings": MAX_POSITIONS + 1}, **_WIDE, intermediate_size=96, is_decoder=True
+    ),
 }
-"""Of a family that is there already: here with a K and a V for every query head."""
+"""llama_mha has a K and a V for every query head. gpt_oss has sinks, in every second layer with a window; two of three
+layers of llama4 attend in chunks, and the third scales its queries by their position; positions of roberta begin
+behind its padding token.
+"""
 
 
 def make_checkpoint(family: str, path: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
-    """Write a random checkpoint of ``family``, or of the variant llama_mha, into ``path`` (made if need be).
+    """Write a random checkpoint of ``family``, or of a variant, into ``path`` (made if need be).
 
     Returns ``path``. The same family, seed and dtype give the same weights.
     """
