@@ -22,6 +22,7 @@ from services.worker.engine.model_faults import in_one_line
 from services.worker.engine.model_loading import load_config
 from services.worker.engine.model_runner import ModelRunner
 from shared.errors import OperatorError
+from shared.model_context import first_position
 
 PAGE_SIZE = 8
 PROMPT_TOKENS = 60
@@ -95,8 +96,12 @@ def library_answer(path: Path, prompt: list[int]) -> tuple[list[int], float]:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     model = library_class(config).from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
+    # ``generate`` counts positions from 0 where a model, called without any, counts from behind the padding token.
+    first = first_position(config.model_type, config.pad_token_id)
+    told = {"position_ids": torch.arange(first, first + len(prompt))[None]} if first else {}
     made = model.generate(
         torch.tensor([prompt]),
+        **told,
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         output_logits=True,

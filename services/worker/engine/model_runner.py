@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.chunks import expected_chunks
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
@@ -30,12 +31,13 @@ from services.worker.engine.model_loading import (
     load_config,
     load_model,
     max_context_tokens,
+    own_context,
 )
 from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
-from services.worker.engine.probe import LayoutProbe, Verification, find_planes
+from services.worker.engine.probe import LayoutProbe, Verification, find_planes, has_sinks
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
@@ -136,12 +138,14 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = load_config(model_dir)
         context = max_context_tokens(config, context_tokens)
+        longest = own_context(config) or context
         windows = expected_windows(config)
         shape, proofs = None, NOTHING_TO_PROVE
         if prove is not None and torch.device(device).type == "cuda":
             # A checkpoint that does not say its type is proven again when it is loaded.
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
-            shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
+            chunks = expected_chunks(config)
+            shape = expected_shape(config, windows, chunks=chunks, dtype=kind, page_size=page_size, device=device)
             proofs = prove(shape)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         operators = replaced_operators("CUDA") if exact else None
@@ -149,8 +153,10 @@ class ModelRunner:
             planes = find_planes(model, windows, page_size, context)
             geometry = planes.geometry
             check_device(planes, device)
-        if shape is not None and prove is not None and shape.geometry != geometry:
-            proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
+        if shape is not None and prove is not None:
+            # What a configuration does not tell: other heads, and sinks.
+            found = msgspec.structs.replace(shape, geometry=geometry, has_sinks=has_sinks(model))
+            proofs = proofs if found == shape else prove(found)
         if forward == "fused" and not planes.is_identity:
             raise ConfigError(f"--forward fused: it reads no {planes.contents}")
         if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
@@ -158,7 +164,7 @@ class ModelRunner:
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
-        count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+        count = pages_of(model, geometry, longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(
             geometry,
             count,
@@ -170,7 +176,7 @@ class ModelRunner:
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
-                    verification = Verification(model, probe_tokens(model, count, page_size), windows)
+                    verification = Verification(model, probe_tokens(model, count, page_size, longest), windows)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_experts(model)
@@ -338,14 +344,23 @@ def check_device(planes: PlaneMap, device: str) -> None:
 
 
 def pages_of(
-    model: Any, geometry: KvGeometry, *, pages: int | None, device_kv_bytes: int | None, sizer: PoolSizer | None
+    model: Any,
+    geometry: KvGeometry,
+    context: int,
+    *,
+    pages: int | None,
+    device_kv_bytes: int | None,
+    sizer: PoolSizer | None,
 ) -> int:
-    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order."""
+    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order.
+
+    ``context`` is the longest that the model has, or that is served of a model that names none.
+    """
     if pages is not None:
         return pages
     if device_kv_bytes is not None or sizer is None:
         return (device_kv_bytes or 0) // geometry.page_bytes
-    return sizer(model, geometry, max_context_tokens(model.config))
+    return sizer(model, geometry, context)
 
 
 class _Warmed(Protocol):
@@ -382,13 +397,13 @@ def warm_up(runner: _Warmed) -> None:
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
-def probe_tokens(model: Any, pages: int, page_size: int) -> int:
+def probe_tokens(model: Any, pages: int, page_size: int, context: int) -> int:
     """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little.
 
     Raises ConfigError when a pool of ``pages`` pages cannot hold them.
     """
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
-    tokens = min(wanted, max_context_tokens(model.config), pages // 2 * page_size)
+    tokens = min(wanted, context, pages // 2 * page_size)
     if tokens < 2:
         raise ConfigError(f"a device pool of {pages} pages is too small to serve anything")
     return tokens

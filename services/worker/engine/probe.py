@@ -15,7 +15,9 @@ import torch
 
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
+from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
@@ -85,6 +87,11 @@ def find_planes(model: Any, windows: list[int | None], page_size: int, context: 
     return planes if planes.is_identity else map_planes(_with_sources(calls), page_size, dtype)
 
 
+def has_sinks(model: Any) -> bool:
+    """Whether any layer of ``model`` has attention sinks."""
+    return any(call.sinks is not None for call in _layout(model, (1, 2)))
+
+
 @torch.inference_mode()
 def _layout(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
     """What two tokens at ``positions`` ask of attention. At position 0 rotary embeddings of all kinds are alike."""
@@ -146,19 +153,21 @@ class Verification:
     @torch.inference_mode()
     def __init__(self, model: Any, tokens: int, windows: Sequence[int | None]) -> None:
         """``tokens`` is the length of each prompt, at least 2. Raises UnsupportedModel for attention that is not
-        causal or has other windows than the layers' ``windows``.
+        causal or has other windows than the layers' ``windows``, or other chunks than they were told.
         """
-        self._name, self._dtype = model.config.model_type, model.dtype
+        self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
         vocab_size = model.get_input_embeddings().weight.shape[0]
-        self._prompts = (torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size).view(2, tokens)
+        prompts = torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size
+        self._prompts = unpadded(prompts, model.config).view(2, tokens)
         self._causality = CausalityCheck(model)
         try:
-            model.set_attn_implementation(MASK_PROBE_NAME)
-            self._causality.check_masks(model, self._prompts, windows)
-            model.set_attn_implementation("eager")
-            self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
-            changed = self._causality.changed(self._prompts)
-            self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
+            with shortened(model, tokens):
+                model.set_attn_implementation(MASK_PROBE_NAME)
+                self._causality.check_masks(model, self._prompts, windows)
+                model.set_attn_implementation("eager")
+                self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
+                changed = self._changed()
+                self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
         finally:
             model.set_attn_implementation(ATTENTION_NAME)
 
@@ -172,6 +181,11 @@ class Verification:
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
         as a chunk after context and as a decode token.
         """
+        with shortened(self._model, self._prompts.shape[1]):
+            self._check_logits(forward, pages, page_size)
+            self._check_causality(forward, pages, page_size)
+
+    def _check_logits(self, forward: Forward, pages: int, page_size: int) -> None:
         tokens = self._prompts.shape[1]
         first = max(1, tokens - tokens // 3 - 1)
         steps = [[(0, 0, first), (1, 0, tokens)], [(0, first, tokens - 1)], [(0, tokens - 1, tokens)]]
@@ -187,7 +201,6 @@ class Verification:
             last = torch.tensor([end - start for _, start, end in work], device=ids.device).cumsum(0) - 1
             for rows in (torch.arange(len(ids), device=ids.device), last):
                 self._compare(forward(ids, positions, meta, rows), expected[rows])
-        self._check_causality(forward, pages, page_size)
 
     def _check_causality(self, forward: Forward, pages: int, page_size: int) -> None:
         """The same of the paged forward: what comes later in a chunk changes no earlier row."""
@@ -196,9 +209,12 @@ class Verification:
         positions, rows = torch.arange(tokens, device=device).repeat(2), torch.arange(2 * tokens, device=device)
         before, after = (
             forward(ids.flatten(), positions, meta, rows).view(2, tokens, -1)
-            for ids in (self._prompts, self._causality.changed(self._prompts))
+            for ids in (self._prompts, self._changed())
         )
         self._causality.check(before, after)
+
+    def _changed(self) -> torch.Tensor:
+        return unpadded(self._causality.changed(self._prompts), self._model.config)
 
     def _meta(self, work: list[tuple[int, int, int]], pages: int, page_size: int) -> ForwardMeta:
         """A step of ``work``: prompt, first token, end."""
