@@ -67,6 +67,8 @@ class KvProjection:
 
     def __init__(self, runner: ModelRunner) -> None:
         """Raises HiddenStatesUnsupported, with the reason, when KV cannot be had from hidden states exactly."""
+        if runner.attends_itself:
+            raise HiddenStatesUnsupported(f"{type(runner.model).__name__} attends by code of its own")
         self._pool = runner.pool
         self.inputs = AttentionInputs(runner.model, runner.geometry.layers)
         self._rotary = getattr(runner.model.base_model, "rotary_emb", None)
