@@ -22,6 +22,11 @@ def first_position(model_type: str, pad_token_id: int | None) -> int:
     return (_PADDING if pad_token_id is None else pad_token_id) + 1
 
 
+def first_of(config: Any) -> int:
+    """The same of one of the library's configurations, some of which have no padding token at all."""
+    return first_position(config.model_type, getattr(config, "pad_token_id", None))
+
+
 def named_context(read: Callable[[str], Any]) -> int:
     """Tokens of the longest context of a configuration whose fields ``read`` gives; 0 where it names none.
 

@@ -15,7 +15,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DeepseekV3Config,
+    DogeConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma4TextConfig,
     GenerationConfig,
@@ -110,6 +113,15 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
         attention_chunk_size=SLIDING_WINDOW,
         floor_scale=16,
     ),
+    "bloom": lambda: BloomConfig(
+        **{name: _SHAPE[name] for name in ("vocab_size", "hidden_size", *_IDS)},
+        **_WIDE,
+        n_layer=3,
+        n_head=4,
+        seq_length=MAX_POSITIONS,
+    ),
+    "falcon": lambda: FalconConfig(**_SHAPE, **_WIDE, alibi=True, new_decoder_architecture=False, multi_query=True),
+    "doge": lambda: DogeConfig(**_GATED, **_WIDE),
     "roberta": lambda: RobertaConfig(
         **{**_SHAPE, "max_position_embeddings": MAX_POSITIONS + 1}, **_WIDE, intermediate_size=96, is_decoder=True
     ),
@@ -136,8 +148,9 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
 }
 """llama_mha has a K and a V for every query head. gpt_oss has sinks, in every second layer with a window; two of three
 layers of llama4 attend in chunks, and the third scales its queries by their position; positions of roberta begin
-behind its padding token. mla keeps latents in the place of K and V; layers of gemma4 have heads of other sizes, which
-fill planes, or in gemma4_padded do not, and some share K and V. mimo has K and V of different sizes, and sinks.
+behind its padding token. bloom and falcon, with ALiBi, and doge attend by code of their own. mla keeps latents in the
+place of K and V; layers of gemma4 have heads of other sizes, which fill planes, or in gemma4_padded do not, and some
+share K and V. mimo has K and V of different sizes, and sinks.
 """
 
 

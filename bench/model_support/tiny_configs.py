@@ -64,6 +64,8 @@ _SIZES: dict[str, Any] = {
 }
 
 _OF_TYPE: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1},
     "zamba2": {"layer_types": ["mamba", "hybrid"], "num_hidden_layers": 2},

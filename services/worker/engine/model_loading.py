@@ -61,9 +61,11 @@ def load_config(model_dir: Path) -> Any:
     return text
 
 
-def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0) -> Any:
+def load_model(
+    model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0, attention: str = ATTENTION_NAME
+) -> Any:
     """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference over
-    ``context`` positions (0: those that the model knows).
+    ``context`` positions (0: those that the model knows), with this implementation of attention.
 
     Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
     numbers must not answer anybody.
@@ -77,7 +79,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
                 model_dir,
                 config=config,
                 dtype=TORCH_DTYPES.get(dtype, "auto"),
-                attn_implementation=ATTENTION_NAME,
+                attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,  # A pickle runs whatever its author wrote.
@@ -155,8 +157,6 @@ def _reasons_against(config: Any) -> Iterator[str]:
         yield IS_ENCODER_DECODER
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         yield "its attention is not causal"
-    if getattr(config, "alibi", False):
-        yield "it uses ALiBi"
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:
         yield f"it has layers of type {', '.join(odd_layers)}"

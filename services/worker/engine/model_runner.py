@@ -21,6 +21,7 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.found_model import find_model
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
 from services.worker.engine.latent_attention import LatentAttention
@@ -29,15 +30,15 @@ from services.worker.engine.model_loading import (
     eos_token_ids,
     expected_windows,
     load_config,
-    load_model,
     max_context_tokens,
     own_context,
 )
+from services.worker.engine.own_attention import OwnAttention, unsteppable
 from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
-from services.worker.engine.probe import LayoutProbe, Verification, find_planes, has_sinks
+from services.worker.engine.probe import LayoutProbe, Verification, has_sinks
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
@@ -147,16 +148,17 @@ class ModelRunner:
             chunks = expected_chunks(config)
             shape = expected_shape(config, windows, chunks=chunks, dtype=kind, page_size=page_size, device=device)
             proofs = prove(shape)
-        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        found = find_model(
+            model_dir, config, windows, dtype=dtype, device=device, context=context, page_size=page_size
+        )  # fmt: skip
+        model, planes, geometry = found.model, found.planes, found.planes.geometry
         operators = replaced_operators("CUDA") if exact else None
-        with refusing(config.model_type, "probed"):
-            planes = find_planes(model, windows, page_size, context)
-            geometry = planes.geometry
-            check_device(planes, device)
+        check_device(planes, device)
         if shape is not None and prove is not None:
             # What a configuration does not tell: other heads, and sinks.
-            found = msgspec.structs.replace(shape, geometry=geometry, has_sinks=has_sinks(model))
-            proofs = proofs if found == shape else prove(found)
+            sinks = not found.attends_itself and has_sinks(model)
+            seen = msgspec.structs.replace(shape, geometry=geometry, has_sinks=sinks)
+            proofs = proofs if seen == shape else prove(seen)
         if forward == "fused" and not planes.is_identity:
             raise ConfigError(f"--forward fused: it reads no {planes.contents}")
         if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
@@ -176,11 +178,14 @@ class ModelRunner:
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
-                    verification = Verification(model, probe_tokens(model, count, page_size, longest), windows)
+                    tokens = probe_tokens(model, count, page_size, longest)
+                    verification = Verification(model, tokens, windows, found.attention)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_experts(model)
                     pack_linears(model)
+                if found.attends_itself:
+                    fused = OwnAttention(model, pool)
                 runner = cls(
                     model,
                     pool,
@@ -230,8 +235,17 @@ class ModelRunner:
         return self._operators is not None
 
     @property
+    def attends_itself(self) -> bool:
+        """Whether attention is the model's own: then there are no steps but :meth:`forward`, and others raise
+        UnsupportedModel.
+        """
+        return isinstance(self._fused, OwnAttention)
+
+    @property
     def attention(self) -> AttentionBackend:
         """Attention over the pool, for steps that are not :meth:`paged_step`'s."""
+        if self.attends_itself:
+            raise unsteppable(self._model)
         return self._backend
 
     @property
@@ -299,7 +313,7 @@ class ModelRunner:
         """See :func:`warm_up`. Raises UnsupportedModel for what the model raises."""
         with refusing(self._model.config.model_type, "warmed up"):
             warm_up(self)
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and not self.attends_itself:
                 # Steps that attend otherwise have keys rotated in place, by another variant of a kernel.
                 self.run(
                     torch.zeros(1, dtype=torch.int64),

@@ -17,6 +17,7 @@ from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, atte
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.own_attention import OWN_ATTENTION, recorded
 from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, PlaneMap, SharedKept, map_planes
@@ -79,12 +80,28 @@ def find_planes(model: Any, windows: list[int | None], page_size: int, context: 
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
             raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
-        _check_shapes(call, calls[0], name)
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
-    dtype = DTYPE_NAMES[calls[0].key.dtype]
-    planes = map_planes([_kept(call) for call in calls], page_size, dtype)
     # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
-    return planes if planes.is_identity else map_planes(_with_sources(calls), page_size, dtype)
+    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
+    return planes if planes.is_identity else _mapped(calls, _with_sources(calls), name, page_size)
+
+
+def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
+    """The same of a model that attends by code of its own, from what its layers give to the library's cache.
+
+    Raises UnsupportedModel, also where layers are not alike.
+    """
+    calls, name = recorded(model, layers), model.config.model_type
+    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
+    if not planes.is_identity:
+        raise UnsupportedModel(f"{name} attends by code of its own to {planes.contents}")
+    return planes
+
+
+def _mapped(calls: Sequence[AttentionCall], kept: Sequence[Kept], name: str, page_size: int) -> PlaneMap:
+    for call in calls:
+        _check_shapes(call, calls[0], name)
+    return map_planes(kept, page_size, DTYPE_NAMES[calls[0].key.dtype])
 
 
 def has_sinks(model: Any) -> bool:
@@ -151,9 +168,10 @@ class Verification:
     """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None]) -> None:
-        """``tokens`` is the length of each prompt, at least 2. Raises UnsupportedModel for attention that is not
-        causal or has other windows than the layers' ``windows``, or other chunks than they were told.
+    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None], attention: str = ATTENTION_NAME) -> None:
+        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Raises
+        UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``, or other
+        chunks than they were told. Masks of a model with ``OWN_ATTENTION`` are its own in service, too.
         """
         self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
         vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -162,14 +180,16 @@ class Verification:
         self._causality = CausalityCheck(model)
         try:
             with shortened(model, tokens):
-                model.set_attn_implementation(MASK_PROBE_NAME)
-                self._causality.check_masks(model, self._prompts, windows)
-                model.set_attn_implementation("eager")
+                if attention != OWN_ATTENTION:
+                    model.set_attn_implementation(MASK_PROBE_NAME)
+                    self._causality.check_masks(model, self._prompts, windows)
+                    model.set_attn_implementation("eager")
                 self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
                 changed = self._changed()
                 self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
         finally:
-            model.set_attn_implementation(ATTENTION_NAME)
+            if attention != OWN_ATTENTION:
+                model.set_attn_implementation(attention)
 
     @property
     def vocab_size(self) -> int:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from shared.model_context import first_position
+from shared.model_context import first_of
 
 
 def tell_positions(model: Any) -> None:
     """Have all modules of ``model`` go by the positions that it is called with, which begin at 0."""
-    first = first_position(model.config.model_type, model.config.pad_token_id)
+    first = first_of(model.config)
     for module in model.modules():
         if first and hasattr(module, "create_position_ids_from_input_ids"):
             module.forward = partial(_shifted, module.forward, first)
@@ -34,7 +34,7 @@ def tell_positions(model: Any) -> None:
 
 def unpadded(tokens: torch.Tensor, config: Any) -> torch.Tensor:
     """``tokens`` with others for padding where the model, called without positions, would not count it."""
-    if not first_position(config.model_type, config.pad_token_id):
+    if not first_of(config):
         return tokens
     return torch.where(tokens == config.pad_token_id, tokens + 1, tokens)
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.worker.engine.model_runner import ModelRunner
-from shared.model_context import first_position
+from shared.model_context import first_of
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
 
 PROMPT_TOKENS = 40
@@ -25,7 +25,7 @@ def generated(path: Path, *, prompt_tokens: int = PROMPT_TOKENS, auto_class: Any
 
 def greedy_tokens(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
     """By the library's model, told its positions where it counts from elsewhere than 0, as ``generate`` does not."""
-    first = first_position(model.config.model_type, model.config.pad_token_id)
+    first = first_of(model.config)
     told = {"position_ids": torch.arange(first, first + len(prompt))[None]} if first else {}
     with torch.inference_mode():
         made = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, **told)

@@ -13,7 +13,6 @@ from transformers import (
     BertConfig,
     BloomConfig,
     DogeConfig,
-    FalconConfig,
     LlamaConfig,
     MistralConfig,
     PaliGemmaConfig,
@@ -73,7 +72,6 @@ def load(path: Path, **changes: Any) -> ModelRunner:
         (PaliGemmaConfig(), "paligemma takes more than text, and its text part was not proven"),
         (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM, which answers with no text"),
         (LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}), "quantised with AWQ.*not served yet"),
-        (FalconConfig(alibi=True), "ALiBi"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -87,20 +85,11 @@ def test_configurations_that_cannot_be_served_are_refused(config: Any, reason: s
 
 def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     """A configuration with two faults names both."""
-    config = LlamaConfig(alibi=True, is_causal=False)
+    config = LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}, is_encoder_decoder=True)
     config.save_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedModel, match=r"not causal.*uses ALiBi"):
+    with pytest.raises(UnsupportedModel, match=r"quantised with AWQ.*encoder-decoder"):
         load_config(tmp_path)
-
-
-def test_a_model_outside_the_attention_interface_is_refused(tmp_path: Path) -> None:
-    """Falcon picks its attention from a table of its own, which lacks ours."""
-    shape = {key: SMALL[key] for key in SMALL if key not in ("intermediate_size", "num_key_value_heads")}
-    path = save_checkpoint(FalconConfig(**shape, alibi=False), tmp_path)
-
-    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
-        load(path)
 
 
 def test_a_layer_that_bypasses_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
