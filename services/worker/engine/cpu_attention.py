@@ -76,8 +76,12 @@ class KvPages(Protocol):
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(self, pool: KvPages) -> None:
+    def __init__(self, pool: KvPages, *, packs_single_rows: bool = False) -> None:
+        """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
+        head faster, so that it pays where very many of them share a KV head.
+        """
         self._pool = pool
+        self._packs_single_rows = packs_single_rows
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)
         self._bands: dict[int | None, torch.Tensor] = {}
@@ -102,8 +106,13 @@ class CpuAttention:
 
     def _plan(self, meta: ForwardMeta, call: AttentionCall, shape: HeadShape) -> _StepPlan:
         decode, extend = self._kernels(shape) if call.softcap is None else (None, None)
-        short = None if decode is None else find_decode_work(meta, call.window, call.chunk)
-        long = None if extend is None else find_extend_work(meta, call.window, shape.group, shape.kv_heads, call.chunk)
+        least = 1 if self._packs_single_rows and extend is not None else 2
+        short = None if decode is None or least == 1 else find_decode_work(meta, call.window, call.chunk)
+        long = (
+            None
+            if extend is None
+            else find_extend_work(meta, call.window, shape.group, shape.kv_heads, call.chunk, least)
+        )
         return _StepPlan(
             None if decode is None or short is None else (decode, short),
             None if extend is None or long is None else (extend, long),

@@ -344,9 +344,9 @@ class ModelRunner:
 
 def cpu_attention(pool: DevicePool) -> AttentionBackend:
     """The backend on a CPU."""
-    attention = CpuAttention(pool)
-    keeps_latents = any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers)
-    return LatentAttention(pool, attention) if keeps_latents else attention
+    if any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers):
+        return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
+    return CpuAttention(pool)
 
 
 def check_device(planes: PlaneMap, device: str) -> None:

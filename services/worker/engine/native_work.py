@@ -49,16 +49,16 @@ def find_decode_work(meta: ForwardMeta, window: int | None, chunk: int | None = 
 
 
 def find_extend_work(
-    meta: ForwardMeta, window: int | None, group: int, kv_heads: int, chunk: int | None = None
+    meta: ForwardMeta, window: int | None, group: int, kv_heads: int, chunk: int | None = None, least_rows: int = 2
 ) -> ExtendWork | None:
-    """The step's segments of more than one row; None if it has none. ``group``: query heads of one KV head."""
+    """The step's segments of ``least_rows`` rows or more; None if it has none. ``group``: query heads to a KV head."""
     tables: list[npt.NDArray[np.int32]] = []
     segments: list[tuple[int, int, int]] = []
     spans: list[tuple[int, int, int]] = []
     bounds = np.zeros((1, meta.rows, 2), dtype=np.int32)
     row = offset = 0
     for segment in meta.segments:
-        if segment.rows > 1:
+        if segment.rows >= least_rows:
             pages = segment.pages[: pages_for(segment.length, meta.page_size)]
             spans.append((len(segments), row, row + segment.rows))
             segments.append((offset, segment.length, 0))
