@@ -15,7 +15,10 @@ import torch
 
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
+from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.own_attention import OWN_ATTENTION, recorded
+from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
@@ -77,12 +80,33 @@ def find_planes(model: Any, windows: list[int | None], page_size: int, context: 
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
             raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
-        _check_shapes(call, calls[0], name)
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
-    dtype = DTYPE_NAMES[calls[0].key.dtype]
-    planes = map_planes([_kept(call) for call in calls], page_size, dtype)
     # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
-    return planes if planes.is_identity else map_planes(_with_sources(calls), page_size, dtype)
+    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
+    return planes if planes.is_identity else _mapped(calls, _with_sources(calls), name, page_size)
+
+
+def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
+    """The same of a model that attends by code of its own, from what its layers give to the library's cache.
+
+    Raises UnsupportedModel, also where layers are not alike.
+    """
+    calls, name = recorded(model, layers), model.config.model_type
+    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
+    if not planes.is_identity:
+        raise UnsupportedModel(f"{name} attends by code of its own to {planes.contents}")
+    return planes
+
+
+def _mapped(calls: Sequence[AttentionCall], kept: Sequence[Kept], name: str, page_size: int) -> PlaneMap:
+    for call in calls:
+        _check_shapes(call, calls[0], name)
+    return map_planes(kept, page_size, DTYPE_NAMES[calls[0].key.dtype])
+
+
+def has_sinks(model: Any) -> bool:
+    """Whether any layer of ``model`` has attention sinks."""
+    return any(call.sinks is not None for call in _layout(model, (1, 2)))
 
 
 @torch.inference_mode()
@@ -144,23 +168,28 @@ class Verification:
     """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None]) -> None:
-        """``tokens`` is the length of each prompt, at least 2. Raises UnsupportedModel for attention that is not
-        causal or has other windows than the layers' ``windows``.
+    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None], attention: str = ATTENTION_NAME) -> None:
+        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Raises
+        UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``, or other
+        chunks than they were told. Masks of a model with ``OWN_ATTENTION`` are its own in service, too.
         """
-        self._name, self._dtype = model.config.model_type, model.dtype
+        self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
         vocab_size = model.get_input_embeddings().weight.shape[0]
-        self._prompts = (torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size).view(2, tokens)
+        prompts = torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size
+        self._prompts = unpadded(prompts, model.config).view(2, tokens)
         self._causality = CausalityCheck(model)
         try:
-            model.set_attn_implementation(MASK_PROBE_NAME)
-            self._causality.check_masks(model, self._prompts, windows)
-            model.set_attn_implementation("eager")
-            self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
-            changed = self._causality.changed(self._prompts)
-            self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
+            with shortened(model, tokens):
+                if attention != OWN_ATTENTION:
+                    model.set_attn_implementation(MASK_PROBE_NAME)
+                    self._causality.check_masks(model, self._prompts, windows)
+                    model.set_attn_implementation("eager")
+                self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
+                changed = self._changed()
+                self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
         finally:
-            model.set_attn_implementation(ATTENTION_NAME)
+            if attention != OWN_ATTENTION:
+                model.set_attn_implementation(attention)
 
     @property
     def vocab_size(self) -> int:
@@ -172,6 +201,11 @@ class Verification:
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
         as a chunk after context and as a decode token.
         """
+        with shortened(self._model, self._prompts.shape[1]):
+            self._check_logits(forward, pages, page_size)
+            self._check_causality(forward, pages, page_size)
+
+    def _check_logits(self, forward: Forward, pages: int, page_size: int) -> None:
         tokens = self._prompts.shape[1]
         first = max(1, tokens - tokens // 3 - 1)
         steps = [[(0, 0, first), (1, 0, tokens)], [(0, first, tokens - 1)], [(0, tokens - 1, tokens)]]
@@ -187,7 +221,6 @@ class Verification:
             last = torch.tensor([end - start for _, start, end in work], device=ids.device).cumsum(0) - 1
             for rows in (torch.arange(len(ids), device=ids.device), last):
                 self._compare(forward(ids, positions, meta, rows), expected[rows])
-        self._check_causality(forward, pages, page_size)
 
     def _check_causality(self, forward: Forward, pages: int, page_size: int) -> None:
         """The same of the paged forward: what comes later in a chunk changes no earlier row."""
@@ -196,9 +229,12 @@ class Verification:
         positions, rows = torch.arange(tokens, device=device).repeat(2), torch.arange(2 * tokens, device=device)
         before, after = (
             forward(ids.flatten(), positions, meta, rows).view(2, tokens, -1)
-            for ids in (self._prompts, self._causality.changed(self._prompts))
+            for ids in (self._prompts, self._changed())
         )
         self._causality.check(before, after)
+
+    def _changed(self) -> torch.Tensor:
+        return unpadded(self._causality.changed(self._prompts), self._model.config)
 
     def _meta(self, work: list[tuple[int, int, int]], pages: int, page_size: int) -> ForwardMeta:
         """A step of ``work``: prompt, first token, end."""
