@@ -21,6 +21,7 @@ from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
+from services.worker.engine.states.layers import STATE_LAYER_TYPES, layers_with_attention
 from services.worker.engine.text_parts import tensor_names, text_part
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
@@ -31,7 +32,10 @@ from shared.model_folder import IS_ENCODER_DECODER, config_reasons
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention", "mlp", "moe", *STATE_LAYER_TYPES)
+
+NO_POSITIONS_CONTEXT = 32_768
+"""Tokens of the longest context of a model that has no positions to run out of, unless a setting names another."""
 
 
 def load_config(model_dir: Path) -> Any:
@@ -107,7 +111,7 @@ def expected_windows(config: Any) -> list[int | None]:
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return [window] * int(config.num_hidden_layers)
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind in ("sliding_attention", "hybrid_sliding") else None for kind in kinds]
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:
@@ -120,11 +124,12 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def max_context_tokens(config: Any, bound: int = 0) -> int:
-    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound.
+    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound. A model without attention and
+    positions has NO_POSITIONS_CONTEXT, or ``bound``.
 
     Raises ConfigError where a prompt and an answer cannot both have a token.
     """
-    own = int(config.max_position_embeddings)
+    own = int(bound or NO_POSITIONS_CONTEXT) if _has_no_positions(config) else int(config.max_position_embeddings)
     context = min(own, bound) if bound else own
     if context < 2:
         raise ConfigError(f"a context of {context} token holds no prompt with an answer: at least 2 are needed")
@@ -136,7 +141,7 @@ def _reasons_against(config: Any) -> Iterator[str]:
         yield IS_ENCODER_DECODER
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         yield "its attention is not causal"
-    if not isinstance(getattr(config, "max_position_embeddings", None), int):
+    if not isinstance(getattr(config, "max_position_embeddings", None), int) and not _has_no_positions(config):
         yield "its configuration names no longest context"
     if getattr(config, "attention_chunk_size", None) is not None:
         yield "it attends in chunks"
@@ -145,3 +150,10 @@ def _reasons_against(config: Any) -> Iterator[str]:
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:
         yield f"it has layers of type {', '.join(odd_layers)}"
+
+
+def _has_no_positions(config: Any) -> bool:
+    """Whether no layer attends, and the configuration names no longest context, as with Mamba."""
+    return getattr(config, "max_position_embeddings", None) is None and not layers_with_attention(
+        config, int(config.num_hidden_layers)
+    )

@@ -37,6 +37,9 @@ from services.worker.engine.probe import LayoutProbe, Verification, find_planes
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.engine.states.layers import StateModule, carrying, find_state_modules
+from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
+from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
@@ -79,11 +82,13 @@ class ModelRunner:
         operators: Any = None,
         attention: str = "auto",
         proofs: ProofTable = NOTHING_TO_PROVE,
+        states: Sequence[StateModule] = (),
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
         the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
         (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
-        ``proofs`` say which ways serve there, among them the backend for ``auto``.
+        ``proofs`` say which ways serve there, among them the backend for ``auto``. ``states`` are modules of ``model``
+        that carry states, see :func:`~services.worker.engine.states.layers.find_state_modules`.
         """
         self._model = model
         self._fused = fused
@@ -100,6 +105,8 @@ class ModelRunner:
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
+        self.states = tuple(states)
+        self._slots = slot_memory(states, pool.pages, pool.device) if states else None
 
     @classmethod
     def load(
@@ -128,7 +135,7 @@ class ModelRunner:
         ``prove`` is called on a GPU, before weights are on it, and says what serves there. Raises UnsupportedModel with
         the reason, ConfigError for bad settings, DeviceUnproven.
         """
-        if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
+        if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
         if threads > 0:
             torch.set_num_threads(threads)
@@ -144,7 +151,8 @@ class ModelRunner:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
-            planes = find_planes(model, windows, page_size, context)
+            states = find_state_modules(model, LayoutProbe())
+            planes = find_planes(model, windows, page_size, context, states)
             geometry = planes.geometry
             check_device(planes, device)
         if shape is not None and prove is not None and shape.geometry != geometry:
@@ -168,7 +176,8 @@ class ModelRunner:
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
-                    verification = Verification(model, probe_tokens(model, count, page_size), windows)
+                    tokens = probe_tokens(model, count, geometry.page_size, has_states=bool(states))
+                    verification = Verification(model, tokens, windows)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_linears(model)
@@ -181,6 +190,7 @@ class ModelRunner:
                     operators=operators,
                     attention=attention,
                     proofs=proofs,
+                    states=states,
                 )
                 with progress.phase("verifying the model"):
                     runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
@@ -221,6 +231,11 @@ class ModelRunner:
         return self._operators is not None
 
     @property
+    def state_slots(self) -> StateSlots:
+        """Who has which of this runner's states within pages; one for each who computes requests."""
+        return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots))
+
+    @property
     def attention(self) -> AttentionBackend:
         """Attention over the pool, for steps that are not :meth:`paged_step`'s."""
         return self._backend
@@ -245,6 +260,9 @@ class ModelRunner:
                 return logits
         if self._fused is not None:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
+        if self._slots is not None:
+            with carrying(StateStep(meta, self.pool, self._slots)):
+                return self.run(ids, positions, self.paged_step(meta), last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
 
     @property
@@ -372,12 +390,15 @@ def warm_up(runner: _Warmed) -> None:
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
-def probe_tokens(model: Any, pages: int, page_size: int) -> int:
-    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little.
+def probe_tokens(model: Any, pages: int, page_size: int, *, has_states: bool = False) -> int:
+    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little, and where
+    layers carry states as many as show that they are carried into another page.
 
     Raises ConfigError when a pool of ``pages`` pages cannot hold them.
     """
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
+    if has_states:
+        wanted = max(wanted, page_size + 16)
     tokens = min(wanted, max_context_tokens(model.config), pages // 2 * page_size)
     if tokens < 2:
         raise ConfigError(f"a device pool of {pages} pages is too small to serve anything")
