@@ -17,6 +17,7 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     Qwen3NextConfig,
+    Zamba2Config,
 )
 
 from tests.checkpoints import BOS, EOS, MAX_POSITIONS, PAD, VOCAB_SIZE, save_checkpoint
@@ -65,6 +66,15 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: Lfm2Config(
         **_SHAPE, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
     ),
+    "zamba2": lambda: Zamba2Config(
+        **_SHAPE,
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        attention_head_dim=32,
+        mamba_d_state=8,
+        mamba_headdim=16,
+        chunk_size=16,
+    ),
     "mamba": lambda: MambaConfig(**_OF_MAMBA, state_size=8),
     "mamba2": lambda: Mamba2Config(
         **_OF_MAMBA, num_heads=8, head_dim=16, state_size=8, expand=2, n_groups=1, chunk_size=16
@@ -81,8 +91,8 @@ _OF_MAMBA: dict[str, Any] = {
 }
 
 STATE_FAMILIES = tuple(_CONFIGS)
-"""Linear attention (qwen3_next), state-space models beside layers of attention (bamba), within them (falcon_h1) and
-alone (mamba, mamba2), and short convolutions (lfm2).
+"""Linear attention (qwen3_next), state-space models beside layers of attention (bamba), within them (falcon_h1),
+with attention that several layers share (zamba2) and alone (mamba, mamba2), and short convolutions (lfm2).
 """
 
 

@@ -21,6 +21,7 @@ from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
+from services.worker.engine.shared_modules import name_layers
 from services.worker.engine.states.layers import STATE_LAYER_TYPES, layers_with_attention
 from services.worker.engine.text_parts import tensor_names, text_part
 from services.worker.kv.device_pool import TORCH_DTYPES
@@ -91,6 +92,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
         check_forward(model)
         pin_rotations(model, max_context_tokens(config, context))
         keep_latents(model)
+        name_layers(model)
         model.eval().requires_grad_(False)
         if device == "cpu":
             return model

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.states.carried import CarriedStates, StatePart, States, parts_of
@@ -135,6 +136,14 @@ class _Notes(CarriedStates):
         """Attention attends to what it has computed, as without a cache."""
         return key_states, value_states
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys there are, and before which: as without a cache."""
+        return query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """How many keys were there before: none."""
+        return 0
+
 
 class _Seam:
     """Where a module takes its cache."""
@@ -197,7 +206,7 @@ class _Seam:
 def _takes_cache(module: Any) -> bool:
     """Whether ``module`` is one within a model, not a whole one, and takes a cache."""
     parameters = inspect.signature(module.forward).parameters
-    return not hasattr(module, "config_class") and any(name in parameters for name in _CACHE_ARGUMENTS)
+    return not isinstance(module, PreTrainedModel) and any(name in parameters for name in _CACHE_ARGUMENTS)
 
 
 def _has_rows(value: Any) -> bool:
