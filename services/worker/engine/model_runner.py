@@ -37,7 +37,8 @@ from services.worker.engine.probe import LayoutProbe, Verification, find_planes
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
-from services.worker.engine.states.layers import StateModule, carrying, find_state_modules
+from services.worker.engine.states.layers import StateModule, carrying, find_state_modules, state_layers
+from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
 from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
@@ -49,9 +50,11 @@ from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
-from shared import progress
+from shared import logs, progress
 from shared.errors import ConfigError, UnsupportedModel
 from shared.messages.pools import KvGeometry
+
+_log = logs.get_logger("worker.engine")
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
@@ -129,11 +132,12 @@ class ModelRunner:
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
-        The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
-        once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
-        the context; 0 leaves the model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`).
-        ``prove`` is called on a GPU, before weights are on it, and says what serves there. Raises UnsupportedModel with
-        the reason, ConfigError for bad settings, DeviceUnproven.
+        Pages have ``page_size`` tokens, or as many as suit the model where it is 0. The pool has ``pages`` pages if
+        given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds once the weights are loaded.
+        ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves the
+        model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
+        before weights are on it, and says what serves there. Raises UnsupportedModel with the reason, ConfigError for
+        bad settings, DeviceUnproven.
         """
         if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -146,7 +150,9 @@ class ModelRunner:
         if prove is not None and torch.device(device).type == "cuda":
             # A checkpoint that does not say its type is proven again when it is loaded.
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
-            shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
+            if state_layers(config):
+                raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
+            shape = expected_shape(config, windows, dtype=kind, page_size=page_size or PAGE_TOKENS, device=device)
             proofs = prove(shape)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         operators = replaced_operators("CUDA") if exact else None
@@ -155,6 +161,10 @@ class ModelRunner:
             planes = find_planes(model, windows, page_size, context, states)
             geometry = planes.geometry
             check_device(planes, device)
+        if not page_size and states:
+            _log.info(
+                "page_size_chosen", page_tokens=geometry.page_size, state_bytes=sum(each.nbytes for each in states)
+            )
         if shape is not None and prove is not None and shape.geometry != geometry:
             proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
         if forward == "fused" and not planes.is_identity:
@@ -384,7 +394,7 @@ def warm_up(runner: _Warmed) -> None:
     for step in steps:
         total = sum(rows for rows, _ in step)
         if total > 0:
-            segments = [Segment(rows, context, table) for rows, context in step]
+            segments = [Segment(rows, context, table, running=number) for number, (rows, context) in enumerate(step)]
             meta = ForwardMeta.build(segments, page_size, runner.pool.device)
             positions = torch.cat([torch.arange(context, context + rows) for rows, context in step])
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))

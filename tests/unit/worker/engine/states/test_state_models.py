@@ -103,12 +103,10 @@ def test_a_page_takes_what_the_formula_says(load_runner: LoadRunner) -> None:
     assert sizes == {size: size * kv_token + 2 * (convolution + recurrent) for size in sizes}
 
 
-def test_the_padding_of_pages_is_small(load_runner: LoadRunner) -> None:
-    """Planes are chosen to lose little: at most a tenth of a page of 64 tokens."""
-    for family in STATE_FAMILIES:
-        runner = load_runner(family, page_size=64)
-
-        assert runner.pool.planes.padding_bytes < 0.15 * runner.geometry.page_bytes, family
+@pytest.mark.parametrize(("family", "size"), [("lfm2", 16), ("bamba", 64), ("mamba", 256)])
+def test_the_size_of_pages_is_chosen_for_the_model(family: str, size: int, load_runner: LoadRunner) -> None:
+    """Where nobody chose one."""
+    assert load_runner(family, page_size=0).geometry.page_size == size
 
 
 def test_states_are_kept_in_the_data_types_of_their_layers(load_runner: LoadRunner) -> None:
