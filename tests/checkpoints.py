@@ -91,9 +91,9 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
         **{**_GATED, "num_key_value_heads": 4},
         **_WIDE,
         q_lora_rank=24,
-        kv_lora_rank=20,
+        kv_lora_rank=24,
         qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
+        qk_nope_head_dim=8,
         v_head_dim=12,
         first_k_dense_replace=3,  # No layer has experts, which round by the number of rows.
     ),

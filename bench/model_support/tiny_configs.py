@@ -98,6 +98,7 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note": {"per_layer_config": None},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "longcat_flash": {"head_dim": 8},
 }
 """What single types need besides."""
 

@@ -6,6 +6,7 @@ reuse that is only claimed would be seen.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,14 @@ CASES = [
     ("mistral", 1),
     ("gemma2", 32),
     ("opt", 16),
+    *itertools.product(["mla", "gemma4"], [1, 16, 64]),
 ]
+"""The last two have pages that do not hold K and V of all layers alike."""
 
 
 def test_every_proven_family_is_covered() -> None:
     """The cases name every family that the README claims, and every page size that must work."""
-    assert {family for family, _ in CASES} == set(FAMILIES)
+    assert {family for family, _ in CASES} >= set(FAMILIES)
     assert {size for _, size in CASES} == {1, 16, 32, 64}
 
 

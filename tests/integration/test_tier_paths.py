@@ -24,8 +24,12 @@ from tests.reference import Reference
 DEVICE_TOKENS = 512
 DOCUMENT_TOKENS = 200
 ANSWER_TOKENS = 8
-CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("opt", 64)]
-"""Llama here has grouped-query attention, OPT as many KV heads as query heads."""
+CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("opt", 64), ("mla", 1), ("mla", 64), ("gemma4", 16)]
+"""Llama here has grouped-query attention, OPT as many KV heads as query heads. Pages of the rest hold latents, and K
+and V of other heads from layer to layer.
+"""
+UNITS = {"llama": 3, "opt": 3, "mla": 2, "gemma4_padded": 4}
+"""Of a page, each of which has a checksum."""
 
 
 def segment(cell: Cell, kind: str) -> SharedSegment:
@@ -68,10 +72,10 @@ class Document:
         return sum(inventory.counters.get("prefill_tokens_computed", 0) for inventory in inventories)
 
 
-def pages_of(cell: Cell, layers: int, pages: int) -> dict[bytes, npt.NDArray[np.uint8]]:
+def pages_of(cell: Cell, units: int, pages: int) -> dict[bytes, npt.NDArray[np.uint8]]:
     """What the host pool holds now, by identity."""
     mapped = segment(cell, "host")
-    tables = mapped.nbytes - pages * (16 + 8 * layers)
+    tables = mapped.nbytes - pages * (16 + 8 * units)
     identities = mapped.array[tables : tables + pages * 16].reshape(pages, 16).copy()
     page_bytes = tables // pages  # They begin on the first multiple of 64 after the pages.
     kv = mapped.array[: pages * page_bytes].reshape(pages, page_bytes).copy()
@@ -130,7 +134,7 @@ async def test_every_way_back_gives_the_same_answer(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 16)])
+@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 16), ("mla", 16), ("gemma4_padded", 16)])
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     family: str,
     page_size: int,
@@ -157,7 +161,7 @@ async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
             status = await cell.settle()
             saved = status.chunks_in_all
             pages = next(pool.total for pool in status.pools if pool.tier == "host")
-            kept.append(pages_of(cell, 3, pages))
+            kept.append(pages_of(cell, UNITS[family], pages))
 
     chunked = DOCUMENT_TOKENS // 64 * 64
     assert usage[0] == {"computed": DOCUMENT_TOKENS + 9}
@@ -230,7 +234,7 @@ async def test_damaged_chunks_are_never_served(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [("opt", 1), ("llama", 32)])
+@pytest.mark.parametrize(("family", "page_size"), [("opt", 1), ("llama", 32), ("mla", 16), ("gemma4", 16)])
 async def test_a_prefix_is_copied_from_a_neighbours_device(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -28,9 +28,10 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.native_work import find_decode_work, find_extend_work
-from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.native.decode import DecodeWork, NativeDecode, compile_decode
 from services.worker.native.extend import ExtendWork, NativeExtend, compile_extend
+from shared.messages.pools import KvGeometry
 
 
 class HeadShape(NamedTuple):
@@ -61,10 +62,20 @@ class _StepPlan:
     portable: _Portable | None = None
 
 
+class KvPages(Protocol):
+    """What is attended over: K and V of a layer (or part) as ``DevicePool`` has them."""
+
+    geometry: KvGeometry
+
+    def k(self, layer: int, /) -> torch.Tensor: ...
+
+    def v(self, layer: int, /) -> torch.Tensor: ...
+
+
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: KvPages) -> None:
         self._pool = pool
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)

@@ -3,12 +3,13 @@
 Models of that kind (DeepSeek-V2, arXiv 2405.04434, section 2.1) compress K and V of a token to a latent vector and a
 rotated part of the key. Their modules expand these to K and V in a method of its own, ``expand_kv``, just before they
 call attention. While our attention is the one that is called, the method hands the latent row on instead, and attention
-over the pool computes with latents: K's half of the expansion is taken into the query, V's is made up for in the result
-("absorbed", the same section). With any other attention the module does what it always does.
+over the pool reads latents (:mod:`services.worker.engine.latent_attention`). With any other attention the module does
+what it always does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -33,23 +34,45 @@ class Latents:
         self._like = next(module.parameters())
         self.rank, self.rope, self.nope, self.value_dim = (int(getattr(module, size)) for size in _SIZES)
 
+    @property
+    def absorbed_rows(self) -> float:
+        """Rows of one request up to which attention to latents takes fewer operations than expanding them: a key is
+        expanded in ``rank * (nope + value_dim)`` products a head, and each row saves ``2 * (rank - nope)`` by it.
+        """
+        saved = 2 * (self.rank - self.nope)
+        return self.rank * (self.nope + self.value_dim) / saved if saved > 0 else math.inf
+
     @cached_property
     def _ups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a latent is multiplied by: for keys [heads, nope, rank], for values [heads, rank, value_dim]."""
+        """What a latent is multiplied by, for keys [heads, nope, rank] and for values [heads, value_dim, rank]."""
         # Expanding unit vectors shows the matrices, however the module stores them.
         units = torch.eye(self.rank, dtype=self._like.dtype, device=self._like.device)[None, None]
         key, value = self._expand(units, units.new_zeros(1, 1, self.rank, self.rope))
-        return key[0, :, :, : self.nope].transpose(1, 2).contiguous(), value[0].contiguous()
+        return key[0, :, :, : self.nope].transpose(1, 2).contiguous(), value[0].transpose(1, 2).contiguous()
 
     def absorbed(self, call: AttentionCall) -> AttentionCall:
-        """The same attention with latents for keys and values: ``call`` with query [1, heads, T, rank + rope]."""
+        """The same attention with latents for keys and values: ``call`` with query [1, heads, T, rank + rope]. K's half
+        of the expansion is taken into it, and V's is left to :meth:`values` (the same section, "absorbed").
+        """
         unrotated, rotated = call.query.split((self.nope, self.rope), dim=-1)
         query = torch.cat((_rows_by(unrotated[0], self._ups[0])[None], rotated), dim=-1)
         return replace(call, query=query, value=call.key, latents=None)
 
     def values(self, output: torch.Tensor) -> torch.Tensor:
         """What attention gives, [T, heads, value_dim], of what :meth:`absorbed` gave, [T, heads, rank + rope]."""
-        return _rows_by(output[:, :, : self.rank].transpose(0, 1), self._ups[1]).transpose(0, 1)
+        return _rows_by(output[:, :, : self.rank].transpose(0, 1), self._ups[1].transpose(1, 2)).transpose(0, 1)
+
+    def expanded(self, kept: torch.Tensor, heads: slice, dim: int) -> torch.Tensor:
+        """K and V of ``heads`` for rows ``kept`` [pages, page_size, rank + rope]: [2, pages, page_size, heads, dim], as
+        wide as ``dim`` with zeros.
+        """
+        latent, rotated = kept.split((self.rank, self.rope), dim=-1)
+        ups = [up[heads] for up in self._ups]
+        made = kept.new_zeros(2, *kept.shape[:2], len(ups[0]), dim)
+        for half, up in zip(made, ups, strict=True):
+            half[..., : up.shape[1]] = (latent @ up.flatten(0, 1).T).unflatten(-1, up.shape[:2])
+        made[0, ..., self.nope : self.nope + self.rope] = rotated[:, :, None]
+        return made
 
 
 def _rows_by(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

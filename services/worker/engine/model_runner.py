@@ -22,6 +22,7 @@ from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
+from services.worker.engine.latent_attention import LatentAttention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -44,7 +45,7 @@ from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
-from services.worker.kv.planes import PlaneMap
+from services.worker.kv.planes import LatentsKept, PlaneMap
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
@@ -98,7 +99,7 @@ class ModelRunner:
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
         self._backend: AttentionBackend = (
-            CpuAttention(pool)
+            cpu_attention(pool)
             if pool.device.type == "cpu"
             else gpu_attention(pool, way_of(attention, proofs), self._kernels)
         )
@@ -345,6 +346,13 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self._graphs = self._operators = None
         self.pool.close()
+
+
+def cpu_attention(pool: DevicePool) -> AttentionBackend:
+    """The backend on a CPU."""
+    attention = CpuAttention(pool)
+    keeps_latents = any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers)
+    return LatentAttention(pool, attention) if keeps_latents else attention
 
 
 def check_device(planes: PlaneMap, device: str) -> None:

@@ -32,18 +32,15 @@ class PlanedStep:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """See ``AttentionStep``."""
-        latents = call.latents
-        asked = call if latents is None else latents.absorbed(call)
         parts = self._planes.parts_of(call.layer)
-        calls = list(_calls(asked, parts))
+        calls = list(_calls(call, parts))
         if not isinstance(self._planes.layers[call.layer].kept, SharedKept):
             self._write(calls, parts)
         if self._meta.gate is not None:
             self._meta.gate.wait(self._planes.last_unit(call.layer))
-        outputs = [self._attention(each) for each in calls]
-        if latents is not None:
-            return latents.values(outputs[0])
-        return torch.cat(outputs, dim=1)[:, :, : call.value.shape[-1]]
+        if call.latents is not None:
+            return self._attention(calls[0])
+        return torch.cat([self._attention(each) for each in calls], dim=1)[:, :, : call.value_dim]
 
     def _write(self, calls: list[AttentionCall], parts: tuple[Part, ...]) -> None:
         for call, part in zip(calls, parts, strict=True):
@@ -54,6 +51,9 @@ class PlanedStep:
 
 def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCall]:
     """``call``, a part at a time, as wide as the heads of the part are in their planes."""
+    if call.latents is not None:
+        yield replace(call, layer=parts[0].number)
+        return
     group = call.query.shape[1] // call.key.shape[1]
     for part in parts:
         end = part.first_head + part.heads

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.packed_linear import PackedLinear, padded_rows
+from services.worker.engine.packed_linear import PackedLinear, pack_linears, padded_rows
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN packs for CPUs only")  # type: ignore[no-untyped-call]
 
@@ -55,3 +55,27 @@ def test_a_row_has_the_same_bits_in_every_batch(rows: int) -> None:
 
     assert torch.equal(alone, among_others)
     torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
+
+
+class Router(torch.nn.Module):
+    """Multiplies by one weight itself, and calls the other layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier, self.after = torch.nn.Linear(16, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, 16] to [T, 4]."""
+        result: torch.Tensor = self.after(torch.nn.functional.linear(x.float(), self.classifier.weight.float()))
+        return result
+
+
+def test_a_layer_whose_weight_others_read_keeps_it() -> None:
+    """The weight of a packed layer is no more than a shape, so a router would choose by nothing."""
+    model = torch.nn.Sequential(Router())
+    x = torch.randn(5, 16)
+    with torch.inference_mode():
+        expected = model(x)
+
+        assert pack_linears(model) == 1
+        torch.testing.assert_close(model(x), expected)

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from services.worker.bootstrap import make_disk_reads
 from services.worker.config import WorkerConfig
-from services.worker.engine import latents
+from services.worker.engine import latent_attention, latents
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
@@ -37,14 +37,14 @@ LoadRunner = Callable[..., ModelRunner]
 
 FLOAT32 = 4
 KEPT_VALUES = {
-    "mla": 3 * (20 + 8),
+    "mla": 3 * (24 + 8),
     "gemma4": 2 * 2 * (2 * 16) + 2 * 2 * (2 * 32),
     "gemma4_padded": 2 * 2 * (2 * 16) + 2 * 2 * (2 * 24),
 }
 """Values of a token: latents of three layers; K and V of two layers with a window and two without, of six."""
 
 TOKEN_VALUES = {
-    "mla": 4 * 28,
+    "mla": 4 * 32,
     "gemma4": KEPT_VALUES["gemma4"],
     "gemma4_padded": 8 * 48,
 }
@@ -154,6 +154,33 @@ def test_latents_that_are_expanded_wrongly_are_found_out(
 
     with pytest.raises(UnsupportedModel, match="gives deepseek_v3 other logits"):
         load_runner("mla")
+
+
+@pytest.mark.parametrize("made_bytes", [1, latent_attention.EXPANDED_BYTES])
+def test_both_forms_of_attention_to_latents_agree(
+    made_bytes: int, load_runner: LoadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks and single rows in one step, whichever are absorbed, and however few heads are expanded at once."""
+    monkeypatch.setattr(latent_attention, "EXPANDED_BYTES", made_bytes)
+    runner, logits = load_runner("mla"), []
+    tables = page_tables(runner, [90, 70, 60], seed=5)
+    for most in (float("inf"), 1, 20, 0):
+        monkeypatch.setattr(latents.Latents, "absorbed_rows", most)
+        requests = [Request(random_prompt(90 - 10 * n, seed=n), table) for n, table in enumerate(tables)]
+        run_step(runner, [(requests[0], 60), (requests[1], 30)])
+        logits.append(run_step(runner, [(requests[1], 1), (requests[0], 30), (requests[2], 17)]))
+
+    for found in logits[1:]:
+        torch.testing.assert_close(found, logits[0], atol=1e-3, rtol=1e-3)
+    assert not torch.equal(logits[0], logits[3])
+
+
+def test_expanding_begins_where_it_takes_fewer_operations(load_runner: LoadRunner) -> None:
+    """A key is expanded in rank * (nope + value) products a head; a row saves 2 * (rank - nope) products with it."""
+    runner = load_runner("mla")
+    module = runner.model.model.layers[0].self_attn
+
+    assert module.latents.absorbed_rows == 24 * (8 + 12) / (2 * (24 - 8))
 
 
 def test_other_devices_are_refused() -> None:

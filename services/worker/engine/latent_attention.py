@@ -1,0 +1,135 @@
+"""Attention to latents in the pool, by whichever of two forms computes less (:mod:`services.worker.engine.latents`).
+
+*Absorbed*: the expansion is taken into the query, and all heads attend to the latents themselves, as heads of one KV
+head. Nothing is made of the context, but scores and sums are over ``rank + rope`` values. *Expanded*: K and V of the
+context are made of its latents, a few heads at a time, and attended to as those of any model. Making them pays where
+many rows use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.cpu_attention import CpuAttention
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.latents import Latents
+from services.worker.kv.device_pool import DevicePool
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+EXPANDED_BYTES = 32 * 2**20
+"""K and V that are made at once, if one head does not take more."""
+
+_Attend = Callable[[AttentionCall], torch.Tensor]
+
+
+class _ExpandedPages:
+    """K and V of a few heads, which attention reads in the place of a pool: [pages, page_size, heads, dim] each."""
+
+    def __init__(self, geometry: KvGeometry) -> None:
+        self.geometry = geometry
+        self.halves = torch.empty(2, 0)
+
+    def k(self, _layer: int) -> torch.Tensor:
+        return self.halves[0]
+
+    def v(self, _layer: int) -> torch.Tensor:
+        return self.halves[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Some rows of a step, int64 [n] (None: all), and what attends for them. ``pages`` int64 are those to expand."""
+
+    rows: torch.Tensor | None
+    attend: _Attend
+    pages: torch.Tensor | None = None
+
+
+class LatentAttention:
+    """A backend of :class:`~services.worker.engine.planed_step.PlanedStep` for pools in which layers keep latents."""
+
+    def __init__(self, pool: DevicePool, attention: CpuAttention) -> None:
+        """``attention`` is over ``pool``, and attends for the layers without latents."""
+        self._pool = pool
+        self._attention = attention
+        self._made = _ExpandedPages(pool.geometry)
+        self._expanded = CpuAttention(self._made)
+
+    def for_step(self, meta: ForwardMeta) -> _Attend:
+        attend_all = self._attention.for_step(meta)
+        shares: dict[float, list[_Share]] = {}
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            if call.latents is None:
+                return attend_all(call)
+            most = call.latents.absorbed_rows
+            if most not in shares:  # Once per step and kind of layer.
+                shares[most] = self._divide(meta, most, attend_all)
+            heads, rows = call.query.shape[1:3]
+            output = call.query.new_empty(rows, heads, call.value_dim)
+            for share in shares[most]:
+                part = call if share.rows is None else replace(call, query=call.query[:, :, share.rows])
+                found = self._absorbed(part, share) if share.pages is None else self._expand(part, share)
+                output[slice(None) if share.rows is None else share.rows] = found
+            return output
+
+        return attend
+
+    def _divide(self, meta: ForwardMeta, most: float, attend_all: _Attend) -> list[_Share]:
+        """The rows of segments up to ``most`` rows long, which are absorbed, and those of longer ones."""
+        ends = np.cumsum([segment.rows for segment in meta.segments])
+        sides: tuple[list[int], list[int]] = [], []
+        for number, segment in enumerate(meta.segments):
+            sides[segment.rows > most].append(number)
+        short, long = (
+            [np.arange(ends[number] - meta.segments[number].rows, ends[number]) for number in side] for side in sides
+        )
+        if not long:
+            return [_Share(None, attend_all)]
+        shares = [_Share(torch.from_numpy(np.concatenate(long)), *self._over_expanded(meta, sides[1]))]
+        if short:
+            part = ForwardMeta.build([meta.segments[number] for number in sides[0]], meta.page_size, "cpu")
+            shares.append(_Share(torch.from_numpy(np.concatenate(short)), self._attention.for_step(part)))
+        return shares
+
+    def _over_expanded(self, meta: ForwardMeta, numbers: list[int]) -> tuple[_Attend, torch.Tensor]:
+        """Attention of these segments over their own pages, expanded one after the other, and the pages."""
+        pages, segments, first = [], [], 0
+        for number in numbers:
+            segment = meta.segments[number]
+            count = pages_for(segment.length, meta.page_size)
+            pages.append(segment.pages[:count].astype(np.int64))
+            segments.append(Segment(segment.rows, segment.context, np.arange(first, first + count, dtype=np.int32)))
+            first += count
+        step = ForwardMeta.build(segments, meta.page_size, "cpu")
+        return self._expanded.for_step(step), torch.from_numpy(np.concatenate(pages))
+
+    def _absorbed(self, call: AttentionCall, share: _Share) -> torch.Tensor:
+        latents = _of(call)
+        return latents.values(share.attend(latents.absorbed(call)))
+
+    def _expand(self, call: AttentionCall, share: _Share) -> torch.Tensor:
+        latents = _of(call)
+        assert share.pages is not None
+        kept = self._pool.k(call.layer).index_select(0, share.pages)[:, :, 0]
+        heads, dim = call.query.shape[1], max(latents.nope + latents.rope, latents.value_dim)
+        query = pad(call.query, (0, dim - call.query.shape[-1]))
+        head_bytes = 2 * kept[..., 0].numel() * dim * DTYPE_BYTES[self._pool.geometry.dtype]
+        step = min(heads, max(1, EXPANDED_BYTES // head_bytes))
+        found = []
+        for first in range(0, heads, step):
+            some = slice(first, first + step)
+            self._made.halves = latents.expanded(kept, some, dim)
+            found.append(share.attend(replace(call, layer=0, query=query[:, some], latents=None)))
+        return torch.cat(found, dim=1)[:, :, : latents.value_dim]
+
+
+def _of(call: AttentionCall) -> Latents:
+    assert call.latents is not None
+    return call.latents
