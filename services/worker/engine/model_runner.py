@@ -164,7 +164,9 @@ class ModelRunner:
             check_device(planes, device)
         if not page_size and states:
             _log.info(
-                "page_size_chosen", page_tokens=geometry.page_size, state_bytes=sum(each.nbytes for each in states)
+                "page_size_chosen",
+                page_tokens=geometry.page_size,
+                layer_state_bytes=sum(each.nbytes for each in states),
             )
         if shape is not None and prove is not None and shape.geometry != geometry:
             proofs = prove(msgspec.structs.replace(shape, geometry=geometry))

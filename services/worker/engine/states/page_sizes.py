@@ -31,9 +31,9 @@ def with_states(kept: Sequence[Kept], states: Sequence[StateModule]) -> list[Kep
 
 def page_size_for(kept: Sequence[Kept], dtype: str) -> int:
     """Tokens of a page: a power of two, PAGE_TOKENS where no layer carries a state."""
-    state_bytes = sum(each.nbytes for each in kept if isinstance(each, StateKept))
+    once_bytes = sum(each.nbytes for each in kept if isinstance(each, StateKept))
     token_bytes = DTYPE_BYTES[dtype] * sum(each.values for each in kept if isinstance(each, HeadsKept | LatentsKept))
     size = PAGE_TOKENS
-    while size < MOST_PAGE_TOKENS and size * token_bytes < state_bytes:
+    while size < MOST_PAGE_TOKENS and size * token_bytes < once_bytes:
         size *= 2
     return size

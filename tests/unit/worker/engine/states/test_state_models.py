@@ -24,7 +24,7 @@ CASES = [*itertools.product(STATE_FAMILIES, [16]), *itertools.product(["qwen3_ne
 def decided_prompt(truth: Reference, start: list[int], length: int) -> list[int]:
     """``start`` and ``length`` more tokens, to which rounding decides none of ``NEW_TOKENS``."""
     seeds = itertools.count(length)
-    return truth.decided(lambda: [*start, *random_prompt(length, seed=next(seeds))], NEW_TOKENS)
+    return truth.decided(lambda: [*start, *random_prompt(length, seed=next(seeds))], NEW_TOKENS, ignore_eos=True)
 
 
 @pytest.mark.parametrize(("family", "page_size"), CASES)
@@ -42,7 +42,7 @@ def test_greedy_tokens_equal_generate(
 
     decode_greedily(runner, requests, chunks=[5, 16, 31], new_tokens=NEW_TOKENS)
 
-    expected = [truth(family).greedy(prompt, NEW_TOKENS) for prompt in prompts]
+    expected = [truth(family).greedy(prompt, NEW_TOKENS, ignore_eos=True) for prompt in prompts]
     assert [request.output for request in requests] == expected
 
 
@@ -67,7 +67,7 @@ def test_prefix_hits_change_no_token(
     second.tokens.append(int(logits.argmax()))
     decode_greedily(runner, [second], chunks=[1], new_tokens=NEW_TOKENS)
 
-    assert second.output == truth(family).greedy([*shared, *suffix], NEW_TOKENS)
+    assert second.output == truth(family).greedy([*shared, *suffix], NEW_TOKENS, ignore_eos=True)
 
 
 @pytest.mark.parametrize("source", ["from_pages", "from_slots"])
