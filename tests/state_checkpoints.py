@@ -17,10 +17,12 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
+    RwkvConfig,
     Zamba2Config,
 )
 
-from tests.checkpoints import BOS, EOS, MAX_POSITIONS, PAD, VOCAB_SIZE, save_checkpoint
+from tests.checkpoints import BOS, EOS, MAX_POSITIONS, PAD, SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -75,6 +77,26 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
         mamba_headdim=16,
         chunk_size=16,
     ),
+    "recurrent_gemma": lambda: RecurrentGemmaConfig(
+        **{**_SHAPE, "num_key_value_heads": 1},
+        num_hidden_layers=3,
+        block_types=["recurrent", "attention"],
+        lru_width=64,
+        attention_window_size=SLIDING_WINDOW,
+        head_dim=16,
+        w_init_variance_scale=1.0,
+        final_w_init_variance_scale=1.0,
+    ),
+    "rwkv": lambda: RwkvConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        num_hidden_layers=2,
+        attention_hidden_size=64,
+        intermediate_size=96,
+        context_length=MAX_POSITIONS,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    ),
     "mamba": lambda: MambaConfig(**_OF_MAMBA, state_size=8),
     "mamba2": lambda: Mamba2Config(
         **_OF_MAMBA, num_heads=8, head_dim=16, state_size=8, expand=2, n_groups=1, chunk_size=16
@@ -92,7 +114,8 @@ _OF_MAMBA: dict[str, Any] = {
 
 STATE_FAMILIES = tuple(_CONFIGS)
 """Linear attention (qwen3_next), state-space models beside layers of attention (bamba), within them (falcon_h1),
-with attention that several layers share (zamba2) and alone (mamba, mamba2), and short convolutions (lfm2).
+with attention that several layers share (zamba2) and alone (mamba, mamba2), short convolutions (lfm2),
+and modules that keep their states in ways of their own (recurrent_gemma, rwkv).
 """
 
 

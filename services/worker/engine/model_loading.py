@@ -22,6 +22,7 @@ from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.shared_modules import name_layers
+from services.worker.engine.states.accesses import own_layer_types
 from services.worker.engine.states.layers import STATE_LAYER_TYPES, layers_with_attention
 from services.worker.engine.text_parts import tensor_names, text_part
 from services.worker.kv.device_pool import TORCH_DTYPES
@@ -35,8 +36,10 @@ _LOADING = threading.Lock()
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "mlp", "moe", *STATE_LAYER_TYPES)
 
-NO_POSITIONS_CONTEXT = 32_768
-"""Tokens of the longest context of a model that has no positions to run out of, unless a setting names another."""
+UNBOUNDED_CONTEXT = 32_768
+"""Tokens of the longest context of a model whose layers look back no further than a window and their state, and whose
+configuration names none, unless a setting does.
+"""
 
 
 def load_config(model_dir: Path) -> Any:
@@ -57,6 +60,9 @@ def load_config(model_dir: Path) -> Any:
             except (OSError, ValueError, KeyError) as error:
                 raise UnsupportedModel(f"{unreadable}: {in_one_line(error)}") from error
             text = text_part(config)
+            layer_types = own_layer_types(text)
+            if layer_types is not None:
+                text.layer_types = layer_types
             reasons += _reasons_against(text)
     if reasons:
         raise UnsupportedModel(f"{model_type} cannot be served exactly: {'; '.join(reasons)}")
@@ -126,12 +132,12 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def max_context_tokens(config: Any, bound: int = 0) -> int:
-    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound. A model without attention and
-    positions has NO_POSITIONS_CONTEXT, or ``bound``.
+    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound. A model that knows no last
+    one has UNBOUNDED_CONTEXT, or ``bound``.
 
     Raises ConfigError where a prompt and an answer cannot both have a token.
     """
-    own = int(bound or NO_POSITIONS_CONTEXT) if _has_no_positions(config) else int(config.max_position_embeddings)
+    own = int(bound or UNBOUNDED_CONTEXT) if _is_unbounded(config) else int(config.max_position_embeddings)
     context = min(own, bound) if bound else own
     if context < 2:
         raise ConfigError(f"a context of {context} token holds no prompt with an answer: at least 2 are needed")
@@ -143,7 +149,7 @@ def _reasons_against(config: Any) -> Iterator[str]:
         yield IS_ENCODER_DECODER
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         yield "its attention is not causal"
-    if not isinstance(getattr(config, "max_position_embeddings", None), int) and not _has_no_positions(config):
+    if not isinstance(getattr(config, "max_position_embeddings", None), int) and not _is_unbounded(config):
         yield "its configuration names no longest context"
     if getattr(config, "attention_chunk_size", None) is not None:
         yield "it attends in chunks"
@@ -154,8 +160,11 @@ def _reasons_against(config: Any) -> Iterator[str]:
         yield f"it has layers of type {', '.join(odd_layers)}"
 
 
-def _has_no_positions(config: Any) -> bool:
-    """Whether no layer attends, and the configuration names no longest context, as with Mamba."""
-    return getattr(config, "max_position_embeddings", None) is None and not layers_with_attention(
-        config, int(config.num_hidden_layers)
-    )
+def _is_unbounded(config: Any) -> bool:
+    """Whether the configuration names no longest context, and no layer sees further than its window, if it attends at
+    all, as with Mamba.
+    """
+    if getattr(config, "max_position_embeddings", None) is not None:
+        return False
+    windows = expected_windows(config)
+    return all(windows[layer] is not None for layer in layers_with_attention(config, len(windows)))

@@ -1,4 +1,6 @@
-"""Whether a module goes on from a state over several tokens at once, and how to have one do it that does not."""
+"""Whether a module goes on from states over several tokens, and over several sequences, at once; and how to have one do
+it that does not.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,48 @@ def goes_on(call: Call, arguments: Arguments, left: States) -> bool:
     """Whether ``call`` gives two tokens (tensors of ``arguments`` are [1, 2, ...]) at once what it gives them one after
     the other, from a state of random numbers like the one that it has ``left``.
     """
-    generator = torch.Generator().manual_seed(0)
+    return _agree(call, one_by_one(call), arguments, left)
+
+
+@torch.inference_mode()
+def keeps_apart(call: Call, arguments: Arguments, left: States) -> bool:
+    """Whether ``call`` gives one token of two sequences at once what it gives each alone, from such states."""
+    tokens = [{name: _row(value, row) for name, value in arguments.items()} for row in (0, 1)]
+    both = {name: _side_by_side([token[name] for token in tokens]) for name in arguments}
+    twice = {key: torch.cat([state, state]) for key, state in left.items()}
+    return _agree(call, each_alone(call), both, twice)
+
+
+def each_alone(call: Call) -> Call:
+    """``call``, sequence by sequence where several go on."""
+
+    def called(arguments: Arguments, states: States | None) -> tuple[Any, States]:
+        if states is None:
+            return call(arguments, None)
+        found = [
+            call(
+                {name: _sequence(value, number) for name, value in arguments.items()},
+                {key: state[number : number + 1] for key, state in states.items()},
+            )
+            for number in range(len(next(iter(states.values()))))
+        ]
+        left = {key: torch.cat([each[key] for _, each in found]) for key in found[0][1]}
+        return _side_by_side([output for output, _ in found]), left
+
+    return called
+
+
+def _agree(call: Call, expected: Call, arguments: Arguments, left: States) -> bool:
+    """Whether both give alike from states of random numbers like ``left``."""
+    generator = torch.Generator()
 
     def drawn() -> States:
         generator.manual_seed(0)
         return {key: _random_like(state, generator) for key, state in left.items()}
 
     output, states = call(arguments, drawn())
-    expected, expected_states = one_by_one(call)(arguments, drawn())
-    return _are_alike(output, expected) and all(_are_alike(states[key], expected_states[key]) for key in states)
+    wanted, wanted_states = expected(arguments, drawn())
+    return _are_alike(output, wanted) and all(_are_alike(states[key], wanted_states[key]) for key in states)
 
 
 def one_by_one(call: Call) -> Call:
@@ -62,6 +97,8 @@ def _are_alike(one: Any, other: Any) -> bool:
         return all(_are_alike(mine, theirs) for mine, theirs in zip(one, other, strict=True))
     if not isinstance(one, torch.Tensor):
         return True
+    if one.shape != other.shape:
+        return False
     largest = float(other.abs().max()) or 1.0
     return bool((one - other).abs().max() <= _TOLERANCE * largest)
 
@@ -75,11 +112,32 @@ def _rows(value: Any) -> int:
 
 
 def _row(value: Any, row: int) -> Any:
+    return _each(value, lambda tensor: tensor[:, row : row + 1])
+
+
+def _sequence(value: Any, number: int) -> Any:
+    return _each(value, lambda tensor: tensor[number : number + 1])
+
+
+def _each(value: Any, taken: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with every tensor in it ``taken``."""
     if isinstance(value, torch.Tensor):
-        return value[:, row : row + 1]
+        return taken(value)
     if isinstance(value, dict):
-        return {name: _row(each, row) for name, each in value.items()}
-    return type(value)(_row(each, row) for each in value) if isinstance(value, tuple | list) else value
+        return {name: _each(each, taken) for name, each in value.items()}
+    return type(value)(_each(each, taken) for each in value) if isinstance(value, tuple | list) else value
+
+
+def _side_by_side(values: list[Any]) -> Any:
+    """Values of single sequences, as one; what is no tensor is that of the first."""
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(values)
+    if isinstance(first, dict):
+        return {name: _side_by_side([each[name] for each in values]) for name in first}
+    if isinstance(first, tuple | list):
+        return type(first)(_side_by_side(list(each)) for each in zip(*values, strict=True))
+    return first
 
 
 def _joined(outputs: list[Any]) -> Any:

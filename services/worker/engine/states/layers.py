@@ -3,25 +3,28 @@
 The library's state layers take their cache as an argument, so a module carries states if it asks such a cache for one.
 Of modules within one another the outermost that does so is called piece by piece. What a state consists of, in which
 data types, is what the module leaves behind. Some modules go on from a state with one token only and forget it where
-there are more (Mamba's): which do is tried, and these are called token by token.
+there are more (Mamba's), or mix sequences up (RWKV's): which do is tried, and these are called token by token, or
+sequence by sequence.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.states.accesses import Access, InCache, own_access
 from services.worker.engine.states.carried import CarriedStates, StatePart, States, parts_of
-from services.worker.engine.states.going_on import Arguments, Call, goes_on, one_by_one
+from services.worker.engine.states.going_on import Arguments, Call, each_alone, goes_on, keeps_apart, one_by_one
 from shared.errors import UnsupportedModel
 
 STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
@@ -83,6 +86,7 @@ def layers_with_attention(config: Any, layers: int) -> list[int]:
     return [layer for layer in range(layers) if kinds is None or kinds[layer] not in _WITHOUT_ATTENTION]
 
 
+@torch.inference_mode()
 def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ...]:
     """Run two tokens through ``model``, whose attention is ours and ``step``'s meanwhile, and have steps compute its
     modules with states from then on.
@@ -93,9 +97,9 @@ def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ..
     expected = state_layers(model.config)
     if not expected:
         return ()
-    seams = [_Seam(name, module) for name, module in model.named_modules() if _takes_cache(module)]
+    seams = [_Seam(name, module) for name, module in model.named_modules() if _takes_states(module)]
     _run(model, seams, step)
-    found = [seam for seam in seams if seam.notes is not None and seam.notes.asked]
+    found = [seam for seam in seams if seam.carries]
     outermost = [seam for seam in found if not any(seam.name.startswith(f"{other.name}.") for other in found)]
     missing = set(expected) - {seam.layer for seam in outermost}
     if missing:
@@ -146,16 +150,21 @@ class _Notes(CarriedStates):
 
 
 class _Seam:
-    """Where a module takes its cache."""
+    """Where a module takes its states."""
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
-        self.notes: _Notes | None = None
         self._module = module
         self._forward = module.forward
         self._signature = inspect.signature(module.forward)
-        self._argument = next(each for each in _CACHE_ARGUMENTS if each in self._signature.parameters)
-        self._arguments: Arguments = {}  # Those of the search, whose tensors are [1, 2, ...].
+        self._own = own_access(module)
+        self._notes = _Notes()
+        self._arguments: dict[str, Any] = {}  # Those of the search, whose tensors are [1, 2, ...].
+
+    @property
+    def carries(self) -> bool:
+        """Whether the module was called, and has states as far as it was seen."""
+        return bool(self._arguments) and (self._own is not None or self._notes.asked)
 
     @property
     def layer(self) -> int:
@@ -169,8 +178,9 @@ class _Seam:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = self._signature.bind(*args, **kwargs)
-            self.notes, self._arguments = _Notes(), dict(bound.arguments)
-            bound.arguments[self._argument] = self.notes
+            self._arguments = dict(bound.arguments)
+            if self._own is None:
+                bound.arguments[_cache_argument(self._signature)] = self._notes
             return self._forward(*bound.args, **bound.kwargs)
 
         self._module.forward = forward
@@ -181,12 +191,15 @@ class _Seam:
 
     def hand_over(self, entry: int, first: int) -> StateModule:
         """Have steps compute the module, see :func:`carrying`. Raises UnsupportedModel where that cannot be."""
-        assert self.notes is not None
         odd = [name for name, value in self._arguments.items() if not _has_rows(value)]
         if odd:
             raise UnsupportedModel(f"{self.name} carries a state and takes {', '.join(odd)}, which has no rows")
-        call: Call = self._call if goes_on(self._call, self._arguments, self.notes.states) else one_by_one(self._call)
-        module = StateModule(self.name, self.layer, entry, parts_of(self.notes.states), first, call)
+        access = self._own or InCache(_cache_argument(self._signature))
+        whole = partial(_call, self._forward, self._signature, access)
+        _, left = whole(self._arguments, None)
+        call: Call = whole if keeps_apart(whole, self._arguments, left) else each_alone(whole)
+        call = call if goes_on(call, self._arguments, left) else one_by_one(call)
+        module = StateModule(self.name, self.layer, entry, parts_of(left), first, call)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             step = _STEP.get()
@@ -197,16 +210,30 @@ class _Seam:
         self._module.forward = forward
         return module
 
-    def _call(self, arguments: Arguments, states: States | None) -> tuple[Any, States]:
-        cache = CarriedStates(states)
-        bound = inspect.BoundArguments(self._signature, dict(arguments) | {self._argument: cache})  # type: ignore[arg-type]
-        return self._forward(*bound.args, **bound.kwargs), cache.states
+
+def _call(
+    forward: Callable[..., Any],
+    signature: inspect.Signature,
+    access: Access,
+    arguments: Arguments,
+    states: States | None,
+) -> tuple[Any, States]:
+    given = access.hand_in(arguments, states)
+    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    output = forward(*bound.args, **bound.kwargs)
+    return output, access.take_out(given, output)
 
 
-def _takes_cache(module: Any) -> bool:
-    """Whether ``module`` is one within a model, not a whole one, and takes a cache."""
-    parameters = inspect.signature(module.forward).parameters
-    return not isinstance(module, PreTrainedModel) and any(name in parameters for name in _CACHE_ARGUMENTS)
+def _cache_argument(signature: inspect.Signature) -> str:
+    """The name of the argument that is a module's cache, or ""."""
+    return next((name for name in _CACHE_ARGUMENTS if name in signature.parameters), "")
+
+
+def _takes_states(module: Any) -> bool:
+    """Whether ``module`` is one within a model, not a whole one, and is given a cache or states."""
+    if isinstance(module, PreTrainedModel):
+        return False
+    return own_access(module) is not None or bool(_cache_argument(inspect.signature(module.forward)))
 
 
 def _has_rows(value: Any) -> bool:
@@ -218,7 +245,6 @@ def _has_rows(value: Any) -> bool:
     return all(map(_has_rows, value)) if isinstance(value, tuple | list) else True
 
 
-@torch.inference_mode()
 def _run(model: Any, seams: list[_Seam], step: AttentionStep) -> None:
     for seam in seams:
         seam.listen()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.worker.engine.states.carried import States
-from services.worker.engine.states.going_on import Arguments, Call, goes_on, one_by_one
+from services.worker.engine.states.going_on import Arguments, Call, each_alone, goes_on, keeps_apart, one_by_one
 
 
 def _sums(arguments: Arguments, states: States | None) -> tuple[Any, States]:
@@ -43,3 +43,19 @@ def test_token_by_token_a_forgetful_module_goes_on() -> None:
 
     torch.testing.assert_close(found, rows.cumsum(1)[:, 2:])
     torch.testing.assert_close(left["recurrent", 0], rows.sum(1))
+
+
+def _mixing(arguments: Arguments, states: States | None) -> tuple[Any, States]:
+    """Running sums that take a sequence for all where one token of several goes on."""
+    (sums, _), left = _sums(arguments, states)
+    return (sums.mean(0, keepdim=True).expand_as(sums) if sums.shape[1] == 1 else sums, None), left
+
+
+def test_a_module_that_mixes_sequences_up_is_told_from_one_that_keeps_them_apart() -> None:
+    """By what it makes of two at once, and of each."""
+    arguments = {"rows": torch.tensor([[[1.0, 2.0], [5.0, -3.0]]])}
+    left = _sums(arguments, None)[1]
+
+    assert keeps_apart(_sums, arguments, left)
+    assert not keeps_apart(_mixing, arguments, left)
+    assert keeps_apart(each_alone(_mixing), arguments, left)
