@@ -219,7 +219,7 @@ def _call(
     states: States | None,
 ) -> tuple[Any, States]:
     given = access.hand_in(arguments, states)
-    bound = inspect.BoundArguments(signature, given)  # type: ignore[arg-type]
+    bound = inspect.BoundArguments(signature, given)
     output = forward(*bound.args, **bound.kwargs)
     return output, access.take_out(given, output)
 

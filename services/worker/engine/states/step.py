@@ -13,7 +13,8 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.states.carried import pack, unpack
-from services.worker.engine.states.layers import Arguments, StateModule
+from services.worker.engine.states.going_on import Arguments
+from services.worker.engine.states.layers import StateModule
 from services.worker.engine.states.pieces import Piece, cut, in_order
 from services.worker.engine.states.running import RUNNING_SLOTS
 from services.worker.kv.device_pool import DevicePool
@@ -123,7 +124,8 @@ class StateStep:
 def _take(value: Any, group: _Group) -> Any:
     """The rows of ``group``: tensors [1, T, ...] become [n, r, ...], also within tuples and keywords."""
     if isinstance(value, torch.Tensor):
-        return value[0].index_select(0, group.rows).unflatten(0, (group.count, -1))
+        rows = value[0].index_select(0, group.rows)
+        return rows.view(group.count, -1, *rows.shape[1:])
     if isinstance(value, dict):
         return {name: _take(each, group) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -11,7 +11,7 @@ from services.worker.engine.states.carried import CarriedStates, States, pack, p
 
 def _library() -> DynamicCache:
     cache = DynamicCache()
-    cache.layers.append(LinearAttentionLayer(2))  # type: ignore[arg-type]
+    cache.layers.append(LinearAttentionLayer(2))
     return cache
 
 
