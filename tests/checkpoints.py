@@ -15,15 +15,22 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DeepseekV3Config,
+    DogeConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma4TextConfig,
     GenerationConfig,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    RobertaConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -82,11 +89,42 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
 FAMILIES = tuple(_CONFIGS)
 """llama3 is Llama with llama3 RoPE scaling and tied embeddings; mistral and gemma2 have sliding windows."""
 
-UNLIKE = ("mla", "gemma4", "gemma4_padded")
+UNLIKE = ("mla", "gemma4", "gemma4_padded", "mimo")
 """Variants whose pages do not hold K and V of all layers alike."""
 
 _VARIANTS: dict[str, Callable[[], Any]] = {
     "llama_mha": lambda: LlamaConfig(**{**_GATED, "num_key_value_heads": 4}, **_WIDE),
+    "gpt_oss": lambda: GptOssConfig(
+        **_GATED,
+        **_WIDE,
+        head_dim=16,
+        sliding_window=SLIDING_WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **_GATED,
+        **_WIDE,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        no_rope_layer_interval=3,
+        attention_chunk_size=SLIDING_WINDOW,
+        floor_scale=16,
+    ),
+    "bloom": lambda: BloomConfig(
+        **{name: _SHAPE[name] for name in ("vocab_size", "hidden_size", *_IDS)},
+        **_WIDE,
+        n_layer=3,
+        n_head=4,
+        seq_length=MAX_POSITIONS,
+    ),
+    "falcon": lambda: FalconConfig(**_SHAPE, **_WIDE, alibi=True, new_decoder_architecture=False, multi_query=True),
+    "doge": lambda: DogeConfig(**_GATED, **_WIDE),
+    "roberta": lambda: RobertaConfig(
+        **{**_SHAPE, "max_position_embeddings": MAX_POSITIONS + 1}, **_WIDE, intermediate_size=96, is_decoder=True
+    ),
     "mla": lambda: DeepseekV3Config(
         **{**_GATED, "num_key_value_heads": 4},
         **_WIDE,
@@ -99,9 +137,20 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "gemma4": lambda: _gemma4(global_head_dim=32),
     "gemma4_padded": lambda: _gemma4(global_head_dim=24),
+    "mimo": lambda: MiMoV2FlashConfig(
+        **_GATED,
+        **_WIDE,
+        head_dim=24,
+        v_head_dim=16,
+        sliding_window=SLIDING_WINDOW,
+        mlp_layer_types=["dense"] * 3,
+    ),
 }
-"""What is made like a family: with a K and a V for every query head; with latents in the place of K and V; and with
-heads of other sizes from layer to layer, some layers of which share K and V, that fill planes and that do not.
+"""llama_mha has a K and a V for every query head. gpt_oss has sinks, in every second layer with a window; two of three
+layers of llama4 attend in chunks, and the third scales its queries by their position; positions of roberta begin
+behind its padding token. bloom and falcon, with ALiBi, and doge attend by code of their own. mla keeps latents in the
+place of K and V; layers of gemma4 have heads of other sizes, which fill planes, or in gemma4_padded do not, and some
+share K and V. mimo has K and V of different sizes, and sinks.
 """
 
 
@@ -120,7 +169,7 @@ def _gemma4(global_head_dim: int) -> Any:
 
 
 def make_checkpoint(family: str, path: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
-    """Write a random checkpoint of ``family``, or of what is made like one, into ``path`` (made if need be).
+    """Write a random checkpoint of ``family``, or of a variant, into ``path`` (made if need be).
 
     Returns ``path``. The same family, seed and dtype give the same weights.
     """

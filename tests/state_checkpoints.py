@@ -107,10 +107,12 @@ _OF_MAMBA: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "initializer_range": 0.2,
+    "max_position_embeddings": MAX_POSITIONS,
     "pad_token_id": PAD,
     "bos_token_id": BOS,
     "eos_token_id": EOS,
 }
+"""Mamba names no longest context, and a worker would want to be told one."""
 
 STATE_FAMILIES = tuple(_CONFIGS)
 """Linear attention (qwen3_next), state-space models beside layers of attention (bamba), within them (falcon_h1),

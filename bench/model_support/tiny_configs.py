@@ -31,7 +31,8 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_size"), 96),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), CONTEXT),
     **dict.fromkeys(("max_sequence_length", "max_target_positions", "max_source_positions", "max_length"), CONTEXT),
-    **dict.fromkeys(("sliding_window", "window_size"), WINDOW),
+    **dict.fromkeys(("sliding_window", "window_size", "attention_chunk_size"), WINDOW),
+    "floor_scale": 16,  # Positions behind which Llama 4 scales queries, within a prompt.
     **dict.fromkeys(
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4
     ),
@@ -75,6 +76,8 @@ _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_la
 _CONVOLVED = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
 
 _OF_TYPE: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     **dict.fromkeys(
         (

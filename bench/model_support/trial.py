@@ -19,9 +19,10 @@ from transformers.models.auto.modeling_auto import (
 from bench.model_support.tiny_configs import CONTEXT, tiny_configs
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_faults import in_one_line
-from services.worker.engine.model_loading import load_config
+from services.worker.engine.model_loading import load_config, own_context
 from services.worker.engine.model_runner import ModelRunner
 from shared.errors import OperatorError
+from shared.model_context import first_of
 
 PAGE_SIZE = 8
 PROMPT_TOKENS = 60
@@ -32,6 +33,9 @@ _PREFIX = "modelsupport"
 _MARGIN = 1e-3
 _SEEDS = 3
 
+ITS_OWN = "attends by code of its own, one request at a time"
+CONTEXT_NEEDED = "needs `--max-context-tokens`, because its configuration names no longest context"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -39,6 +43,14 @@ class Outcome:
 
     outcome: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAnswers:
+    """Answers that should be alike; ``how`` says what is unlike other models in how they come about."""
+
+    answers: tuple[list[int], ...]
+    how: str
 
 
 def try_type(model_type: str, directory: Path, seed: int) -> Outcome:
@@ -95,8 +107,12 @@ def library_answer(path: Path, prompt: list[int]) -> tuple[list[int], float]:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     model = library_class(config).from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
+    # ``generate`` counts positions from 0 where a model, called without any, counts from behind the padding token.
+    first = first_of(config)
+    told = {"position_ids": torch.arange(first, first + len(prompt))[None]} if first else {}
     made = model.generate(
         torch.tensor([prompt]),
+        **told,
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         output_logits=True,
@@ -116,21 +132,22 @@ def prompt_of(seed: int) -> list[int]:
 def _try_checkpoint(config: Any, path: Path, answer: tuple[list[int], float], directory: Path, seed: int) -> Outcome:
     for number in range(_SEEDS):
         try:
-            found = paged_answers(path, prompt_of(seed + number))
+            found = paged_answers(path, prompt_of(seed + number), 0 if own_context(config) else CONTEXT)
         except OperatorError as refused:
             return Outcome("refused", refused.message.replace(str(path), "the checkpoint"))
         expected, margin = answer
-        if all(each == expected for each in found):
-            return Outcome("served")
+        if all(each == expected for each in found.answers):
+            return Outcome("served", found.how)
         if margin >= _MARGIN:
-            return Outcome("differs", f"library {expected}, paged {found}")
+            return Outcome("differs", f"library {expected}, paged {found.answers}")
         path = save_random(config, directory / f"seed-{number + 1}", seed + number + 1)
         answer = library_answer(path, prompt_of(seed + number + 1))
     return Outcome("untried", f"in {_SEEDS} seeds the library's best two tokens were too near each other to compare")
 
 
-def paged_answers(path: Path, prompt: list[int], context: int = 0) -> list[list[int]]:
+def paged_answers(path: Path, prompt: list[int], context: int = 0) -> PagedAnswers:
     """Greedy tokens over paged attention: prefilled in one piece, in chunks, and over a prefix that another has left.
+    ``context`` is the longest that is served, in tokens; 0 is the model's own.
 
     Raises OperatorError with the reason when the model is refused.
     """
@@ -152,7 +169,9 @@ def paged_answers(path: Path, prompt: list[int], context: int = 0) -> list[list[
         chunked = _decode(runner, prompt, tables[1], start=0, chunk=_CHUNK)
         shared = len(prompt) // PAGE_SIZE - 1
         reusing = np.concatenate([tables[0][:shared], tables[2][shared:]])
-        return [whole, chunked, _decode(runner, prompt, reusing, start=shared * PAGE_SIZE, chunk=len(prompt))]
+        reused = _decode(runner, prompt, reusing, start=shared * PAGE_SIZE, chunk=len(prompt))
+        notes = (ITS_OWN, runner.attends_itself), (CONTEXT_NEEDED, context > 0)
+        return PagedAnswers((whole, chunked, reused), "; ".join(note for note, applies in notes if applies))
     finally:
         runner.close()
 

@@ -11,9 +11,8 @@ from typing import Any
 from services.gateway.library_defaults import library_defaults
 from shared import model_files
 from shared.errors import UnsupportedModel
+from shared.model_context import named_in
 from shared.model_folder import check_model
-
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def check_facts(model_dir: Path, max_context_tokens: int = 0) -> tuple[int, int]
     vocab_size = merged.get("vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise UnsupportedModel(f"{model_dir}: config.json names no vocab_size")
-    own_context = next((merged[key] for key in _CONTEXT_KEYS if isinstance(merged.get(key), int)), 0)
+    own_context = named_in(merged)
     max_context = min(max_context_tokens or own_context, own_context or max_context_tokens)
     if max_context < 1:
         raise UnsupportedModel(f"{model_dir}: config.json names no context length; set --max-context-tokens")

@@ -29,6 +29,7 @@ from services.worker.engine.tables_ahead import TablesAhead
 from services.worker.engine.token_masks import without
 from services.worker.engine.unread_tokens import Following, UnreadTokens
 from services.worker.importance.importance_step import ImportanceStep
+from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.requests import RunningRequest
@@ -37,6 +38,7 @@ from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.step_rows import StepRows
 from services.worker.step_saving import NOT_SAVED, SavedStep
 from services.worker.steps import Work
+from shared.errors import UnsupportedModel
 from shared.messages.tokens import TokenLogprob
 
 LOGITS_BYTES = 64 * 2**20
@@ -240,7 +242,11 @@ class StepComputer:
                 self._states.reached((_key(item), item.end) for item in work)
                 self._tables.expect_after(segments)
                 return logits
-            step = ImportanceStep(meta, self._runner.pool, self._runner.attention, prefixes)
+            try:
+                backend = self._runner.attention
+            except UnsupportedModel as error:
+                raise SelectionFailed(next(iter(prefixes.values())).name) from error
+            step = ImportanceStep(meta, self._runner.pool, backend, prefixes)
             return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 
     def choose_held(self, requests: Iterable[RunningRequest]) -> list[Computed]:

@@ -47,7 +47,8 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
     )
     with progress.phase("warming up"):
         runner.warm_up()
-    if choice.kind == "cuda" and config.decode_graph_rows and runner.proofs.way(GRAPHS) == "graphs":
+    has_graphs = config.decode_graph_rows > 0 and runner.proofs.way(GRAPHS) == "graphs"
+    if choice.kind == "cuda" and has_graphs and not runner.attends_itself:
         with progress.phase("capturing CUDA graphs"):
             capture(runner, config.decode_graph_rows)
     return runner

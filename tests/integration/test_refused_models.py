@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPTNeoXJapaneseConfig, LlamaConfig
+from transformers import LlamaConfig, OpenAIGPTConfig
 
 from tests.checkpoints import make_checkpoint, save_checkpoint, save_tokenizer
 from tests.unit.worker.engine.test_model_loading import SMALL
@@ -39,8 +39,8 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def of_its_own(path: Path) -> Path:
-    """A model whose class attends by code of its own, found by the worker's probe."""
-    return save_checkpoint(GPTNeoXJapaneseConfig(**SMALL), path)
+    """A model that attends by code of its own and caches nothing, found by the worker's probe."""
+    return save_checkpoint(OpenAIGPTConfig(**SMALL), path)
 
 
 def without_weights(path: Path) -> Path:

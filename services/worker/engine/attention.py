@@ -24,16 +24,22 @@ if TYPE_CHECKING:
 
 ATTENTION_NAME = "thermocline"
 
+CHUNK = "thermocline_attention_chunk"
+"""Attribute of attention modules that attend in chunks: keys of a chunk (:mod:`services.worker.engine.chunks`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """What one layer asks of attention over the flattened batch of T rows.
 
     query [1, heads, T, head_dim]; key and value [1, kv_heads, T, head_dim], after RoPE and K norm. ``window`` w
-    lets row i see keys ``i - w < j <= i``; ``softcap`` c replaces scores s by ``c * tanh(s / c)``. ``extras``
-    are further keywords of the model that are neither None nor ours. With ``latents`` key [1, 1, T, rank + rope] is
-    what multi-head latent attention keeps of a token, value its first ``rank`` columns, and the query [1, heads, T,
-    nope + rope] is for keys that ``latents`` would expand it to.
+    lets row i see keys ``i - w < j <= i``, ``chunk`` c keys ``i // c * c <= j <= i``; a layer has one of both at most.
+    ``softcap`` c replaces scores s by ``c * tanh(s / c)``. ``sinks`` [heads] is one more score of each query head, of
+    a key whose value is zero (Xiao et al., arXiv 2309.17453, section 3.3). ``extras`` are further keywords of the model
+    that are neither None nor ours.
+
+    With ``latents`` key [1, 1, T, rank + rope] is what multi-head latent attention keeps of a token, value its first
+    ``rank`` columns, and the query [1, heads, T, nope + rope] is for keys that ``latents`` would expand it to.
     """
 
     layer: int
@@ -44,6 +50,8 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     extras: dict[str, Any]
+    chunk: int | None = None
+    sinks: torch.Tensor | None = None
     latents: Latents | None = None
 
     @property
@@ -82,6 +90,7 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     """The registered function. Raises InvariantViolated outside :func:`attending`."""
@@ -99,6 +108,9 @@ def attend(
         window=sliding_window,
         softcap=softcap,
         extras=extras if attention_mask is None else {**extras, "attention_mask": attention_mask},
+        # Models tell of chunks in their masks alone, so their modules are told when they are loaded.
+        chunk=module.__dict__.get(CHUNK),
+        sinks=s_aux,
         latents=getattr(module, "latents", None),
     )
     return step.attend(call)[None], None

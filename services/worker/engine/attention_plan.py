@@ -2,7 +2,8 @@
 
 Prefill goes in blocks of at most ``BLOCK_ROWS`` query rows, each over the keys that its last row may see, so no
 mask is larger than one block and no key beyond the diagonal or before the window costs anything.
-A sliding window ``w`` lets row i see keys ``i - w < j <= i``.
+A sliding window ``w`` lets row i see keys ``i - w < j <= i``. Blocks end where a chunk does
+(:mod:`~services.worker.engine.visibility`), so that all rows of one see keys of the same chunk.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.visibility import first_visible, most_visible
 
 BLOCK_ROWS = 256
 """Larger blocks compute more beyond the diagonal, smaller ones spend more on dispatch; 128 to 512 are alike."""
@@ -54,16 +56,21 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """All segments of a step under one window. ``gather_pages`` (int64) fill the gather buffer in this order."""
+    """All segments of a step under one bound. ``gather_pages`` (int64) fill the gather buffer in this order."""
 
     segments: tuple[SegmentPlan, ...]
     gather_pages: npt.NDArray[np.int64]
 
 
 def plan_attention(
-    meta: ForwardMeta, window: int | None, *, whole_prompts: bool, single_rows: bool = True
+    meta: ForwardMeta,
+    window: int | None,
+    chunk: int | None = None,
+    *,
+    whole_prompts: bool,
+    single_rows: bool = True,
 ) -> AttentionPlan:
-    """Plan the step ``meta`` for layers with this window (None: full attention).
+    """Plan the step ``meta`` for layers with this window or chunk (None: full attention).
 
     ``whole_prompts``: a prompt without context may go as one block under the triangle mask, because the kernel
     skips the upper triangle by itself. ``single_rows``: decode is planned too, not left to another kernel.
@@ -75,15 +82,16 @@ def plan_attention(
         if segment.rows == 1 and not single_rows:
             row += 1
             continue
-        start = 0 if window is None else max(0, segment.context - window + 1)  # Position of the first key read.
+        start = first_visible(segment.context, window, chunk)  # Position of the first key read.
         first_page, end_page = start // meta.page_size, pages_for(segment.length, meta.page_size)
         pages = segment.pages[first_page:end_page]
         offset = start - first_page * meta.page_size
-        if whole_prompts and segment.context == 0 and (window is None or segment.length <= window):
+        sees_all = most_visible(segment.length, window, chunk) == segment.length
+        if whole_prompts and segment.context == 0 and sees_all:
             mask: Mask = "triangle" if segment.rows > 1 else "none"
             blocks: tuple[QueryBlock, ...] = (QueryBlock(row, row + segment.rows, 0, segment.rows, 0, mask),)
         else:
-            blocks = tuple(_blocks(segment, row, start, window))
+            blocks = tuple(_blocks(segment, row, start, window, chunk))
         keys = segment.length - start
         if _are_consecutive(pages):
             plans.append(SegmentPlan("pool", int(pages[0]) * meta.page_size + offset, keys, blocks))
@@ -98,12 +106,15 @@ def plan_attention(
     return AttentionPlan(tuple(plans), pages_to_gather)
 
 
-def _blocks(segment: Segment, row: int, start: int, window: int | None) -> Iterator[QueryBlock]:
+def _blocks(segment: Segment, row: int, start: int, window: int | None, chunk: int | None) -> Iterator[QueryBlock]:
     """Blocks of a segment whose rows begin at batch row ``row`` and whose keys begin at position ``start``."""
-    for block_start in range(0, segment.rows, BLOCK_ROWS):
-        rows = min(BLOCK_ROWS, segment.rows - block_start)
+    block_start = 0
+    while block_start < segment.rows:
         position = segment.context + block_start
-        lowest = start if window is None else max(start, position - window + 1)
+        rows = min(BLOCK_ROWS, segment.rows - block_start)
+        if chunk is not None:
+            rows = min(rows, chunk - position % chunk)
+        lowest = max(start, first_visible(position, window, chunk))
         yield QueryBlock(
             row_start=row + block_start,
             row_end=row + block_start + rows,
@@ -112,6 +123,7 @@ def _blocks(segment: Segment, row: int, start: int, window: int | None) -> Itera
             diagonal=position - lowest,
             mask="band" if rows > 1 else "none",  # A second row sees one key more than the first.
         )
+        block_start += rows
 
 
 def _are_consecutive(pages: npt.NDArray[np.int32]) -> bool:

@@ -31,6 +31,8 @@ class PagedAttend(Protocol):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 

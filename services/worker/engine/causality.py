@@ -1,10 +1,10 @@
 """Whether a model is causal, shown in two ways that need no tolerance.
 
-The masks that it hands to its own attention let no row see a later key, nor one outside its window. And changing later
-tokens of a prompt moves no logits of earlier ones: both passes have the same shapes and positions, so every kernel does
-the same sums over an earlier row, and what a causal mask hides enters them as exact zeros. The logits are equal to the
-bit then, in every data type. Models that route tokens among experts are the exception: how many rows an expert computes
-at once depends on all tokens, and with it how it rounds.
+The masks that it hands to its own attention let no row see a later key, nor one outside its window or chunk. And
+changing later tokens of a prompt moves no logits of earlier ones: both passes have the same shapes and positions, so
+every kernel does the same sums over an earlier row, and what a causal mask hides enters them as exact zeros. The logits
+are equal to the bit then, in every data type. Models that route tokens among experts are the exception: how many rows
+an expert computes at once depends on all tokens, and with it how it rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from services.worker.engine.chunks import chunks_of
 from shared.errors import UnsupportedModel
 
 MASK_PROBE_NAME = "thermocline_masks"
@@ -58,7 +59,8 @@ class CausalityCheck:
 
     @torch.inference_mode()
     def check_masks(self, model: Any, prompts: torch.Tensor, windows: Sequence[int | None]) -> None:
-        """Raise UnsupportedModel when a layer's mask shows what a causal one with its window hides, or hides more.
+        """Raise UnsupportedModel when a layer's mask shows what a causal one with its window or chunk hides, or hides
+        more.
 
         ``model`` must have attention ``MASK_PROBE_NAME``. A layer that is given no mask is left to :meth:`check`.
         """
@@ -66,6 +68,7 @@ class CausalityCheck:
             model(input_ids=prompts, use_cache=False)
         rows = torch.arange(prompts.shape[1], device=prompts.device)
         distance = rows[:, None] - rows
+        chunks = chunks_of(model)
         for layer, (mask, window) in enumerate(zip(masks, windows, strict=False)):
             if mask is None:
                 continue
@@ -73,8 +76,12 @@ class CausalityCheck:
             if (seen & (distance < 0)).any():
                 raise UnsupportedModel(f"{self._name} is not causal: tokens see later ones in layer {layer}")
             expected = (distance >= 0) & (distance < (window or len(rows)))
+            chunk = chunks.get(layer)
+            if chunk is not None:
+                expected &= rows[:, None] // chunk == rows // chunk
             if (seen != expected).any():
-                raise UnsupportedModel(f"the mask of layer {layer} of {self._name} is not that of its window {window}")
+                bound = f"window {window}" if chunk is None else f"chunk {chunk}"
+                raise UnsupportedModel(f"the mask of layer {layer} of {self._name} is not that of its {bound}")
 
     def changed(self, prompts: torch.Tensor) -> torch.Tensor:
         """``prompts`` [P, T] with other tokens from ``T // 2`` on. Does not mutate."""

@@ -3,6 +3,7 @@
 Where there is a C compiler, decode and prefill go to kernels of their own
 (:mod:`services.worker.native.decode`, :mod:`services.worker.native.extend`), which read the pages in
 place. What follows is the portable path: for machines without one, for float16, and for soft-capped scores.
+Sinks (``AttentionCall.sinks``) enter the sum of a row's weights, here and there.
 
 The query heads of one KV head (a GQA group) share its keys. In decode they are packed as query rows, so one pass
 over the keys serves the whole group; in prefill the keys are expanded over the group with stride 0, which copies
@@ -75,19 +76,23 @@ class KvPages(Protocol):
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(self, pool: KvPages) -> None:
+    def __init__(self, pool: KvPages, *, packs_single_rows: bool = False) -> None:
+        """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
+        head faster, so that it pays where very many of them share a KV head.
+        """
         self._pool = pool
+        self._packs_single_rows = packs_single_rows
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)
         self._bands: dict[int | None, torch.Tensor] = {}
         self._native: dict[HeadShape, tuple[NativeDecode | None, NativeExtend | None]] = {}
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
-        plans: dict[tuple[int | None, bool, HeadShape], _StepPlan] = {}
+        plans: dict[tuple[int | None, int | None, bool, bool, HeadShape], _StepPlan] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
             shape = self._shape(call.layer, call.query.shape[1])
-            kind = call.window, call.softcap is None, shape
+            kind = call.window, call.chunk, call.softcap is None, call.sinks is None, shape
             if kind not in plans:  # Once per step and kind of layer.
                 plans[kind] = self._plan(meta, call, shape)
             return self._attend(plans[kind], call)
@@ -101,8 +106,13 @@ class CpuAttention:
 
     def _plan(self, meta: ForwardMeta, call: AttentionCall, shape: HeadShape) -> _StepPlan:
         decode, extend = self._kernels(shape) if call.softcap is None else (None, None)
-        short = None if decode is None else find_decode_work(meta, call.window)
-        long = None if extend is None else find_extend_work(meta, call.window, shape.group, shape.kv_heads)
+        least = 1 if self._packs_single_rows and extend is not None else 2
+        short = None if decode is None or least == 1 else find_decode_work(meta, call.window, call.chunk)
+        long = (
+            None
+            if extend is None
+            else find_extend_work(meta, call.window, shape.group, shape.kv_heads, call.chunk, least)
+        )
         return _StepPlan(
             None if decode is None or short is None else (decode, short),
             None if extend is None or long is None else (extend, long),
@@ -110,7 +120,8 @@ class CpuAttention:
         )
 
     def _plan_portably(self, meta: ForwardMeta, call: AttentionCall, *, single_rows: bool) -> _Portable | None:
-        plan = plan_attention(meta, call.window, whole_prompts=call.softcap is None, single_rows=single_rows)
+        is_plain = call.softcap is None and call.sinks is None
+        plan = plan_attention(meta, call.window, call.chunk, whole_prompts=is_plain, single_rows=single_rows)
         if not plan.segments:
             return None
         return _Portable(plan, torch.from_numpy(plan.gather_pages))
@@ -133,10 +144,10 @@ class CpuAttention:
         k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
         if step.decode is not None:
             decode, short = step.decode
-            decode.attend(short, call.query[0], k_pool, v_pool, output, call.scaling)
+            decode.attend(short, call.query[0], k_pool, v_pool, output, call.scaling, call.sinks)
         if step.extend is not None:
             extend, long = step.extend
-            extend.attend(long, call.query[0], k_pool, v_pool, output, call.scaling)
+            extend.attend(long, call.query[0], k_pool, v_pool, output, call.scaling, call.sinks)
         if step.portable is not None:
             self._attend_portably(step.portable, call, output)
         return output
@@ -176,7 +187,7 @@ class CpuAttention:
         kv_heads, group, count, head_dim = rows.shape
         if block.key_end - block.key_start < key.shape[1]:
             key, value = key[:, block.key_start : block.key_end], value[:, block.key_start : block.key_end]
-        core = scaled_dot_product_attention if call.softcap is None else _softcapped(call.softcap)
+        core = _core(call, kv_heads, count)
         key, value = key[:, None], value[:, None]
         if block.mask == "none":
             packed = rows.reshape(kv_heads, 1, group * count, head_dim)
@@ -221,8 +232,20 @@ class CpuAttention:
         return band.as_strided((rows, keys), (1, 1), zero - diagonal - rows + 1)
 
 
-def _softcapped(softcap: float) -> Callable[..., torch.Tensor]:
-    """Attention with soft-capped scores (Gemma 2, arXiv 2408.00118 section 2), which no fused CPU kernel has."""
+def _core(call: AttentionCall, kv_heads: int, rows: int) -> Callable[..., torch.Tensor]:
+    """Attention of a block of ``rows`` rows: torch's own; with soft-capped scores (Gemma 2, arXiv 2408.00118 section 2)
+    or sinks, which its kernels for CPUs lack, one that is written out.
+    """
+    if call.softcap is None and call.sinks is None:
+        return scaled_dot_product_attention
+    sinks = None
+    if call.sinks is not None:
+        sinks = call.sinks.float().view(kv_heads, -1, 1).repeat_interleave(rows, dim=1)
+    return _written_out(call.softcap, sinks)
+
+
+def _written_out(softcap: float | None, sinks: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    """sinks float32 [kv_heads, group * rows, 1]."""
 
     def core(
         query: torch.Tensor,
@@ -235,10 +258,17 @@ def _softcapped(softcap: float) -> Callable[..., torch.Tensor]:
         kv_heads, group, rows, head_dim = query.shape
         # Packing the group as rows keeps matmul from copying the keys once for each query head.
         packed = query.reshape(kv_heads, group * rows, head_dim)
-        scores = torch.bmm(packed, key[:, 0].transpose(1, 2)).mul_(scale / softcap).tanh_().mul_(softcap)
+        scores = torch.bmm(packed, key[:, 0].transpose(1, 2))
+        if softcap is None:
+            scores.mul_(scale)
+        else:
+            scores.mul_(scale / softcap).tanh_().mul_(softcap)
         if attn_mask is not None:
             scores.view(kv_heads, group, rows, -1).add_(attn_mask)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        return torch.bmm(weights, value[:, 0]).view(query.shape)
+        if sinks is None:
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        else:
+            weights = torch.softmax(torch.cat([scores.float(), sinks], dim=-1), dim=-1)[..., :-1]
+        return torch.bmm(weights.to(query.dtype), value[:, 0]).view(query.shape)
 
     return core

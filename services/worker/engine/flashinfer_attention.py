@@ -16,7 +16,7 @@ import torch
 
 from services.worker.engine.captured_attention import PagedAttend
 from services.worker.engine.flashinfer_lists import cascade, step_lists
-from services.worker.engine.flashinfer_plans import LAYOUT, Kind, Planner, SentLists, plan_prefill, unfit
+from services.worker.engine.flashinfer_plans import LAYOUT, Kind, Planner, SentLists, kind_of, plan_prefill, unfit
 from services.worker.engine.forward_meta import ForwardMeta, Segment, host_tiles
 from services.worker.engine.shared_prefixes import SharedTiles
 from services.worker.engine.uploads import upload
@@ -54,6 +54,8 @@ class FlashInferAttention:
                 scaling=call.scaling,
                 window=call.window,
                 softcap=call.softcap,
+                chunk=call.chunk,
+                sinks=call.sinks,
             )
 
         return attend_call
@@ -82,8 +84,10 @@ class FlashInferSteps:
             scaling: float,
             window: int | None = None,
             softcap: float | None = None,
+            chunk: int | None = None,
+            sinks: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            kind = Kind(scaling, window, softcap)
+            kind = kind_of(scaling, window, softcap, chunk, sinks)
             # A window hides what is shared.
             is_cut = tiles is not None and window is None and len(step.members) > 0
             if self._planned.get(kind) is not step:

@@ -17,7 +17,15 @@ import torch
 from services.worker.engine.captured_attention import PagedAttend
 from services.worker.engine.decode_shapes import DecodeShape, row_counts
 from services.worker.engine.flashinfer_lists import Cascade, cascade, step_lists
-from services.worker.engine.flashinfer_plans import LAYOUT, Kind, Planner, SentLists, plan_decode, plan_prefill
+from services.worker.engine.flashinfer_plans import (
+    LAYOUT,
+    Kind,
+    Planner,
+    SentLists,
+    kind_of,
+    plan_decode,
+    plan_prefill,
+)
 from services.worker.engine.forward_meta import Segment
 from services.worker.engine.key_splits import SPLIT_KEYS
 from services.worker.engine.shared_prefixes import MEMBERS, SharedTiles, most_tiles
@@ -68,8 +76,10 @@ class FlashInferGraphs:
             scaling: float,
             window: int | None = None,
             softcap: float | None = None,
+            chunk: int | None = None,
+            sinks: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            kind = Kind(scaling, window, softcap)
+            kind = kind_of(scaling, window, softcap, chunk, sinks)
             self._see(shape, kind, q.shape[1])
             if not _is_cut(shape, kind):
                 output: torch.Tensor = self._plain[shape.rows, kind].wrapper.run(q.contiguous(), (k, v))

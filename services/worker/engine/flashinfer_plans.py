@@ -17,6 +17,7 @@ import torch
 from services.worker.engine.flashinfer_lists import PageLists
 from services.worker.engine.uploads import pinned, upload
 from services.worker.kv.device_pool import TORCH_DTYPES
+from shared.errors import InvariantViolated
 from shared.messages.pools import KvGeometry
 
 # torch leaves these functions without types.
@@ -41,6 +42,15 @@ class Kind(NamedTuple):
     scaling: float
     window: int | None
     softcap: float | None
+
+
+def kind_of(
+    scaling: float, window: int | None, softcap: float | None, chunk: int | None, sinks: torch.Tensor | None
+) -> Kind:
+    """The kind of a layer. Raises InvariantViolated for one that :func:`unfit_layers` rules out."""
+    if chunk is not None or sinks is not None:
+        raise InvariantViolated("FlashInfer was chosen for a model with attention in chunks or with sinks")
+    return Kind(scaling, window, softcap)
 
 
 class Fence(Protocol):
@@ -133,6 +143,16 @@ def unfit(geometry: KvGeometry, device: torch.device) -> list[str]:
         faults.append(f"it has heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {geometry.head_dim}")
     if device.type == "cuda" and _cuda.get_device_capability(device)[0] < LEAST_CAPABILITY:
         faults.append("it needs a GPU of compute capability 8.0 or above")
+    return faults
+
+
+def unfit_layers(*, has_sinks: bool, has_chunks: bool) -> list[str]:
+    """Why FlashInfer cannot attend for such layers; empty where it can."""
+    faults = []
+    if has_sinks:
+        faults.append("the model has attention sinks, which its paged kernels do not know")
+    if has_chunks:
+        faults.append("the model attends in chunks, which its paged kernels do not know")
     return faults
 
 

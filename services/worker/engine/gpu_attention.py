@@ -47,6 +47,8 @@ class GpuAttention:
                 scaling=call.scaling,
                 window=call.window,
                 softcap=call.softcap,
+                chunk=call.chunk,
+                sinks=call.sinks,
             )
             return output
 

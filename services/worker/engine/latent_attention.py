@@ -126,7 +126,8 @@ class LatentAttention:
         for first in range(0, heads, step):
             some = slice(first, first + step)
             self._made.halves = latents.expanded(kept, some, dim)
-            found.append(share.attend(replace(call, layer=0, query=query[:, some], latents=None)))
+            sinks = None if call.sinks is None else call.sinks[some]
+            found.append(share.attend(replace(call, layer=0, query=query[:, some], sinks=sinks, latents=None)))
         return torch.cat(found, dim=1)[:, :, : latents.value_dim]
 
 

@@ -39,7 +39,8 @@ def is_of_the_machine(error: BaseException) -> bool:
 def refusing(model_type: str, doing: str) -> Iterator[None]:
     """Within this block the model is ``doing`` ("built", "loaded", ...), and what it raises is UnsupportedModel.
 
-    Typed errors and faults of the machine pass unchanged. The log has the library's error with its traceback.
+    Typed errors and faults of the machine pass unchanged. The log has the library's error with its traceback, unless
+    it only says that the model attends elsewhere.
     """
     try:
         yield
@@ -48,12 +49,21 @@ def refusing(model_type: str, doing: str) -> Iterator[None]:
     except Exception as error:
         if is_of_the_machine(error):
             raise
-        get_logger("worker.engine").info("model_raised", model_type=model_type, doing=doing, exc_info=error)
-        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+        if _names_ours(error):
             reason = "it picks its attention from a table of its own, and not through the library's attention interface"
         else:
+            get_logger("worker.engine").info("model_raised", model_type=model_type, doing=doing, exc_info=error)
             reason = in_one_line(error)
         raise UnsupportedModel(f"{model_type} cannot be {doing} here: {reason}") from error
+
+
+def attends_elsewhere(error: UnsupportedModel) -> bool:
+    """Whether :func:`refusing` found that the model looks our attention up in a table of its own, which lacks it."""
+    return _names_ours(error.__cause__)
+
+
+def _names_ours(error: BaseException | None) -> bool:
+    return isinstance(error, KeyError) and error.args == (ATTENTION_NAME,)
 
 
 def in_one_line(error: BaseException) -> str:

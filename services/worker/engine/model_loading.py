@@ -17,29 +17,27 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.chunks import CHUNKED, expected_chunks, tell_chunks
 from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.shared_modules import name_layers
 from services.worker.engine.states.accesses import own_layer_types
-from services.worker.engine.states.layers import STATE_LAYER_TYPES, layers_with_attention
+from services.worker.engine.states.layers import STATE_LAYER_TYPES
 from services.worker.engine.text_parts import tensor_names, text_part
+from services.worker.engine.told_positions import tell_positions
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
+from shared.model_context import named_context
 from shared.model_files import load_config as load_raw_config
 from shared.model_folder import IS_ENCODER_DECODER, config_reasons
 
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
 
-LAYER_TYPES = ("full_attention", "sliding_attention", "mlp", "moe", *STATE_LAYER_TYPES)
-
-UNBOUNDED_CONTEXT = 32_768
-"""Tokens of the longest context of a model whose layers look back no further than a window and their state, and whose
-configuration names none, unless a setting does.
-"""
+LAYER_TYPES = ("full_attention", "sliding_attention", CHUNKED, "mlp", "moe", *STATE_LAYER_TYPES)
 
 
 def load_config(model_dir: Path) -> Any:
@@ -69,9 +67,11 @@ def load_config(model_dir: Path) -> Any:
     return text
 
 
-def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0) -> Any:
+def load_model(
+    model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0, attention: str = ATTENTION_NAME
+) -> Any:
     """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference over
-    ``context`` positions (0: those that the model knows).
+    ``context`` positions (0: those that the model knows), with this implementation of attention.
 
     Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
     numbers must not answer anybody.
@@ -85,7 +85,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
                 model_dir,
                 config=config,
                 dtype=TORCH_DTYPES.get(dtype, "auto"),
-                attn_implementation=ATTENTION_NAME,
+                attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,  # A pickle runs whatever its author wrote.
@@ -96,7 +96,7 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
         if missing:
             raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
         check_forward(model)
-        pin_rotations(model, max_context_tokens(config, context))
+        tell(model, config, max_context_tokens(config, context))
         keep_latents(model)
         name_layers(model)
         model.eval().requires_grad_(False)
@@ -105,6 +105,13 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context
         with progress.phase(f"moving the weights to {device}"):
             model.to(torch.device(device))
         return model
+
+
+def tell(model: Any, config: Any, context: int) -> None:
+    """Tell modules of ``model`` what its configuration says of positions, chunks and ``context``, in tokens."""
+    pin_rotations(model, context)
+    tell_chunks(model, expected_chunks(config))
+    tell_positions(model)
 
 
 def check_forward(model: Any) -> None:
@@ -131,14 +138,22 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def max_context_tokens(config: Any, bound: int = 0) -> int:
-    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound. A model that knows no last
-    one has UNBOUNDED_CONTEXT, or ``bound``.
+def own_context(config: Any) -> int:
+    """Positions that the model knows; 0 where its configuration names none."""
+    return named_context(lambda field: getattr(config, field, None))
 
-    Raises ConfigError where a prompt and an answer cannot both have a token.
+
+def max_context_tokens(config: Any, bound: int = 0) -> int:
+    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound.
+
+    Raises ConfigError where a prompt and an answer cannot both have a token, and where neither names a number.
     """
-    own = int(bound or UNBOUNDED_CONTEXT) if _is_unbounded(config) else int(config.max_position_embeddings)
-    context = min(own, bound) if bound else own
+    own = own_context(config)
+    if not own and not bound:
+        raise ConfigError(
+            f"the configuration of {config.model_type} names no longest context: name it with --max-context-tokens"
+        )
+    context = min(own or bound, bound or own)
     if context < 2:
         raise ConfigError(f"a context of {context} token holds no prompt with an answer: at least 2 are needed")
     return context
@@ -149,22 +164,6 @@ def _reasons_against(config: Any) -> Iterator[str]:
         yield IS_ENCODER_DECODER
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         yield "its attention is not causal"
-    if not isinstance(getattr(config, "max_position_embeddings", None), int) and not _is_unbounded(config):
-        yield "its configuration names no longest context"
-    if getattr(config, "attention_chunk_size", None) is not None:
-        yield "it attends in chunks"
-    if getattr(config, "alibi", False):
-        yield "it uses ALiBi"
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:
         yield f"it has layers of type {', '.join(odd_layers)}"
-
-
-def _is_unbounded(config: Any) -> bool:
-    """Whether the configuration names no longest context, and no layer sees further than its window, if it attends at
-    all, as with Mamba.
-    """
-    if getattr(config, "max_position_embeddings", None) is not None:
-        return False
-    windows = expected_windows(config)
-    return all(windows[layer] is not None for layer in layers_with_attention(config, len(windows)))

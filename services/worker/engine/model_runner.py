@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.chunks import expected_chunks
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.found_model import find_model
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
 from services.worker.engine.latent_attention import LatentAttention
@@ -28,17 +30,19 @@ from services.worker.engine.model_loading import (
     eos_token_ids,
     expected_windows,
     load_config,
-    load_model,
     max_context_tokens,
+    own_context,
 )
+from services.worker.engine.own_attention import OwnAttention, unsteppable
+from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
-from services.worker.engine.probe import LayoutProbe, Verification, find_planes
+from services.worker.engine.probe import LayoutProbe, Verification, has_sinks
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
-from services.worker.engine.states.layers import StateModule, carrying, find_state_modules, state_layers
+from services.worker.engine.states.layers import StateModule, carrying, state_layers
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
 from services.worker.engine.states.step import StateStep, slot_memory
@@ -51,11 +55,9 @@ from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
-from shared import logs, progress
+from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
 from shared.messages.pools import KvGeometry
-
-_log = logs.get_logger("worker.engine")
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
@@ -146,30 +148,33 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = load_config(model_dir)
         context = max_context_tokens(config, context_tokens)
+        longest = own_context(config) or context
         windows = expected_windows(config)
         shape, proofs = None, NOTHING_TO_PROVE
         if prove is not None and torch.device(device).type == "cuda":
             # A checkpoint that does not say its type is proven again when it is loaded.
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
-            if state_layers(config):
-                raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
-            shape = expected_shape(config, windows, dtype=kind, page_size=page_size or PAGE_TOKENS, device=device)
-            proofs = prove(shape)
-        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
-        operators = replaced_operators("CUDA") if exact else None
-        with refusing(config.model_type, "probed"):
-            states = find_state_modules(model, LayoutProbe())
-            planes = find_planes(model, windows, page_size, context, states)
-            geometry = planes.geometry
-            check_device(planes, device)
-        if not page_size and states:
-            _log.info(
-                "page_size_chosen",
-                page_tokens=geometry.page_size,
-                layer_state_bytes=sum(each.nbytes for each in states),
+            check_states(config)
+            shape = expected_shape(
+                config,
+                windows,
+                chunks=expected_chunks(config),
+                dtype=kind,
+                page_size=page_size or PAGE_TOKENS,
+                device=device,
             )
-        if shape is not None and prove is not None and shape.geometry != geometry:
-            proofs = prove(msgspec.structs.replace(shape, geometry=geometry))
+            proofs = prove(shape)
+        found = find_model(
+            model_dir, config, windows, dtype=dtype, device=device, context=context, page_size=page_size
+        )  # fmt: skip
+        model, planes, geometry = found.model, found.planes, found.planes.geometry
+        operators = replaced_operators("CUDA") if exact else None
+        check_device(planes, device)
+        if shape is not None and prove is not None:
+            # What a configuration does not tell: other heads, and sinks.
+            sinks = not found.attends_itself and has_sinks(model)
+            seen = msgspec.structs.replace(shape, geometry=geometry, has_sinks=sinks)
+            proofs = proofs if seen == shape else prove(seen)
         if forward == "fused" and not planes.is_identity:
             raise ConfigError(f"--forward fused: it reads no {planes.contents}")
         if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
@@ -177,7 +182,7 @@ class ModelRunner:
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
-        count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+        count = pages_of(model, geometry, longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(
             geometry,
             count,
@@ -189,11 +194,14 @@ class ModelRunner:
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
-                    tokens = probe_tokens(model, count, geometry.page_size, has_states=bool(states))
-                    verification = Verification(model, tokens, windows)
+                    tokens = probe_tokens(model, count, geometry.page_size, longest, has_states=bool(found.states))
+                    verification = Verification(model, tokens, windows, found.attention)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
+                    pack_experts(model)
                     pack_linears(model)
+                if found.attends_itself:
+                    fused = OwnAttention(model, pool)
                 runner = cls(
                     model,
                     pool,
@@ -203,7 +211,7 @@ class ModelRunner:
                     operators=operators,
                     attention=attention,
                     proofs=proofs,
-                    states=states,
+                    states=found.states,
                 )
                 with progress.phase("verifying the model"):
                     runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
@@ -249,8 +257,17 @@ class ModelRunner:
         return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots))
 
     @property
+    def attends_itself(self) -> bool:
+        """Whether attention is the model's own: then there are no steps but :meth:`forward`, and others raise
+        UnsupportedModel.
+        """
+        return isinstance(self._fused, OwnAttention)
+
+    @property
     def attention(self) -> AttentionBackend:
         """Attention over the pool, for steps that are not :meth:`paged_step`'s."""
+        if self.attends_itself:
+            raise unsteppable(self._model)
         return self._backend
 
     @property
@@ -321,7 +338,7 @@ class ModelRunner:
         """See :func:`warm_up`. Raises UnsupportedModel for what the model raises."""
         with refusing(self._model.config.model_type, "warmed up"):
             warm_up(self)
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and not self.attends_itself:
                 # Steps that attend otherwise have keys rotated in place, by another variant of a kernel.
                 self.run(
                     torch.zeros(1, dtype=torch.int64),
@@ -352,9 +369,15 @@ class ModelRunner:
 
 def cpu_attention(pool: DevicePool) -> AttentionBackend:
     """The backend on a CPU."""
-    attention = CpuAttention(pool)
-    keeps_latents = any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers)
-    return LatentAttention(pool, attention) if keeps_latents else attention
+    if any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers):
+        return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
+    return CpuAttention(pool)
+
+
+def check_states(config: Any) -> None:
+    """Raise UnsupportedModel for a model that only workers on CPUs serve, before it is loaded."""
+    if state_layers(config):
+        raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
 
 
 def check_device(planes: PlaneMap, device: str) -> None:
@@ -366,14 +389,23 @@ def check_device(planes: PlaneMap, device: str) -> None:
 
 
 def pages_of(
-    model: Any, geometry: KvGeometry, *, pages: int | None, device_kv_bytes: int | None, sizer: PoolSizer | None
+    model: Any,
+    geometry: KvGeometry,
+    context: int,
+    *,
+    pages: int | None,
+    device_kv_bytes: int | None,
+    sizer: PoolSizer | None,
 ) -> int:
-    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order."""
+    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order.
+
+    ``context`` is the longest that the model has, or that is served of a model that names none.
+    """
     if pages is not None:
         return pages
     if device_kv_bytes is not None or sizer is None:
         return (device_kv_bytes or 0) // geometry.page_bytes
-    return sizer(model, geometry, max_context_tokens(model.config))
+    return sizer(model, geometry, context)
 
 
 class _Warmed(Protocol):
@@ -410,7 +442,7 @@ def warm_up(runner: _Warmed) -> None:
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
-def probe_tokens(model: Any, pages: int, page_size: int, *, has_states: bool = False) -> int:
+def probe_tokens(model: Any, pages: int, page_size: int, context: int, *, has_states: bool = False) -> int:
     """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little, and where
     layers carry states as many as show that they are carried into another page.
 
@@ -419,7 +451,7 @@ def probe_tokens(model: Any, pages: int, page_size: int, *, has_states: bool = F
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
     if has_states:
         wanted = max(wanted, page_size + 16)
-    tokens = min(wanted, max_context_tokens(model.config), pages // 2 * page_size)
+    tokens = min(wanted, context, pages // 2 * page_size)
     if tokens < 2:
         raise ConfigError(f"a device pool of {pages} pages is too small to serve anything")
     return tokens

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, pages_for
+from services.worker.engine.visibility import first_visible
 from services.worker.native.decode import ITEM_KEYS, DecodeWork
 from services.worker.native.extend import ROWS, SPAN_KEYS, TILE_ROWS, ExtendWork, Tiling
 
@@ -20,7 +21,7 @@ _MOST_PARTS = 2048
 """Of a step, all KV heads' counted: 130 MB at 64 dimensions."""
 
 
-def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None:
+def find_decode_work(meta: ForwardMeta, window: int | None, chunk: int | None = None) -> DecodeWork | None:
     """The step's segments of a single row; None if it has none.
 
     Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch.
@@ -31,7 +32,7 @@ def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None
     row = offset = 0
     for segment in meta.segments:
         if segment.rows == 1:
-            first, last = 0 if window is None else max(0, segment.length - window), segment.length
+            first, last = first_visible(segment.context, window, chunk), segment.length
             edges = [first, *range(first - first % ITEM_KEYS + ITEM_KEYS, last, ITEM_KEYS), last]
             segments.append((row, offset, len(items), len(items) + len(edges) - 1))
             items += [(len(segments) - 1, *edge) for edge in itertools.pairwise(edges)]
@@ -47,15 +48,17 @@ def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None
     )
 
 
-def find_extend_work(meta: ForwardMeta, window: int | None, group: int, kv_heads: int) -> ExtendWork | None:
-    """The step's segments of more than one row; None if it has none. ``group``: query heads of one KV head."""
+def find_extend_work(
+    meta: ForwardMeta, window: int | None, group: int, kv_heads: int, chunk: int | None = None, least_rows: int = 2
+) -> ExtendWork | None:
+    """The step's segments of ``least_rows`` rows or more; None if it has none. ``group``: query heads to a KV head."""
     tables: list[npt.NDArray[np.int32]] = []
     segments: list[tuple[int, int, int]] = []
     spans: list[tuple[int, int, int]] = []
     bounds = np.zeros((1, meta.rows, 2), dtype=np.int32)
     row = offset = 0
     for segment in meta.segments:
-        if segment.rows > 1:
+        if segment.rows >= least_rows:
             pages = segment.pages[: pages_for(segment.length, meta.page_size)]
             spans.append((len(segments), row, row + segment.rows))
             segments.append((offset, segment.length, 0))
@@ -65,6 +68,8 @@ def find_extend_work(meta: ForwardMeta, window: int | None, group: int, kv_heads
             bounds[0, row : row + segment.rows, 1] = ends
             if window is not None:
                 bounds[0, row : row + segment.rows, 0] = np.maximum(0, ends - window)
+            if chunk is not None:
+                bounds[0, row : row + segment.rows, 0] = (ends - 1) // chunk * chunk
         row += segment.rows
     if not segments:
         return None

@@ -1,7 +1,7 @@
 """Linear layers whose weights are stored the way oneDNN computes with them, for CPUs.
 
 Measured on an 88M-parameter Llama with one thread: half the time per step at batch 8 in float32 and bfloat16
-alike, 10 to 25% off prefill. What is worth as much: with at least ``_LEAST_ROWS`` rows the result of a row does
+alike, 10 to 25% off prefill. What is worth as much: with at least ``LEAST_ROWS`` rows the result of a row does
 not depend, to the bit, on how many other rows there are, so a decoding request gets the same logits alone and in
 any batch. Fewer rows are padded, which is also faster than the matrix-vector kernel.
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-_LEAST_ROWS = 4
+LEAST_ROWS = 4
 _SIZE_BITS = 5
 """Leading bits that tell padded numbers of rows apart: 16 of them from each power of two to the next."""
 
@@ -29,11 +29,28 @@ _EXPECTED_ROWS = 8
 
 
 def padded_rows(rows: int) -> int:
-    """How many rows are computed for ``rows`` (at least 1): a multiple of _LEAST_ROWS, and from 64 rows on at most a
+    """How many rows are computed for ``rows`` (at least 1): a multiple of LEAST_ROWS, and from 64 rows on at most a
     sixteenth more.
     """
-    step = max(_LEAST_ROWS, 1 << max(0, (rows - 1).bit_length() - _SIZE_BITS))
+    step = max(LEAST_ROWS, 1 << max(0, (rows - 1).bit_length() - _SIZE_BITS))
     return -(-rows // step) * step
+
+
+class PackedWeight:
+    """A weight ``[out_features, in_features]`` with its bias, as oneDNN has it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._bias = bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ weight.T + bias`` of ``[R, in_features]``, R at least 1: ``[R, out_features]``."""
+        rows = x.shape[0]
+        missing = padded_rows(rows) - rows
+        if missing:
+            x = pad(x, (0, 0, 0, missing))
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y[:rows]
 
 
 class PackedLinear(torch.nn.Module):
@@ -44,20 +61,27 @@ class PackedLinear(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.weight = linear.weight.new_zeros(()).expand(linear.weight.shape)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _EXPECTED_ROWS)
+        self._packed = PackedWeight(linear.weight.detach(), self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         shape = (*x.shape[:-1], self.out_features)
         x = x.reshape(-1, self.in_features)
-        rows = x.shape[0]
-        if rows == 0:
+        if x.shape[0] == 0:
             return x.new_empty(shape)
-        missing = padded_rows(rows) - rows
-        if missing:
-            x = pad(x, (0, 0, 0, missing))
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return y[:rows].view(shape)
+        return self._packed.product(x).view(shape)
+
+
+def packed_dtypes() -> set[torch.dtype]:
+    """In which oneDNN computes on this machine."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return set()
+    dtypes = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtypes.add(torch.bfloat16)
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        dtypes.add(torch.float16)
+    return dtypes
 
 
 def pack_linears(model: Any) -> int:
@@ -66,14 +90,7 @@ def pack_linears(model: Any) -> int:
 
     Weights that are tied to an embedding are copied, all others are moved.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
-    dtypes = {torch.float32}
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        dtypes.add(torch.bfloat16)
-    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        dtypes.add(torch.float16)
-    packed = 0
+    dtypes, packed = packed_dtypes(), 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Not subclasses: they may compute something else. Nor what is not called, but read.

@@ -63,6 +63,7 @@ def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCa
             query=_widened(call.query[:, part.first_head * group : end * group], part.dim),
             key=_widened(call.key[:, part.first_head : end], part.dim),
             value=_widened(call.value[:, part.first_head : end], part.dim),
+            sinks=None if call.sinks is None else call.sinks[part.first_head * group : end * group],
         )
 
 

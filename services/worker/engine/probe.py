@@ -15,9 +15,12 @@ import torch
 
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
+from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.own_attention import OWN_ATTENTION, recorded
 from services.worker.engine.states.layers import StateModule, layers_with_attention
-from services.worker.engine.states.page_sizes import page_size_for, with_states
+from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
+from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
@@ -74,9 +77,9 @@ def find_planes(
     name, calls = model.config.model_type, _layout(model, (1, 2))
     attending_layers = layers_with_attention(model.config, len(windows))
     if [call.layer for call in calls] != attending_layers:
+        kind = "layers" if len(attending_layers) == len(windows) else "layers with attention"
         raise UnsupportedModel(
-            f"{name} has {len(attending_layers)} layers with attention but made {len(calls)} calls through the "
-            "attention interface"
+            f"{name} has {len(attending_layers)} {kind} but made {len(calls)} calls through the attention interface"
         )
     for call in calls:
         window = windows[call.layer]
@@ -85,8 +88,9 @@ def find_planes(
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
             raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
-        _check_shapes(call, calls[0], name)
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
+    for call in calls:
+        _check_shapes(call, calls[0], name)
     dtype = DTYPE_NAMES[calls[0].key.dtype if calls else model.dtype]
     kept: list[Kept] = [NothingKept()] * len(windows)
     for call in calls:
@@ -99,6 +103,25 @@ def find_planes(
     for layer, source in _sources(calls).items():
         kept[layer] = SharedKept(source)
     return map_planes(kept, page_size, dtype)
+
+
+def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
+    """The same of a model that attends by code of its own, from what its layers give to the library's cache.
+
+    Raises UnsupportedModel, also where layers are not alike.
+    """
+    calls, name = recorded(model, layers), model.config.model_type
+    for call in calls:
+        _check_shapes(call, calls[0], name)
+    planes = map_planes([_kept(call) for call in calls], page_size or PAGE_TOKENS, DTYPE_NAMES[calls[0].key.dtype])
+    if not planes.is_identity:
+        raise UnsupportedModel(f"{name} attends by code of its own to {planes.contents}")
+    return planes
+
+
+def has_sinks(model: Any) -> bool:
+    """Whether any layer of ``model`` has attention sinks."""
+    return any(call.sinks is not None for call in _layout(model, (1, 2)))
 
 
 @torch.inference_mode()
@@ -158,24 +181,29 @@ class Verification:
     """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None]) -> None:
-        """``tokens`` is the length of each prompt, at least 2. Raises UnsupportedModel for attention that is not
-        causal or has other windows than the layers' ``windows``.
+    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None], attention: str = ATTENTION_NAME) -> None:
+        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Raises
+        UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``, or other
+        chunks than they were told. Masks of a model with ``OWN_ATTENTION`` are its own in service, too.
         """
-        self._name, self._dtype = model.config.model_type, model.dtype
+        self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
         vocab_size = model.get_input_embeddings().weight.shape[0]
-        self._prompts = (torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size).view(2, tokens)
+        prompts = torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size
+        self._prompts = unpadded(prompts, model.config).view(2, tokens)
         self._causality = CausalityCheck(model)
         attending = layers_with_attention(model.config, len(windows))
         try:
-            model.set_attn_implementation(MASK_PROBE_NAME)
-            self._causality.check_masks(model, self._prompts, [windows[layer] for layer in attending])
-            model.set_attn_implementation("eager")
-            self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
-            changed = self._causality.changed(self._prompts)
-            self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
+            with shortened(model, tokens):
+                if attention != OWN_ATTENTION:
+                    model.set_attn_implementation(MASK_PROBE_NAME)
+                    self._causality.check_masks(model, self._prompts, [windows[layer] for layer in attending])
+                    model.set_attn_implementation("eager")
+                self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
+                changed = self._changed()
+                self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
         finally:
-            model.set_attn_implementation(ATTENTION_NAME)
+            if attention != OWN_ATTENTION:
+                model.set_attn_implementation(attention)
 
     @property
     def vocab_size(self) -> int:
@@ -187,6 +215,11 @@ class Verification:
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
         as chunks after context, one of which ends where a page does, and as a decode token.
         """
+        with shortened(self._model, self._prompts.shape[1]):
+            self._check_logits(forward, pages, page_size)
+            self._check_causality(forward, pages, page_size)
+
+    def _check_logits(self, forward: Forward, pages: int, page_size: int) -> None:
         tokens = self._prompts.shape[1]
         first = max(1, tokens - tokens // 3 - 1)
         page_end = min(tokens - 1, pages_for(first + 1, page_size) * page_size)
@@ -202,7 +235,6 @@ class Verification:
                 work = [(prompt, start, end) for prompt, start, end in step if start < end]
                 if work:
                     self._check_step(forward, work, pages, page_size, is_last_only=is_last_only)
-        self._check_causality(forward, pages, page_size)
 
     def _check_step(
         self, forward: Forward, work: list[tuple[int, int, int]], pages: int, page_size: int, *, is_last_only: bool
@@ -223,9 +255,12 @@ class Verification:
         positions, rows = torch.arange(tokens, device=device).repeat(2), torch.arange(2 * tokens, device=device)
         before, after = (
             forward(ids.flatten(), positions, meta, rows).view(2, tokens, -1)
-            for ids in (self._prompts, self._causality.changed(self._prompts))
+            for ids in (self._prompts, self._changed())
         )
         self._causality.check(before, after)
+
+    def _changed(self) -> torch.Tensor:
+        return unpadded(self._causality.changed(self._prompts), self._model.config)
 
     def _meta(self, work: list[tuple[int, int, int]], pages: int, page_size: int) -> ForwardMeta:
         """A step of ``work``: prompt, first token, end."""

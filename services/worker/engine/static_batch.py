@@ -42,6 +42,8 @@ class Kernels(Protocol):
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
+        chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -162,6 +164,8 @@ class StaticStep(PooledStep):
             scaling=call.scaling,
             window=call.window,
             softcap=call.softcap,
+            chunk=call.chunk,
+            sinks=call.sinks,
         )
 
 
@@ -176,5 +180,9 @@ def _by_kernels(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return kernels.paged_attention(q, k, v, paged, scaling=scaling, window=window, softcap=softcap)
+    return kernels.paged_attention(
+        q, k, v, paged, scaling=scaling, window=window, softcap=softcap, chunk=chunk, sinks=sinks
+    )

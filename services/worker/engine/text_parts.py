@@ -7,7 +7,6 @@ bench.model_support`` has compared token for token.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ PROVEN = frozenset(
         "exaone4_5",
         "fuyu",
         "gemma3",
+        "gemma4",
         "glmasr",
         "got_ocr2",
         "granite_speech",
@@ -90,12 +90,3 @@ def tensor_names(raw: Mapping[str, Any]) -> dict[str, str] | None:
     for a model of text.
     """
     return dict(_PREFIXES) if isinstance(raw.get("text_config"), dict) else None
-
-
-def text_tensor_name(name: str) -> str:
-    """One such name."""
-    for pattern, target in _PREFIXES.items():
-        name, found = re.subn(pattern, target, name)
-        if found:
-            break
-    return name

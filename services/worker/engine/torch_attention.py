@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.visibility import first_visible
 
 if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do not wait for.
     from services.worker.engine.attention import AttentionCall
@@ -41,6 +42,8 @@ class TorchAttention:
                 scaling=call.scaling,
                 window=call.window,
                 softcap=call.softcap,
+                chunk=call.chunk,
+                sinks=call.sinks,
             )
 
         return attend
@@ -63,6 +66,8 @@ def torch_attention(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``services.worker.kernels.paged_attention``: ``[T, heads, head_dim]`` of q's dtype, contiguous.
 
@@ -73,8 +78,9 @@ def torch_attention(
     for segment, pages in zip(segments, tables, strict=True):
         rows = slice(first, first + segment.rows)
         _attend_segment(
-            q[rows], k_pool, v_pool, pages, segment.context, out[rows], scaling=scaling, window=window, softcap=softcap
-        )
+            q[rows], k_pool, v_pool, pages, segment.context, out[rows],
+            scaling=scaling, window=window, softcap=softcap, chunk=chunk, sinks=sinks,
+        )  # fmt: skip
         first = rows.stop
     return out
 
@@ -90,11 +96,13 @@ def _attend_segment(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Rows of one request, at positions from ``context`` on, over its ``pages``."""
     page_size, kv_heads = k_pool.shape[1:3]
     rows, heads, head_dim = query.shape
-    skipped = 0 if window is None else max(0, context - window + 1) // page_size
+    skipped = first_visible(context, window, chunk) // page_size
     base, length = skipped * page_size, context + rows
     # [kv_heads, keys, head_dim]; slots behind the last token hold nothing and are cut off.
     key, value = (
@@ -102,7 +110,7 @@ def _attend_segment(
         for pool in (k_pool, v_pool)
     )
     for start, end in _blocks(rows, heads * (length - base)):
-        low = 0 if window is None else max(base, context + start - window + 1) - base
+        low = max(base, first_visible(context + start, window, chunk)) - base
         high = context + end - base
         # The query heads of a KV head are adjacent: [kv_heads, group * rows, head_dim].
         block = query[start:end].float().view(end - start, kv_heads, -1, head_dim)
@@ -110,16 +118,23 @@ def _attend_segment(
         scores = (packed @ key[:, low:high].transpose(1, 2)) * scaling
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        hidden = _hidden(range(context + start, context + end), range(base + low, base + high), window, query.device)
-        weights = scores.view(kv_heads, -1, end - start, high - low).masked_fill(hidden, float("-inf")).softmax(-1)
-        result = weights.view(scores.shape) @ value[:, low:high]
+        at, keys = range(context + start, context + end), range(base + low, base + high)
+        hidden = _hidden(at, keys, window, chunk, query.device)
+        scores = scores.view(kv_heads, -1, end - start, high - low).masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            sink = sinks.float().view(kv_heads, -1, 1, 1).expand(-1, -1, end - start, -1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(-1)[..., : high - low]
+        result = weights.reshape(kv_heads, -1, high - low) @ value[:, low:high]
         into[start:end] = result.view(kv_heads, -1, end - start, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _hidden(positions: range, keys: range, window: int | None, device: torch.device) -> torch.Tensor:
+def _hidden(positions: range, keys: range, window: int | None, chunk: int | None, device: torch.device) -> torch.Tensor:
     """Which keys a row may not see, bool [rows, keys]."""
     row = torch.arange(positions.start, positions.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)[None, :]
+    if chunk is not None:
+        return (key > row) | (key < row - row % chunk)
     return key > row if window is None else (key > row) | (key <= row - window)
 
 

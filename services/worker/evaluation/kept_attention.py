@@ -17,7 +17,7 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.evaluation.packed_questions import PackedQuestions
 from services.worker.evaluation.selection import Chosen, LayerView, Selection
 from services.worker.kv.device_pool import DevicePool
-from shared.errors import InvariantViolated
+from shared.errors import InvariantViolated, UnsupportedModel
 
 
 class PooledPrefix:
@@ -51,7 +51,11 @@ class KeptAttention:
         self._selection = selection
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """``[T, heads, head_dim]``, for rows in the order of the batch."""
+        """``[T, heads, head_dim]``, for rows in the order of the batch. Raises UnsupportedModel for layers with sinks
+        or chunks, of which methods that choose tokens know nothing.
+        """
+        if call.sinks is not None or call.chunk is not None:
+            raise UnsupportedModel("what a choice of tokens costs is not measured with attention sinks or chunks")
         packed, heads, kv_heads = self._packed, call.query.shape[1], call.key.shape[1]
         query = _by_question(call.query, packed, kv_heads)  # [Q, KV heads, group, R, head_dim]
         own_key, own_value = (_by_question(half, packed, kv_heads)[:, :, 0] for half in (call.key, call.value))

@@ -22,7 +22,7 @@ from services.worker.importance.prefix_source import token_slots
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.sparse_attention import attend_selected
 from services.worker.kv.device_pool import DevicePool
-from shared.errors import InvariantViolated
+from shared.errors import InvariantViolated, UnsupportedModel
 
 
 class ImportanceStep(PagedStep):
@@ -99,6 +99,9 @@ class _ImportanceAttention:
     def _attend(self, call: AttentionCall, segments: list[_SparseSegment]) -> torch.Tensor:
         _, heads, count, head_dim = call.query.shape
         output = call.query.new_empty(count, heads, head_dim)
+        if call.sinks is not None or call.chunk is not None:
+            reason = "attention over a part of a prefix knows neither sinks nor chunks"
+            raise SelectionFailed(segments[0].prefix.name) from UnsupportedModel(reason)
         for segment in segments:
             query = call.query[0, :, segment.row_start : segment.row_end]
             rows = Rows(query, segment.context, call.scaling, call.window, call.softcap)

@@ -21,8 +21,9 @@ import triton.language as tl
 from services.worker.engine.forward_meta import SharedTensors
 from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS, splits_for
 from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.engine.visibility import most_visible
 from services.worker.kernels.block_sizes import BlockSizes
-from services.worker.kernels.online_softmax import attend_keys
+from services.worker.kernels.online_softmax import UNBOUNDED, attend_keys, bound_of, first_visible, sunk
 
 
 @triton.jit
@@ -45,9 +46,10 @@ def decode_split_kernel(
     page_table,
     row_keys,
     has_shared,
+    sinks,
     scaling,
     softcap,
-    window,
+    reach,
     heads,
     stride_q_row,
     stride_q_head,
@@ -55,8 +57,9 @@ def decode_split_kernel(
     stride_slot,
     stride_kv_head,
     stride_table,
-    HAS_WINDOW: tl.constexpr,
+    BOUND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_ONLY_SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -73,15 +76,13 @@ def decode_split_kernel(
     if tl.load(cu_rows + segment + 1) - row != 1:
         return
     length = tl.load(context + segment) + 1
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(0, length - window)
+    first = first_visible(length - 1, reach, BOUND)
     per_split = keys_per_split(length - first, SPLIT_KEYS, MAX_SPLITS)
     low = first + split * per_split
     high = tl.minimum(length, low + per_split)
     if low >= high:
         return
-    if not HAS_WINDOW:
+    if BOUND == 0:
         # What rows share the shared kernel attends to.
         shared = tl.load(row_keys + segment, mask=has_shared != 0, other=0)
         if low + per_split <= shared:
@@ -106,6 +107,9 @@ def decode_split_kernel(
         )  # fmt: skip
     result = total / row_sum[:, None]
     if IS_ONLY_SPLIT:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=members < GROUP, other=0.0)
+            result = sunk(result, (row_max + tl.log2(row_sum))[:, None], sink[:, None])
         into = out + (row.to(tl.int64) * heads + head[:, None]) * HEAD_DIM + dims[None, :]
         tl.store(into, result.to(out.dtype.element_ty), mask=is_real)
     else:
@@ -198,10 +202,12 @@ def decode_join_kernel(
     partial_lse,
     cu_rows,
     context,
-    window,
+    sinks,
+    reach,
     heads,
     splits,
-    HAS_WINDOW: tl.constexpr,
+    BOUND: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -212,9 +218,8 @@ def decode_join_kernel(
     row = tl.load(cu_rows + segment)
     if tl.load(cu_rows + segment + 1) - row != 1:
         return
-    visible = tl.load(context + segment) + 1
-    if HAS_WINDOW:
-        visible = tl.minimum(visible, window)
+    position = tl.load(context + segment)
+    visible = position + 1 - first_visible(position, reach, BOUND)
     used = tl.cdiv(visible, keys_per_split(visible, SPLIT_KEYS, MAX_SPLITS))
     dims = tl.arange(0, BLOCK_D)
     place = (segment.to(tl.int64) * heads + head) * splits
@@ -229,8 +234,11 @@ def decode_join_kernel(
         total = total * decay + part * weight
         weight_sum = weight_sum * decay + weight
         largest = new_largest
+    result = total / weight_sum
+    if HAS_SINKS:
+        result = sunk(result, largest + tl.log2(weight_sum), tl.load(sinks + head))
     into = out + (row.to(tl.int64) * heads + head) * HEAD_DIM + dims
-    tl.store(into, (total / weight_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(into, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def decode(
@@ -247,33 +255,36 @@ def decode(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: torch.Tensor | None,
     sizes: BlockSizes,
 ) -> None:
     """Attend for every segment of one row, into ``out`` [T, heads, head_dim] (contiguous); leave other rows."""
     _, heads, head_dim = q.shape
     segments, kv_heads = len(context), k_pool.shape[2]
-    splits = splits_for(max_length if window is None else min(max_length, window))
+    splits = splits_for(most_visible(max_length, window, chunk))
+    bound, reach = bound_of(window, chunk)
     partial = torch.empty((segments, heads, splits, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((segments, heads, splits), dtype=torch.float32, device=q.device)
     decode_split_kernel[(segments, kv_heads, splits)](
         q, k_pool, v_pool, out, partial, partial_lse, cu_rows, context, page_table,
-        context if shared is None else shared.row_keys, int(shared is not None),
-        scaling, softcap or 0.0, window or 0, heads, q.stride(0), q.stride(1),
+        context if shared is None else shared.row_keys, int(shared is not None), q if sinks is None else sinks,
+        scaling, softcap or 0.0, reach, heads, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), page_table.stride(0),
-        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, IS_ONLY_SPLIT=splits == 1,
+        BOUND=bound, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None, IS_ONLY_SPLIT=splits == 1,
         GROUP=heads // kv_heads, PAGE_SIZE=k_pool.shape[1], HEAD_DIM=head_dim,
         BLOCK_D=sizes.block_d, BLOCK_M=sizes.decode_rows, BLOCK_N=sizes.block_n,
         SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps, num_stages=sizes.num_stages,
     )  # fmt: skip
-    if splits > 1 and shared is not None and window is None:
+    if splits > 1 and shared is not None and bound == UNBOUNDED:
         _attend_shared(
             q, k_pool, v_pool, partial, partial_lse, cu_rows, context, page_table, shared,
             splits=splits, scaling=scaling, softcap=softcap, sizes=sizes,
         )  # fmt: skip
     if splits > 1:
         decode_join_kernel[(segments, heads)](
-            out, partial, partial_lse, cu_rows, context, window or 0, heads, splits,
-            HAS_WINDOW=window is not None, HEAD_DIM=head_dim, BLOCK_D=sizes.block_d,
+            out, partial, partial_lse, cu_rows, context, q if sinks is None else sinks, reach, heads, splits,
+            BOUND=bound, HAS_SINKS=sinks is not None, HEAD_DIM=head_dim, BLOCK_D=sizes.block_d,
             SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps,
         )  # fmt: skip
 

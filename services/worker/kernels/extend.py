@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from services.worker.kernels.block_sizes import BlockSizes
-from services.worker.kernels.online_softmax import attend_keys
+from services.worker.kernels.online_softmax import attend_keys, bound_of, first_visible, sunk
 
 
 # Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
@@ -29,9 +29,10 @@ def extend_kernel(
     cu_rows,
     context,
     page_table,
+    sinks,
     scaling,
     softcap,
-    window,
+    reach,
     heads,
     stride_q_row,
     stride_q_head,
@@ -39,8 +40,9 @@ def extend_kernel(
     stride_slot,
     stride_kv_head,
     stride_table,
-    HAS_WINDOW: tl.constexpr,
+    BOUND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -67,10 +69,8 @@ def extend_kernel(
     query_at = q + batch_row[:, None] * stride_q_row + head[:, None] * stride_q_head + dims[None, :]
     query = tl.load(query_at, mask=is_real, other=0.0)
     position = before + token
-    # Keys that any row of the tile sees: from the first row's window to the last row itself.
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, before + tile_start - window + 1)
+    # Keys that any row of the tile sees: from the first row's window or chunk to the last row itself.
+    low = first_visible(before + tile_start, reach, BOUND)
     high = before + tl.minimum(rows, tile_start + BLOCK_M // PADDED_GROUP)
     total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -78,8 +78,8 @@ def extend_kernel(
     for start in range(low, high, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         visible = keys[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            visible = visible & (keys[None, :] > position[:, None] - window)
+        if BOUND != 0:
+            visible = visible & (keys[None, :] >= first_visible(position, reach, BOUND)[:, None])
         total, row_max, row_sum = attend_keys(
             query, total, row_max, row_sum,
             k_pool + kv_head * stride_kv_head, v_pool + kv_head * stride_kv_head, page_table + segment * stride_table,
@@ -88,6 +88,9 @@ def extend_kernel(
         )  # fmt: skip
     # Rows beyond the segment may have seen nothing; they are not stored.
     result = total / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=member < GROUP, other=0.0)
+        result = sunk(result, (row_max + tl.log2(row_sum))[:, None], sink[:, None])
     into = out + (batch_row[:, None] * heads + head[:, None]) * HEAD_DIM + dims[None, :]
     tl.store(into, result.to(out.dtype.element_ty), mask=is_real)
 
@@ -105,17 +108,20 @@ def extend(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: torch.Tensor | None,
     sizes: BlockSizes,
 ) -> None:
     """Attend for every segment of several rows, into ``out`` [T, heads, head_dim] (contiguous); leave other rows."""
     _, heads, head_dim = q.shape
     segments, kv_heads = len(context), k_pool.shape[2]
     tiles = triton.cdiv(max_rows, sizes.extend_rows // sizes.group)
+    bound, reach = bound_of(window, chunk)
     extend_kernel[(segments, kv_heads, tiles)](
-        q, k_pool, v_pool, out, cu_rows, context, page_table,
-        scaling, softcap or 0.0, window or 0, heads, q.stride(0), q.stride(1),
+        q, k_pool, v_pool, out, cu_rows, context, page_table, q if sinks is None else sinks,
+        scaling, softcap or 0.0, reach, heads, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), page_table.stride(0),
-        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        BOUND=bound, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         GROUP=heads // kv_heads, PADDED_GROUP=sizes.group, PAGE_SIZE=k_pool.shape[1], HEAD_DIM=head_dim,
         BLOCK_D=sizes.block_d, BLOCK_M=sizes.extend_rows, BLOCK_N=sizes.block_n,
         num_warps=sizes.num_warps, num_stages=sizes.num_stages,

@@ -1,7 +1,8 @@
 """One block of keys against a tile of query rows, accumulated with a running maximum (online softmax).
 
 The recurrence is that of FlashAttention (Dao et al., arXiv 2205.14135, section 3.1), in base 2, because the
-hardware has ``exp2``. Both attention kernels are loops over this function.
+hardware has ``exp2``. Attention kernels are loops over this function; what bounds the keys that a row sees and what a
+sink takes of it is here, too, so that they agree.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -12,6 +13,38 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# How the keys of a row are bounded: by nothing but itself, by a sliding window, by the start of its own chunk.
+UNBOUNDED = 0
+WINDOW = 1
+CHUNK = 2
+
+
+def bound_of(window: int | None, chunk: int | None) -> tuple[int, int]:
+    """The kind of bound of a layer, and its number of keys: the arguments BOUND and ``reach`` of kernels."""
+    if chunk is not None:
+        return CHUNK, chunk
+    return (UNBOUNDED, 0) if window is None else (WINDOW, window)
+
+
+@triton.jit
+def first_visible(position, reach, BOUND: tl.constexpr):
+    """The first key that a row at ``position`` sees, as ``services.worker.engine.visibility``."""
+    first = position - position
+    if BOUND == 1:
+        first = tl.maximum(first, position - reach + 1)
+    if BOUND == 2:
+        first = position - position % reach
+    return first
+
+
+@triton.jit
+def sunk(mean, lse, sink):
+    """``mean`` of values with weights that sum to 2**lse, once a ``sink`` of no value has its part of the weights.
+
+    ``sink`` is a score as it is; a sink far above all others overflows, and leaves 0.
+    """
+    return mean / (1.0 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - lse))
 
 
 @triton.jit

@@ -22,16 +22,19 @@ def paged_attention(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention output ``[T, heads, head_dim]``, contiguous, of q's dtype (fp32, bf16 or fp16).
 
     q [T, heads, head_dim], any strides but for the last, which is 1; k_pool and v_pool [pages, page_size, kv_heads,
     head_dim], alike in strides, which hold the step's own K and V already. Row i of a segment stands at position
-    ``context + i`` and sees keys ``j <= position``, with a window only ``j > position - window``; with a softcap c,
-    scores s become ``c * tanh(s / c)``. Nothing here waits for the device.
+    ``context + i`` and sees keys ``j <= position``, with a window only ``j > position - window``, with a chunk only
+    those of its own; with a softcap c, scores s become ``c * tanh(s / c)``. sinks [heads], of any dtype, are one more
+    score of each head, whose value is zero. Nothing here waits for the device.
     Raises InvariantViolated for shapes that do not belong together.
     """
-    check_attention(q, k_pool, v_pool, window)
+    check_attention(q, k_pool, v_pool, window, chunk, sinks)
     heads, head_dim = q.shape[1:]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sizes = block_sizes(head_dim, heads // k_pool.shape[2], k_pool.element_size())
@@ -40,17 +43,26 @@ def paged_attention(
     if paged.max_rows > 1:
         extend(
             q, k_pool, v_pool, out, *tables,
-            max_rows=paged.max_rows, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
+            max_rows=paged.max_rows, scaling=scaling, window=window, softcap=softcap, chunk=chunk, sinks=sinks,
+            sizes=sizes,
         )  # fmt: skip
     if paged.max_rows == 1 or len(paged.context) > 1:
         decode(
             q, k_pool, v_pool, out, *tables, paged.shared,
-            max_length=paged.max_length, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
+            max_length=paged.max_length, scaling=scaling, window=window, softcap=softcap, chunk=chunk, sinks=sinks,
+            sizes=sizes,
         )  # fmt: skip
     return out
 
 
-def check_attention(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int | None) -> None:
+def check_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    window: int | None,
+    chunk: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
     """Raise InvariantViolated for shapes that do not belong together."""
     heads, head_dim = q.shape[1:]
     kv_heads = k_pool.shape[2]
@@ -63,3 +75,7 @@ def check_attention(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
         raise InvariantViolated("the numbers of one head must be adjacent in memory")
     if window is not None and window < 1:
         raise InvariantViolated(f"a window of {window} sees nothing, not even itself")
+    if chunk is not None and (chunk < 1 or window is not None):
+        raise InvariantViolated(f"a layer cannot attend in chunks of {chunk} with a window of {window}")
+    if sinks is not None and (sinks.shape != (heads,) or not sinks.is_contiguous()):
+        raise InvariantViolated(f"sinks {tuple(sinks.shape)} are not one of each of {heads} heads")

@@ -109,10 +109,15 @@ static void attend_item(const float *query, const element *k_pool, const element
     }
 }
 
-static void merge(const partial_t *parts, int count, element *restrict out) {
+/* A sink is one more score of its head, whose value is zero. */
+static void merge(const partial_t *parts, int count, const float *sinks, element *restrict out) {
     for (int head = 0; head < HEADS; head++) {
         float top = parts[0].top[head], sum = 0, values[HEAD_DIM] = {0};
         for (int i = 1; i < count; i++) top = parts[i].top[head] > top ? parts[i].top[head] : top;
+        if (sinks) {
+            top = sinks[head] > top ? sinks[head] : top;
+            sum = exp_negative(sinks[head] - top);
+        }
         for (int i = 0; i < count; i++) {
             float scale = exp_negative(parts[i].top[head] - top);
             sum += scale * parts[i].sum[head];
@@ -123,10 +128,11 @@ static void merge(const partial_t *parts, int count, element *restrict out) {
 }
 
 /* query [rows, heads, head_dim] by strides in elements, out [rows, heads, head_dim] contiguous; tables holds page
-   tables one after the other; partials has room for item_count entries. */
+   tables one after the other; partials has room for item_count entries. sinks [heads], or null for none. */
 void decode(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool, const element *v_pool,
             const int32_t *tables, const segment_t *segments, int32_t segment_count, const item_t *items,
-            int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads) {
+            int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads,
+            const float *sinks) {
     #pragma omp parallel num_threads(threads) if (item_count > 1 && threads > 1)
     {
         #pragma omp for schedule(dynamic)
@@ -141,7 +147,7 @@ void decode(const element *query, int64_t row_stride, int64_t head_stride, const
         }
         #pragma omp for schedule(static)
         for (int s = 0; s < segment_count; s++)
-            merge(partials + segments[s].first_item, segments[s].last_item - segments[s].first_item,
+            merge(partials + segments[s].first_item, segments[s].last_item - segments[s].first_item, sinks,
                   out + (int64_t)segments[s].row * HEADS * HEAD_DIM);
     }
 }

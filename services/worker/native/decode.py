@@ -59,7 +59,7 @@ class NativeDecode:
         self.function.restype = None
         self.function.argtypes = [
             pointer, int64, int64, pointer, pointer, pointer, pointer, int32, pointer, int32, pointer, pointer,
-            ctypes.c_float, int32,
+            ctypes.c_float, int32, pointer,
         ]  # fmt: skip
 
     def attend(
@@ -70,12 +70,14 @@ class NativeDecode:
         v_pool: torch.Tensor,
         output: torch.Tensor,
         scaling: float,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous.
 
         query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], contiguous but for what
-        lies between slots; they may be the same. Other rows of the output are left alone.
+        lies between slots; they may be the same; sinks [heads]. Other rows of the output are left alone.
         """
+        sinks = None if sinks is None else sinks.float().contiguous()
         if query.stride(2) != 1:
             query = query.contiguous()
         items, (tables_at, segments_at, items_at) = len(work.items), work.addresses
@@ -96,6 +98,7 @@ class NativeDecode:
             output.data_ptr(),
             scaling,
             torch.get_num_threads(),
+            None if sinks is None else sinks.data_ptr(),
         )
 
 

@@ -19,6 +19,8 @@
 
 #include "extend_blocks.h"
 
+#define LOG2_E 1.44269504f
+
 /* e**(x * ln 2) for x <= 0: 2**n times a polynomial on [-1/2, 1/2] (Cephes), relative error below 2e-7; below 2**-126
    exactly zero; NaN stays NaN. */
 INLINE vector exp2_negative(vector x) {
@@ -179,13 +181,20 @@ static void merge(int span, const int32_t *bounds, int count, const state_t *res
     }
 }
 
-static void store_rows(element *out, int64_t row_stride, int count, const state_t *all) {
+/* sinks [GROUP], or null for none: one more score of each head, whose value is zero. Scores are in powers of two here. */
+static void store_rows(element *out, int64_t row_stride, int count, const float *sinks, const state_t *all) {
     for (int i = 0; i < count; i++) {
         int pack = i / ROWS, r = i % ROWS;
         float total = 0;
         for (int l = 0; l < LANES; l++) total += all->sum[pack][r][l];
+        float scale = 1.0f;
+        if (sinks) {
+            float sink = sinks[i % GROUP] * LOG2_E, top = all->top[pack][r], most = sink > top ? sink : top;
+            scale = exp2_negative((vector){0} + (top - most))[0];
+            total = total * scale + exp2_negative((vector){0} + (sink - most))[0];
+        }
         element *row = out + i / GROUP * row_stride + i % GROUP * HEAD_DIM;
-        for (int d = 0; d < HEAD_DIM; d++) row[d] = narrow(all->output[pack][r][d] / total);
+        for (int d = 0; d < HEAD_DIM; d++) row[d] = narrow(all->output[pack][r][d] * scale / total);
     }
 }
 
@@ -224,12 +233,12 @@ int64_t part_bytes(void) { return sizeof(state_t); }
 /* query [rows, heads, HEAD_DIM] by strides in elements; out [rows, heads, HEAD_DIM] contiguous. k and v are read at
    (page * page_size + offset) * slot_stride + head * kv_head_stride; tables holds the segments' page tables one after
    the other. bounds [kv_heads or 1, rows, 2]: the first position that a row sees, and the one behind its last. parts,
-   aligned to 64 bytes, has room for what units of one span leave, each KV head's. */
+   aligned to 64 bytes, has room for what units of one span leave, each KV head's. sinks [heads], or null for none. */
 void extend(const element *query, int64_t row_stride, int64_t head_stride, const element *k, const element *v,
             int64_t slot_stride, int64_t kv_head_stride, int32_t page_size, int32_t kv_heads, const int32_t *tables,
             const segment_t *segments, const tile_t *tiles, int32_t tile_count, const unit_t *units, int32_t unit_count,
             const int32_t *bounds, int64_t bounds_stride, state_t *parts, element *out, float scaling,
-            int32_t threads) {
+            int32_t threads, const float *sinks) {
     #pragma omp parallel num_threads(threads) if (unit_count * kv_heads > 1 && threads > 1)
     {
         scratch_t *own = &scratch;
@@ -255,12 +264,12 @@ void extend(const element *query, int64_t row_stride, int64_t head_stride, const
                       bound, count, own);
             empty(&own->all);
             for (int span = unit->first; span < unit->last; span++) {
-                attend_span(&source, span, count, scaling * 1.44269504f, own);
+                attend_span(&source, span, count, scaling * LOG2_E, own);
                 if (unit->part < 0) merge(span, bound, count, &own->span, &own->all);
             }
             if (unit->part < 0)
                 store_rows(out + ((int64_t)tile->first * kv_heads + head) * GROUP * HEAD_DIM,
-                           (int64_t)kv_heads * GROUP * HEAD_DIM, count, &own->all);
+                           (int64_t)kv_heads * GROUP * HEAD_DIM, count, sinks ? sinks + head * GROUP : NULL, &own->all);
             else
                 parts[(int64_t)unit->part * kv_heads + head] = own->span;
         }
@@ -275,7 +284,7 @@ void extend(const element *query, int64_t row_stride, int64_t head_stride, const
             for (int32_t part = tile->first_part; part < tile->last_part; part++, span++)
                 merge(span, bound, count, parts + (int64_t)part * kv_heads + head, &own->all);
             store_rows(out + ((int64_t)tile->first * kv_heads + head) * GROUP * HEAD_DIM,
-                       (int64_t)kv_heads * GROUP * HEAD_DIM, count, &own->all);
+                       (int64_t)kv_heads * GROUP * HEAD_DIM, count, sinks ? sinks + head * GROUP : NULL, &own->all);
         }
     }
 }

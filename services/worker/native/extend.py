@@ -82,7 +82,7 @@ class NativeExtend:
         self._extend.restype = None
         self._extend.argtypes = [
             pointer, int64, int64, pointer, pointer, int64, int64, int32, int32, pointer, pointer, pointer, int32,
-            pointer, int32, pointer, int64, pointer, pointer, ctypes.c_float, int32,
+            pointer, int32, pointer, int64, pointer, pointer, ctypes.c_float, int32, pointer,
         ]  # fmt: skip
 
     def attend(
@@ -93,12 +93,14 @@ class NativeExtend:
         v: torch.Tensor,
         output: torch.Tensor,
         scaling: float,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous. Other rows are left alone.
 
         query [heads, T, head_dim]; k and v [pages, page_size, kv_heads, head_dim], of equal strides, pages one after
-        the other. ``scaling`` is positive.
+        the other; sinks [heads]. ``scaling`` is positive.
         """
+        sinks = None if sinks is None else sinks.float().contiguous()
         if query.stride(2) != 1:
             query = query.contiguous()
         bounds, (tables_at, segments_at, tiles_at, units_at, bounds_at) = work.bounds, work.addresses
@@ -127,6 +129,7 @@ class NativeExtend:
             output.data_ptr(),
             scaling,
             torch.get_num_threads(),
+            None if sinks is None else sinks.data_ptr(),
         )
 
 

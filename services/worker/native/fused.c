@@ -171,7 +171,7 @@ void between(const shape_t *shape, const layer_t *ended, const layer_t *begun, c
 typedef void attend_t(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool,
                       const element *v_pool, const int32_t *tables, const void *segments, int32_t segment_count,
                       const void *items, int32_t item_count, void *partials, element *out, float scaling,
-                      int32_t threads);
+                      int32_t threads, const float *sinks);
 typedef struct {
     attend_t *attend;
     const int32_t *tables;
@@ -192,7 +192,7 @@ void decode_step(const shape_t *shape, const layer_t *layers, int32_t count, con
         between(shape, layer ? layers + layer - 1 : NULL, layers + layer, step, attended, qkv, k_pool, v_pool);
         decode->attend(qkv, width, shape->head_dim, k_pool, v_pool, decode->tables, decode->segments,
                        decode->segment_count, decode->items, decode->item_count, decode->partials, attended,
-                       decode->scaling, step->threads);
+                       decode->scaling, step->threads, NULL);
     }
     between(shape, layers + count - 1, NULL, step, attended, NULL, NULL, NULL);
 }

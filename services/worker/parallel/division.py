@@ -13,6 +13,14 @@ from typing import Any
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
+_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
+"""Inner widths of MLPs, of experts, and of experts that every token goes to, by model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -20,6 +28,11 @@ class Share:
 
     rank: int
     ranks: int
+
+    def query_heads(self, total: int) -> range:
+        """The query heads of this rank, of ``total`` that are divisible."""
+        each = total // self.ranks
+        return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads(self, total: int) -> range:
         """The KV heads of this rank, of ``total`` that are divisible, see :func:`check_divisible`."""
@@ -59,11 +72,9 @@ def check_divisible(config: Any, ranks: int) -> None:
         faults.append(f"{heads} attention heads")
     if kv_heads % ranks and ranks % kv_heads:
         faults.append(f"{kv_heads} KV heads")
-    width = getattr(config, "intermediate_size", None)
-    if not isinstance(width, int):
+    if not isinstance(getattr(config, "intermediate_size", None), int):
         faults.append("layers whose MLPs are not all of one width")
-    elif width % ranks:
-        faults.append(f"an intermediate size of {width}")
+    faults += [f"{name} = {width}" for name, width in _widths(config) if width % ranks]
     if faults:
         raise ConfigError(
             f"--tensor-parallel {ranks}: {config.model_type} has {', '.join(faults)}, which do not divide"
@@ -77,8 +88,15 @@ def config_of_rank(config: Any, ranks: int) -> Any:
     mine.head_dim = head_dim  # Otherwise models derive it from the number of heads, which is another now.
     mine.num_key_value_heads = max(1, kv_heads // ranks)
     mine.num_attention_heads = config.num_attention_heads // ranks
-    mine.intermediate_size = config.intermediate_size // ranks
+    for name, width in _widths(config):
+        setattr(mine, name, width // ranks)
     return mine
+
+
+def _widths(config: Any) -> list[tuple[str, int]]:
+    """What the configuration calls the inner widths of its MLPs and experts, as far as it has them."""
+    found = [(name, getattr(config, name, None)) for name in _WIDTHS]
+    return [(name, width) for name, width in found if isinstance(width, int) and width]
 
 
 def whole_geometry(part: KvGeometry, config: Any) -> KvGeometry:

@@ -310,13 +310,13 @@ def _pages(
         own = model.measure_room(room)
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
     geometry = whole_geometry(model.part, model.config)
-    return pages_of(model.model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    return pages_of(model.model, geometry, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
 
 
 def _prove(start: StartRank, model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:
     """Make the pool of ``count`` pages in all ranks, and prove that the group computes what the model does."""
     geometry = whole_geometry(model.part, model.config)
-    tokens = probe_tokens(model.model, count, start.page_size)
+    tokens = probe_tokens(model.model, count, start.page_size, model.longest)
     own = model.make_pool(count)
     undo.callback(own.close)
     ranks.tell(MakePool(pages=count, probe_tokens=tokens))

@@ -13,22 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.loading_progress import PHASE
 from services.worker.engine.model_loading import check_forward
-from services.worker.engine.text_parts import tensor_names, text_tensor_name
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, config_of_rank, head_dim_of, kv_heads_of
-from services.worker.parallel.plan import DivisionPlan
-from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, SummedLinear, replace_module
+from services.worker.parallel.plan import DivisionPlan, Style
+from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, SummedModule, replace_module
+from services.worker.parallel.stored_weights import Stored, StoredWeights
 from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
-from shared.model_files import load_config, weight_files
 
 # Making an empty model patches torch's initialisers for as long as it takes.
 _MAKING = threading.Lock()
@@ -51,7 +49,7 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     plan = DivisionPlan(model)
     head = _head(model, config, share)
     with torch.no_grad(), ExitStack() as files:
-        _Weights(model_dir, files).fill(model, config, share, plan, head)
+        _fill(StoredWeights(model_dir, model, files), model, config, share, plan, head)
     if (model_dir / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     model.eval().requires_grad_(False)
@@ -71,8 +69,8 @@ def dtype_of(config: Any, dtype: str) -> torch.dtype:
 def connect(model: Any, config: Any, share: Share, collectives: Collectives) -> None:
     """Put the collectives into ``model`` that :func:`load_share` has made of ``config``."""
     plan = DivisionPlan(model)
-    for name in plan.divided(model, "rowwise"):
-        replace_module(model, name, SummedLinear(model.get_submodule(name), collectives))
+    for name in [*plan.divided(model, "rowwise"), *plan.divided(model, "summed")]:
+        replace_module(model, name, SummedModule(model.get_submodule(name), collectives))
     name = _head_name(model)
     if _is_tied(model):
         if share.rank > 0:
@@ -115,62 +113,62 @@ def _divides_vocabulary(config: Any, share: Share) -> bool:
     return int(config.vocab_size) % share.ranks == 0
 
 
-class _Weights:
-    """The tensors of a checkpoint by name, read slice by slice."""
-
-    def __init__(self, model_dir: Path, files: ExitStack) -> None:
-        """``files`` closes them. Raises UnsupportedModel for a checkpoint that is not in safetensors."""
-        self._of: dict[str, tuple[Any, str]] = {}
-        is_text_part = tensor_names(load_config(model_dir)) is not None
-        for path in weight_files(model_dir):
-            if path.suffix != ".safetensors":
-                raise UnsupportedModel(f"{path.name}: ranks read their shares from safetensors only")
-            try:
-                opened = files.enter_context(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise UnsupportedModel(f"{path} cannot be read: {error}") from error
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping.
-                self._of[text_tensor_name(name) if is_text_part else name] = opened, name
-
-    def fill(self, model: Any, config: Any, share: Share, plan: DivisionPlan, head: str) -> None:
-        """Put this rank's slices into ``model``. Raises UnsupportedModel for what is missing or of another shape."""
-        tensors = list(_tensors(model))
-        missing = [name for name, _ in tensors if name not in self._of]
-        if missing:
-            raise UnsupportedModel(f"the checkpoint lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
-        with progress.phase(PHASE, total=len(tensors), unit="tensors") as advance:
-            for name, tensor in tensors:
-                self._fill_one(name, tensor, config, share, plan, head)
-                advance(1)
-
-    def _fill_one(
-        self, name: str, tensor: torch.Tensor, config: Any, share: Share, plan: DivisionPlan, head: str
-    ) -> None:
-        module, _, kind = name.rpartition(".")
-        style = "colwise" if head and module == head else plan.style(module)
-        opened, stored_name = self._of[name]
-        stored = opened.get_slice(stored_name)
-        shape, mine = tuple(stored.get_shape()), tuple(tensor.shape)
-        if style == "rowwise" and kind == "bias":
-            # Outputs are summed, so one rank alone adds it.
-            part = stored[:] if share.rank == 0 and shape == mine else torch.zeros(mine)
-            fits = shape == mine
-        elif style is None or len(shape) != len(mine):
-            fits = shape == mine
-            part = stored[:] if fits else None
-        else:
-            dim = 0 if style == "colwise" else 1
-            rows = share.rows(shape[dim], mine[dim], kv_heads_of(config), head_dim_of(config))
-            fits = rows is not None and shape[:dim] + shape[dim + 1 :] == mine[:dim] + mine[dim + 1 :]
-            part = _slice(stored, dim, rows) if rows is not None and fits else None
-        if not fits:
-            raise UnsupportedModel(f"{name} has shape {shape}, and rank {share.rank} cannot have {mine} of it")
-        tensor.copy_(part)
+def _fill(weights: StoredWeights, model: Any, config: Any, share: Share, plan: DivisionPlan, head: str) -> None:
+    """Put this rank's slices into ``model``. Raises UnsupportedModel for what is missing or of another shape."""
+    found = [(name, tensor, weights.get(name)) for name, tensor in _tensors(model)]
+    missing = [name for name, _, stored in found if stored is None]
+    if missing:
+        raise UnsupportedModel(f"the checkpoint lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
+    with progress.phase(PHASE, total=len(found), unit="tensors") as advance:
+        for name, tensor, stored in found:
+            if stored is not None:
+                part = _part(name, stored, tuple(tensor.shape), config, share, plan, head)
+                if part is None:
+                    mine = f"rank {share.rank} cannot have {tuple(tensor.shape)} of it"
+                    raise UnsupportedModel(f"{name} has shape {stored.shape}, and {mine}")
+                tensor.copy_(part)
+            advance(1)
 
 
-def _slice(stored: Any, dim: int, rows: range) -> torch.Tensor:
-    part: torch.Tensor = stored[rows.start : rows.stop] if dim == 0 else stored[:, rows.start : rows.stop]
-    return part
+def _part(
+    name: str, stored: Stored, mine: tuple[int, ...], config: Any, share: Share, plan: DivisionPlan, head: str
+) -> torch.Tensor | None:
+    """What is this rank's of one tensor, of shape ``mine``; None where no division explains that shape."""
+    module, _, kind = name.rpartition(".")
+    style = "colwise" if head and module == head else plan.style(name) or plan.style(module)
+    shape = stored.shape
+    if style == "rowwise" and kind == "bias":
+        # Outputs are summed, so one rank alone adds it.
+        return (stored.whole() if share.rank == 0 else torch.zeros(mine)) if shape == mine else None
+    if style == "summed":
+        return None  # What every rank has whole, such as biases of experts, would be summed as well.
+    if style is None or len(shape) != len(mine):
+        return stored.whole() if shape == mine else None
+    dim = -1 if style.endswith("rowwise") or len(shape) == 1 else -2
+    others = [(size, own) for at, (size, own) in enumerate(zip(shape, mine, strict=True)) if at != len(shape) + dim]
+    parts = _parts(style, shape[dim], mine[dim], config, share)
+    if not parts or sum(map(len, parts)) != mine[dim] or any(size != own for size, own in others):
+        return None
+    return stored.read(dim, parts)
+
+
+def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> list[range]:
+    """Which of ``total`` rows or columns are this rank's ``mine``, none where no division explains it."""
+    kv_heads, head_dim = kv_heads_of(config), head_dim_of(config)
+    if style == "qkv":
+        heads = int(config.num_attention_heads)
+        sections = [(heads, share.query_heads(heads)), *[(kv_heads, share.kv_heads(kv_heads))] * 2]
+        first, parts = 0, []
+        for count, own in sections:
+            parts.append(range((first + own.start) * head_dim, (first + own.stop) * head_dim))
+            first += count
+        return parts if first * head_dim == total else []
+    packs = 2 if style.startswith("packed") else 1
+    rows = share.rows(total // packs, mine // packs, kv_heads, head_dim)
+    if rows is None or total % packs:
+        return []
+    each = total // packs
+    return [range(pack * each + rows.start, pack * each + rows.stop) for pack in range(packs)]
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

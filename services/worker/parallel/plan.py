@@ -1,19 +1,58 @@
 """Which modules of a model are divided, and how: as the model's own tensor-parallel plan in Hugging Face says.
 
-The plan names modules by patterns. ``colwise``: a rank has some output rows of the weight. ``rowwise``: it has some
-input columns, and outputs are summed. A module without an entry is whole in every rank. Other styles join what was
-divided in the middle of a layer, which needs collectives of their own: models that have them are refused.
+The plan names modules by patterns, and of experts the weights themselves. ``colwise``: a rank has some output rows of
+the weight. ``rowwise``: it has some input columns, and outputs are summed. ``packed_colwise`` and ``packed_rowwise``:
+two weights lie one after the other along the dimension that is divided, and a rank has the same part of both.
+``summed``: a module, such as the experts of a layer, whose weights are divided inside, and whose output is summed as a
+whole. ``qkv``: rows of queries, of keys and of values follow one another, and a rank has those of its heads. A module
+without an entry is whole in every rank. Other styles join what was divided in the middle of a layer, which needs
+collectives of their own: models that have them are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from shared.errors import UnsupportedModel
 
-Style = Literal["colwise", "rowwise"]
+Style = Literal["colwise", "rowwise", "packed_colwise", "packed_rowwise", "qkv", "summed"]
+
+_DIVIDED: dict[str, Style] = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "packed_colwise": "packed_colwise",
+    "packed_rowwise": "packed_rowwise",
+    "moe_tp_experts": "summed",
+}
+"""Styles by the library's words for them."""
+
+_PROJECTIONS: dict[str, str] = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+
+_COMMON: dict[str, str] = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.gate_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    **{
+        f"layers.*.{name}.{projection}": style
+        for name in ("mlp", "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
+        for projection, style in _PROJECTIONS.items()
+    },
+}
+"""What some plans leave whole, and heads and widths of a rank ask for. An entry of the plan itself goes first."""
+
+_FUSED: dict[str, tuple[str, Style]] = {
+    "layers.*.self_attn.qkv_proj": ("colwise_gather_output", "qkv"),
+    "layers.*.self_attn.o_proj": ("rowwise_split_input", "rowwise"),
+    "layers.*.mlp.gate_up_proj": ("colwise_gather_output", "packed_colwise"),
+    "layers.*.mlp.down_proj": ("rowwise_split_input", "rowwise"),
+}
+"""The library joins what such a module has computed before it splits it. Here a rank's share of each of the fused
+weights is contiguous, so that nothing has to be joined.
+"""
 
 _WHOLE = ("replicated_with_grad_allreduce", "embedding_rowwise")
 """Styles of what is whole in every rank here. Embeddings are only read, a row a token: dividing them saves memory, and
@@ -30,27 +69,34 @@ class DivisionPlan:
         declared: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
         if not declared:
             raise UnsupportedModel(f"{name} does not say how it divides among ranks")
-        odd = [
-            f"{pattern} ({style})"
-            for pattern, style in declared.items()
-            if style not in ("colwise", "rowwise", *_WHOLE)
-        ]
+        styles = {pattern: _style(pattern, style, declared) for pattern, style in (_COMMON | declared).items()}
+        odd = [f"{pattern} ({declared[pattern]})" for pattern, style in styles.items() if style == "refused"]
         if odd:
             raise UnsupportedModel(f"{name} has modules that are not divided among ranks here: {', '.join(odd)}")
         prefix = model.base_model_prefix
-        self._patterns: list[tuple[re.Pattern[str], Style]] = [
-            (_pattern(f"{prefix}.{pattern}"), "colwise" if style == "colwise" else "rowwise")
-            for pattern, style in declared.items()
-            if style not in _WHOLE
+        self._patterns = [
+            (_pattern(f"{prefix}.{pattern}"), style) for pattern, style in styles.items() if style != "refused"
         ]
 
-    def style(self, module: str) -> Style | None:
-        """How the module of this name is divided; None if it is whole."""
-        return next((style for pattern, style in self._patterns if pattern.fullmatch(module)), None)
+    def style(self, name: str) -> Style | None:
+        """How the module or weight of this name is divided; None if it is whole."""
+        return next((style for pattern, style in self._patterns if pattern.fullmatch(name)), None)
 
     def divided(self, model: Any, style: Style) -> Iterator[str]:
         """Names of the modules of ``model`` that are divided in this way."""
         return (name for name, _ in list(model.named_modules()) if self.style(name) == style)
+
+
+def _style(pattern: str, style: str, declared: Mapping[str, str]) -> Style | Literal["refused"] | None:
+    """What a module of the library's ``style`` is here; None is whole."""
+    if style in _WHOLE:
+        return None
+    fused, divided = _FUSED.get(pattern, ("", None))
+    first = "qkv_proj" if "self_attn" in pattern else "gate_up_proj"
+    is_fused = any(name.endswith(first) for name in declared)
+    if divided is not None and style == fused and is_fused:
+        return divided
+    return _DIVIDED.get(style, "refused")
 
 
 def _pattern(declared: str) -> re.Pattern[str]:

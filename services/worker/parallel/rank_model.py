@@ -10,10 +10,10 @@ import torch
 
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_faults import refusing
-from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens
+from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens, own_context, tell
 from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner
+from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
-from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
@@ -49,6 +49,7 @@ class RankModel:
             torch.set_num_threads(start.threads)
         self.config = load_config(Path(start.model_dir))
         self.context = max_context_tokens(self.config, start.max_context_tokens)
+        self.longest = own_context(self.config) or self.context
         # Before weights are read, which takes ranks differently long: the ranks prove collectives together.
         self.proofs = NOTHING_TO_PROVE
         if self.device.type == "cuda":
@@ -57,7 +58,7 @@ class RankModel:
             self.model = load_share(
                 Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device
             )
-        pin_rotations(self.model, self.context)
+        tell(self.model, self.config, self.context)
         self.weight_bytes = weight_bytes(self.model)
         self._collectives: Collectives | None = None
         self._part: KvGeometry | None = None
@@ -112,6 +113,7 @@ class RankModel:
         with refusing(self.config.model_type, "verified"):
             expected = Verification(self.model, tokens, expected_windows(self.config))
             if self.device.type == "cpu":
+                pack_experts(self.model)
                 pack_linears(self.model)
         return expected
 

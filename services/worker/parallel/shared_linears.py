@@ -1,4 +1,4 @@
-"""Modules that take the place of linear layers whose input or output is divided among ranks."""
+"""Modules that take the place of those whose input or output is divided among ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 from services.worker.parallel.collectives import Collectives
 
 
-class SummedLinear(torch.nn.Module):
-    """A linear layer that has some of its input columns: what the ranks compute adds up to its output."""
+class SummedModule(torch.nn.Module):
+    """A linear layer that has some of its input columns, or the experts of a layer that have some of theirs: what the
+    ranks compute adds up to its output.
+    """
 
     def __init__(self, inner: torch.nn.Module, collectives: Collectives) -> None:
         super().__init__()
         self.inner, self._collectives = inner, collectives
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._collectives.sum(self.inner(x))
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self._collectives.sum(self.inner(*inputs))
 
 
 class JoinedHead(torch.nn.Module):

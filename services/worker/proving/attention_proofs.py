@@ -16,15 +16,16 @@ from services.worker.proving.cases import (
     decode_step,
     expected,
     is_timed,
+    kind_name,
+    kinds,
     make_step,
-    masks,
     seconds_of,
     steps,
 )
 from services.worker.proving.table import ServedShape, Speed
 
 Attend = Callable[..., torch.Tensor]
-"""Called with a Step, and scaling, window and softcap by name."""
+"""Called with a Step, and what layers differ by (``cases.kinds``) by name."""
 
 KERNELS = "services.worker.kernels"
 
@@ -60,10 +61,9 @@ def prove_attention(shape: ServedShape, attend: Attend) -> Speed | None:
     scaling = shape.geometry.head_dim**-0.5
     for step in steps(shape):
         segments = [(each.rows, each.context) for each in step.segments]
-        for window, softcap in masks(shape):
-            settings = {"scaling": scaling, "window": window, "softcap": softcap}
-            what = f"attention of {segments} (rows, context) with window {window or 'none'}"
-            compare(attend(step, **settings), expected(step, scaling=scaling, window=window, softcap=softcap), what)
+        for kind in kinds(shape):
+            what = f"attention of {segments} (rows, context) with {kind_name(kind)}"
+            compare(attend(step, scaling=scaling, **kind), expected(step, scaling=scaling, **kind), what)
     return _decode_speed(shape, attend, scaling)
 
 

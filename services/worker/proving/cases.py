@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,12 +97,38 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
     return Step(q, k, v, segments, paged_tensors(segments, geometry.page_size, device))
 
 
-def masks(shape: ServedShape) -> list[tuple[int | None, float | None]]:
-    """Window and softcap of each kind of layer."""
-    return [(min(window, SHORT_WINDOW) or None, shape.softcap or None) for window in shape.windows]
+def kinds(shape: ServedShape) -> list[dict[str, Any]]:
+    """Each kind of layer: window, softcap, chunk and sinks, as attention takes them by name."""
+    bounds = [(min(window, SHORT_WINDOW) or None, None) for window in shape.windows]
+    bounds += [(None, min(chunk, SHORT_WINDOW)) for chunk in shape.chunks]
+    sinks: list[torch.Tensor | None] = [None]
+    if shape.has_sinks:  # Some layers of a model may have none.
+        spread = torch.linspace(-3.0, 6.0, shape.query_heads)
+        sinks.append(spread.to(TORCH_DTYPES[shape.geometry.dtype]).to(torch.device(shape.device)))
+    return [
+        {"window": window, "softcap": shape.softcap or None, "chunk": chunk, "sinks": each}
+        for window, chunk in bounds
+        for each in sinks
+    ]
 
 
-def expected(step: Step, *, scaling: float, window: int | None, softcap: float | None) -> torch.Tensor:
+def kind_name(kind: Mapping[str, Any]) -> str:
+    """What tells such a layer from others."""
+    sinks = " and sinks" if kind["sinks"] is not None else ""
+    if kind["chunk"] is not None:
+        return f"chunks of {kind['chunk']}{sinks}"
+    return f"window {kind['window'] or 'none'}{sinks}"
+
+
+def expected(
+    step: Step,
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
     k, v = (half.cpu().flatten(0, 1) for half in (step.k, step.v))
     page_size, kv_heads = step.k.shape[1], step.k.shape[2]
@@ -114,9 +140,15 @@ def expected(step: Step, *, scaling: float, window: int | None, softcap: float |
         scores = torch.einsum("tkgd,nkd->tkgn", q[first : first + segment.rows], k[slots].double()) * scaling
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        behind = torch.arange(segment.context, segment.length)[:, None] - torch.arange(segment.length)[None, :]
-        seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-        weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+        at, keys = torch.arange(segment.context, segment.length)[:, None], torch.arange(segment.length)
+        seen = keys <= at if window is None else (keys <= at) & (keys > at - window)
+        if chunk is not None:
+            seen = seen & (keys // chunk == at // chunk)
+        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+        if sinks is not None:
+            sink = sinks.cpu().double().view(kv_heads, -1, 1).expand(len(scores), -1, -1, 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(-1)[..., : segment.length]
         parts.append(torch.einsum("tkgn,nkd->tkgd", weights, v[slots].double()).flatten(1, 2))
         first += segment.rows
     return torch.cat(parts)

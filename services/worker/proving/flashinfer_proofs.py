@@ -14,11 +14,11 @@ from services.worker.engine.cuda_capture import Capture, CudaCapture
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.flashinfer_attention import FlashInferSteps
 from services.worker.engine.flashinfer_graphs import FlashInferGraphs
-from services.worker.engine.flashinfer_plans import Planner, unfit
+from services.worker.engine.flashinfer_plans import Planner, unfit, unfit_layers
 from services.worker.engine.forward_meta import Segment, pages_for, tiles_of
 from services.worker.engine.shared_prefixes import SharedTiles
 from services.worker.proving.attention_proofs import prove_attention
-from services.worker.proving.cases import SHARED_STEP, SHARED_TOKENS, Step, compare, expected, make_step, masks
+from services.worker.proving.cases import SHARED_STEP, SHARED_TOKENS, Step, compare, expected, kinds, make_step
 from services.worker.proving.part import WayAbsent, WrongResult
 from services.worker.proving.table import ServedShape, Speed
 
@@ -34,7 +34,7 @@ def prove_flashinfer(shape: ServedShape) -> Speed | None:
 def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device], Capture]) -> Speed | None:
     """Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
     device = torch.device(shape.device)
-    faults = unfit(shape.geometry, device)
+    faults = unfit_layers(has_sinks=shape.has_sinks, has_chunks=bool(shape.chunks)) + unfit(shape.geometry, device)
     if faults:
         raise WayAbsent("; ".join(faults))
     planner = Planner(shape.geometry, device)
@@ -50,8 +50,8 @@ def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device],
     step = make_step(shape, SHARED_STEP[: ROWS - 1], shared_tokens=SHARED_TOKENS)
     longest = max(segment.length for segment in step.segments)
     graphs = FlashInferGraphs(planner, ROWS, pages_for(longest, shape.geometry.page_size))
-    for window, softcap in masks(shape):
-        prove_captured(shape, step, graphs, capture(device), window=window, softcap=softcap)
+    for kind in kinds(shape):
+        prove_captured(shape, step, graphs, capture(device), window=kind["window"], softcap=kind["softcap"])
     return speed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from services.worker.engine.cuda_capture import Capture, CudaCapture
-from services.worker.proving.cases import compare, expected, make_step, masks, seconds_of
+from services.worker.proving.cases import compare, expected, kinds, make_step, seconds_of
 from services.worker.proving.table import ServedShape, Speed
 
 SEGMENTS = ((1, 0), (1, 300), (1, 1100))
@@ -26,8 +26,7 @@ def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
     kernels: Any = importlib.import_module("services.worker.kernels")
     step, other = make_step(shape, SEGMENTS), make_step(shape, SEGMENTS, seed=1)
     scaling = shape.geometry.head_dim**-0.5
-    window, softcap = masks(shape)[0]
-    settings = {"scaling": scaling, "window": window, "softcap": softcap}
+    settings = {"scaling": scaling, **kinds(shape)[0]}
     page_size = shape.geometry.page_size
     slots = torch.tensor(
         [int(each.pages[each.context // page_size]) * page_size + each.context % page_size for each in step.segments],
@@ -52,6 +51,6 @@ def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
     for half, mine in zip((step.k, step.v), rows, strict=True):
         half.flatten(0, 1)[slots] = mine
     step.q.copy_(q)
-    compare(found, expected(step, scaling=scaling, window=window, softcap=softcap), "a replayed graph of attention")
+    compare(found, expected(step, **settings), "a replayed graph of attention")
     spent = seconds_of(graph.replay, shape.device, rounds=10)
     return None if spent is None else Speed(value=spent * 1e6, unit=f"us for one launch of {REPEATED} layers")

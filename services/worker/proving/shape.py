@@ -23,13 +23,14 @@ def expected_shape(
     config: Any,
     windows: Sequence[int | None],
     *,
+    chunks: Sequence[int | None] = (),
     dtype: torch.dtype,
     page_size: int,
     device: str | torch.device,
     share: Share = WHOLE,
     store_port: int = 0,
 ) -> ServedShape:
-    """What a model of ``config`` computes in one process; ``windows`` are those of its layers."""
+    """What a model of ``config`` computes in one process; ``windows`` and ``chunks`` are those of its layers."""
     geometry = KvGeometry(
         layers=len(windows),
         kv_heads=len(share.kv_heads(kv_heads_of(config))),
@@ -42,6 +43,7 @@ def expected_shape(
         geometry=geometry,
         query_heads=int(config.num_attention_heads) // share.ranks,
         windows=tuple(dict.fromkeys(window or 0 for window in windows)),
+        chunks=tuple(dict.fromkeys(chunk for chunk in chunks if chunk is not None)),
         softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
         rank=share.rank,
         ranks=share.ranks,

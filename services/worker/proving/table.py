@@ -14,7 +14,7 @@ class ServedShape(Message, frozen=True):
     """What a worker will compute, as far as its kernels differ by it.
 
     ``device`` is torch's name of it. ``windows`` are the sliding windows of layers, each once, 0 for full attention;
-    ``softcap`` is that of scores, 0 without.
+    ``chunks`` are those of layers that attend in chunks; ``softcap`` is that of scores, 0 without.
     """
 
     device: str
@@ -22,6 +22,8 @@ class ServedShape(Message, frozen=True):
     query_heads: int
     windows: tuple[int, ...] = (0,)
     softcap: float = 0.0
+    chunks: tuple[int, ...] = ()
+    has_sinks: bool = False
     rank: int = 0  # Of a group, and how many it has, and where they find one another (``parallel.collectives``).
     ranks: int = 1
     store_port: int = 0

@@ -67,6 +67,8 @@ class KvProjection:
 
     def __init__(self, runner: ModelRunner) -> None:
         """Raises HiddenStatesUnsupported, with the reason, when KV cannot be had from hidden states exactly."""
+        if runner.attends_itself:
+            raise HiddenStatesUnsupported(f"{type(runner.model).__name__} attends by code of its own")
         if not runner.pool.planes.is_identity:
             raise HiddenStatesUnsupported(f"pages hold {runner.pool.planes.contents}, which nothing restores")
         self._pool = runner.pool

@@ -13,7 +13,7 @@ class Rotations:
     """Tables [positions, head_dim / 2], which double when a step goes beyond them."""
 
     def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
-        """``rotary`` gives the same angle to a position in any batch, see ``probe.find_geometry``."""
+        """``rotary`` gives the same angle to a position in any batch, see ``probe.find_planes``."""
         self._rotary, self._dtype = rotary, dtype
         self.cosines = self.sines = torch.empty(0, 0, dtype=dtype)
 

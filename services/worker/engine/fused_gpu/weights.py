@@ -57,7 +57,7 @@ class Angles:
     """
 
     def __init__(self, rotary: Any, dtype: torch.dtype, device: torch.device, context: int) -> None:
-        """``rotary`` gives the same angle to a position in any batch, see ``probe.find_geometry``."""
+        """``rotary`` gives the same angle to a position in any batch, see ``probe.find_planes``."""
         self._rotary, self._like = rotary, torch.empty(0, dtype=dtype, device=device)
         cosines, sines = self.embeddings(torch.arange(context, device=device))
         half = cosines.shape[-1] // 2  # Both halves of a head are alike.

@@ -16,13 +16,15 @@ Fixed sizes of splits instead of fixed numbers of them are what published work o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from services.worker.engine.forward_meta import PagedTensors
 from services.worker.kernels.block_sizes import block_sizes
-from services.worker.kernels.online_softmax import attend_keys
+from services.worker.kernels.online_softmax import attend_keys, bound_of, first_visible, sunk
 from services.worker.kernels.paged_attention import check_attention
 
 SPLIT_KEYS = 1024
@@ -63,9 +65,10 @@ def exact_attention_kernel(
     cu_rows,
     context,
     page_table,
+    sinks,
     scaling,
     softcap,
-    window,
+    reach,
     heads,
     stride_q_row,
     stride_q_head,
@@ -76,8 +79,9 @@ def exact_attention_kernel(
     is_single,
     parts,
     splits_each,
-    HAS_WINDOW: tl.constexpr,
+    BOUND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -110,9 +114,7 @@ def exact_attention_kernel(
     query_at = q + batch_row[:, None] * stride_q_row + head.to(tl.int64)[:, None] * stride_q_head + dims[None, :]
     query = tl.load(query_at, mask=is_real, other=0.0)
     position = before + token
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, before + tile_start - window + 1)
+    low = first_visible(before + tile_start, reach, BOUND)
     high = before + tl.minimum(rows, tile_start + BLOCK_M // PADDED_GROUP)
     begin = low // SPLIT_KEYS + part_number * splits_each
     end = tl.minimum(tl.cdiv(high, SPLIT_KEYS), begin + splits_each)
@@ -130,8 +132,8 @@ def exact_attention_kernel(
         for start in range(start_from, tl.minimum(high, (split + 1) * SPLIT_KEYS), BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             visible = keys[None, :] <= position[:, None]
-            if HAS_WINDOW:
-                visible = visible & (keys[None, :] > position[:, None] - window)
+            if BOUND != 0:
+                visible = visible & (keys[None, :] >= first_visible(position, reach, BOUND)[:, None])
             split_total, row_max, row_sum = attend_keys(
                 query, split_total, row_max, row_sum,
                 k_pool + kv_head * stride_kv_head, v_pool + kv_head * stride_kv_head,
@@ -142,8 +144,12 @@ def exact_attention_kernel(
         lse = row_max + tl.log2(row_sum)  # -inf where a row sees nothing of the split.
         total, largest, weight_sum = merge_split(total, largest, weight_sum, divided(split_total, row_sum), lse)
     if parts == 1:
+        result = divided(total, weight_sum)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0)
+            result = sunk(result, (largest + tl.log2(weight_sum))[:, None], sink[:, None])
         into = out + (batch_row[:, None] * heads + head[:, None]) * HEAD_DIM + dims[None, :]
-        tl.store(into, divided(total, weight_sum).to(out.dtype.element_ty), mask=is_real)
+        tl.store(into, result.to(out.dtype.element_ty), mask=is_real)
     else:
         # One split a part, so weight_sum is 1.
         place = (segment.to(tl.int64) * heads + head) * parts + part_number
@@ -158,10 +164,12 @@ def exact_join_kernel(
     partial_lse,
     cu_rows,
     context,
-    window,
+    sinks,
+    reach,
     heads,
     parts,
-    HAS_WINDOW: tl.constexpr,
+    BOUND: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -172,9 +180,7 @@ def exact_join_kernel(
     if tl.load(cu_rows + segment + 1) - row != 1:
         return
     length = tl.load(context + segment) + 1
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, length - window)
+    low = first_visible(length - 1, reach, BOUND)
     used = tl.cdiv(length, SPLIT_KEYS) - low // SPLIT_KEYS
     dims = tl.arange(0, BLOCK_D)[None, :]
     one = tl.arange(0, 1)
@@ -186,8 +192,11 @@ def exact_join_kernel(
         lse = tl.load(partial_lse + place + number + one)
         part = tl.load(partial + (place + number) * HEAD_DIM + dims, mask=dims < HEAD_DIM, other=0.0)
         total, largest, weight_sum = merge_split(total, largest, weight_sum, part, lse)
+    result = divided(total, weight_sum)
+    if HAS_SINKS:
+        result = sunk(result, (largest + tl.log2(weight_sum))[:, None], tl.load(sinks + head))
     into = out + (row.to(tl.int64) * heads + head) * HEAD_DIM + dims
-    tl.store(into, divided(total, weight_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(into, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def paged_attention(
@@ -199,23 +208,36 @@ def paged_attention(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`services.worker.kernels.paged_attention`, with rows that are the same to the bit in any step."""
-    check_attention(q, k_pool, v_pool, window)
+    check_attention(q, k_pool, v_pool, window, chunk, sinks)
+    layer = _Layer(scaling, softcap, *bound_of(window, chunk), sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sizes = block_sizes(q.shape[2], q.shape[1] // k_pool.shape[2], k_pool.element_size())
     if paged.max_rows > 1:
         tiles = triton.cdiv(paged.max_rows, sizes.extend_rows // sizes.group)
-        _launch(q, k_pool, v_pool, out, paged, scaling, window, softcap, tiles=tiles, parts=1)
+        _launch(q, k_pool, v_pool, out, paged, layer, tiles=tiles, parts=1)
     if paged.max_rows == 1 or len(paged.context) > 1:
-        _launch(
-            q, k_pool, v_pool, out, paged, scaling, window, softcap, tiles=0, parts=parts_of(paged.max_length, window)
-        )  # fmt: skip
+        parts = parts_of(paged.max_length, window if chunk is None else chunk)
+        _launch(q, k_pool, v_pool, out, paged, layer, tiles=0, parts=parts)
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What layers differ by; ``bound`` and ``reach`` are those of :func:`bound_of`."""
+
+    scaling: float
+    softcap: float | None
+    bound: int
+    reach: int
+    sinks: torch.Tensor | None
+
+
 def parts_of(max_length: int, window: int | None) -> int:
-    """Splits of which a single row of up to ``max_length`` tokens sees some keys."""
+    """Splits of which a single row of up to ``max_length`` tokens sees some keys; a chunk counts as a window."""
     parts = triton.cdiv(max_length, SPLIT_KEYS)
     # A window may begin within one split and end within another.
     return parts if window is None else min(parts, triton.cdiv(window, SPLIT_KEYS) + 1)
@@ -227,9 +249,7 @@ def _launch(
     v_pool: torch.Tensor,
     out: torch.Tensor,
     paged: PagedTensors,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
+    layer: _Layer,
     *,
     tiles: int,
     parts: int,
@@ -242,19 +262,20 @@ def _launch(
     partial = torch.empty((places, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((places,), dtype=torch.float32, device=q.device)
     common = {
-        "HAS_WINDOW": window is not None, "HEAD_DIM": head_dim, "BLOCK_D": sizes.block_d, "SPLIT_KEYS": SPLIT_KEYS,
-        "num_warps": sizes.num_warps,
+        "BOUND": layer.bound, "HAS_SINKS": layer.sinks is not None, "HEAD_DIM": head_dim, "BLOCK_D": sizes.block_d,
+        "SPLIT_KEYS": SPLIT_KEYS, "num_warps": sizes.num_warps,
     }  # fmt: skip
+    sinks = q if layer.sinks is None else layer.sinks
     exact_attention_kernel[(segments, kv_heads, max(tiles, 1) * parts)](
-        q, k_pool, v_pool, out, partial, partial_lse, paged.cu_rows, paged.context, paged.page_table,
-        scaling, softcap or 0.0, window or 0, heads, q.stride(0), q.stride(1),
+        q, k_pool, v_pool, out, partial, partial_lse, paged.cu_rows, paged.context, paged.page_table, sinks,
+        layer.scaling, layer.softcap or 0.0, layer.reach, heads, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), paged.page_table.stride(0),
         int(tiles == 0), parts, 1 if parts > 1 else _ALL_SPLITS,
-        HAS_SOFTCAP=softcap is not None, GROUP=heads // kv_heads, PADDED_GROUP=sizes.group,
+        HAS_SOFTCAP=layer.softcap is not None, GROUP=heads // kv_heads, PADDED_GROUP=sizes.group,
         PAGE_SIZE=k_pool.shape[1], BLOCK_M=sizes.extend_rows, BLOCK_N=sizes.block_n, num_stages=sizes.num_stages,
         **common,
     )  # fmt: skip
     if parts > 1:
         exact_join_kernel[(segments, heads)](
-            out, partial, partial_lse, paged.cu_rows, paged.context, window or 0, heads, parts, **common
+            out, partial, partial_lse, paged.cu_rows, paged.context, sinks, layer.reach, heads, parts, **common
         )  # fmt: skip

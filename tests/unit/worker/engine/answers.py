@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.worker.engine.model_runner import ModelRunner
+from shared.model_context import first_of
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
 
 PROMPT_TOKENS = 40
@@ -19,11 +20,16 @@ def generated(path: Path, *, prompt_tokens: int = PROMPT_TOKENS, auto_class: Any
     """By the library, with eager attention in float32."""
     model = auto_class.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
-    prompt = random_prompt(prompt_tokens, seed=1)
+    return greedy_tokens(model, random_prompt(prompt_tokens, seed=1), NEW_TOKENS)
+
+
+def greedy_tokens(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
+    """By the library's model, told its positions where it counts from elsewhere than 0, as ``generate`` does not."""
+    first = first_of(model.config)
+    told = {"position_ids": torch.arange(first, first + len(prompt))[None]} if first else {}
     with torch.inference_mode():
-        answer: list[int] = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[
-            0, prompt_tokens:
-        ].tolist()
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, **told)
+    answer: list[int] = made[0, len(prompt) :].tolist()
     return answer
 
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BloomConfig,
-    FalconConfig,
-    GptOssConfig,
+    DogeConfig,
     LlamaConfig,
     MistralConfig,
     PaliGemmaConfig,
@@ -24,8 +23,15 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from services.worker.engine.model_loading import eos_token_ids, expected_windows, load_config, load_model
+from services.worker.engine.model_loading import (
+    eos_token_ids,
+    expected_windows,
+    load_config,
+    load_model,
+    max_context_tokens,
+)
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.probe import find_geometry
 from shared.errors import ConfigError, UnsupportedModel
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
@@ -66,8 +72,6 @@ def load(path: Path, **changes: Any) -> ModelRunner:
         (PaliGemmaConfig(), "paligemma takes more than text, and its text part was not proven"),
         (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM, which answers with no text"),
         (LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}), "quantised with AWQ.*not served yet"),
-        (BloomConfig(), "longest context"),
-        (FalconConfig(alibi=True), "ALiBi"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -81,20 +85,11 @@ def test_configurations_that_cannot_be_served_are_refused(config: Any, reason: s
 
 def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     """A configuration with two faults names both."""
-    config = LlamaConfig(attention_chunk_size=8, is_causal=False)
+    config = LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}, is_encoder_decoder=True)
     config.save_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedModel, match=r"not causal.*attends in chunks"):
+    with pytest.raises(UnsupportedModel, match=r"quantised with AWQ.*encoder-decoder"):
         load_config(tmp_path)
-
-
-def test_a_model_outside_the_attention_interface_is_refused(tmp_path: Path) -> None:
-    """Falcon picks its attention from a table of its own, which lacks ours."""
-    shape = {key: SMALL[key] for key in SMALL if key not in ("intermediate_size", "num_key_value_heads")}
-    path = save_checkpoint(FalconConfig(**shape, alibi=False), tmp_path)
-
-    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
-        load(path)
 
 
 def test_a_layer_that_bypasses_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +106,27 @@ def test_a_layer_that_bypasses_attention_is_refused(tmp_path: Path, monkeypatch:
         load(path)
 
 
-def test_attention_sinks_are_refused(tmp_path: Path) -> None:
-    """GPT-OSS asks attention for sinks, which ours lacks."""
-    config = GptOssConfig(**SMALL, head_dim=16, num_local_experts=2, num_experts_per_tok=1)
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+def test_what_else_attention_is_asked_for_is_refused(tmp_path: Path) -> None:
+    """Doge makes masks of its own from V."""
+    config = DogeConfig(**SMALL)
     path = save_checkpoint(config, tmp_path)
+    model = load_model(path, config, dtype="float32", device="cpu")
 
-    with pytest.raises(UnsupportedModel, match="s_aux"):
-        load(path)
+    with pytest.raises(UnsupportedModel, match="attention of doge needs attention_mask, which we lack"):
+        find_geometry(model, expected_windows(config), 16, 256)
+
+
+def test_a_context_that_nobody_names_is_asked_for(tmp_path: Path) -> None:
+    """BLOOM, whose positions are slopes, knows no longest context by itself; checkpoints may name one."""
+    config = BloomConfig(hidden_size=64, n_head=4, vocab_size=300)
+
+    with pytest.raises(ConfigError, match="names no longest context: name it with --max-context-tokens"):
+        max_context_tokens(config)
+
+    assert max_context_tokens(config, 100) == 100
+    config.seq_length = 2048
+    assert max_context_tokens(config) == 2048
+    assert max_context_tokens(config, 100) == 100
 
 
 def test_attention_that_differs_from_the_models_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,15 +40,18 @@ KEPT_VALUES = {
     "mla": 3 * (24 + 8),
     "gemma4": 2 * 2 * (2 * 16) + 2 * 2 * (2 * 32),
     "gemma4_padded": 2 * 2 * (2 * 16) + 2 * 2 * (2 * 24),
+    "mimo": 2 * (24 + 16) + 2 * 4 * (24 + 16),
 }
-"""Values of a token: latents of three layers; K and V of two layers with a window and two without, of six."""
+"""Values of a token: latents of three layers; K and V of two layers with a window and two without, of six; and of two
+heads without a window and twice four with one."""
 
 TOKEN_VALUES = {
     "mla": 4 * 32,
     "gemma4": KEPT_VALUES["gemma4"],
     "gemma4_padded": 8 * 48,
+    "mimo": 2 * 2 * 24 + 2 * 2 * 4 * 24,
 }
-"""With an odd last plane, and with rows of 32 values in planes of 48."""
+"""With an odd last plane, with rows of 32 values in planes of 48, and with V as wide as K."""
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -114,16 +117,21 @@ def test_a_layer_waits_for_the_units_of_its_planes(family: str, load_runner: Loa
     assert max(gate.waited) == runner.geometry.layers - 1
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("k_dim", "v_dim"), [(24, 16), (16, 24)])
-def test_k_and_v_of_different_sizes_are_attended_to(k_dim: int, v_dim: int, decode_kernel: str) -> None:
-    """The narrower of them is padded in its plane, and the padding changes nothing."""
-    planes = map_planes([HeadsKept(2, k_dim, v_dim), HeadsKept(2, k_dim, v_dim)], 4, "float32")
+def test_heads_of_a_layer_in_several_planes_are_attended_to(
+    k_dim: int, v_dim: int, has_sinks: bool, decode_kernel: str
+) -> None:
+    """The narrower of K and V is padded, and the padding changes nothing; each head has its own sink."""
+    planes = map_planes([HeadsKept(1, 24, 24), HeadsKept(2, k_dim, v_dim)], 4, "float32")
+    assert len(planes.parts_of(1)) == 2
     pool = DevicePool.create(planes.geometry, 8, device="cpu", shm_prefix=shm_prefix("planed"), planes=planes)
     draws = torch.Generator().manual_seed(1)
     rows = 9
     query, key = (torch.randn(1, heads, rows, k_dim, generator=draws) for heads in (4, 2))
     value = torch.randn(1, 2, rows, v_dim, generator=draws)
-    call = AttentionCall(1, query, key, value, 0.2, None, None, {})
+    sinks = torch.randn(4, generator=draws) if has_sinks else None
+    call = AttentionCall(1, query, key, value, 0.2, None, None, {}, sinks=sinks)
     backend, pages, found = CpuAttention(pool), np.array([5, 2, 7], dtype=np.int32), []
     try:
         for first, last in ((0, 6), (6, 8), (8, 9)):
@@ -132,13 +140,15 @@ def test_k_and_v_of_different_sizes_are_attended_to(k_dim: int, v_dim: int, deco
             found.append(
                 PlanedStep(meta, pool, backend).attend(replace(call, query=part[0], key=part[1], value=part[2]))
             )
-        expected = torch.nn.functional.scaled_dot_product_attention(
-            query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=True, scale=0.2
-        )
-
-        torch.testing.assert_close(torch.cat(found), expected[0].transpose(0, 1), atol=1e-5, rtol=1e-4)
     finally:
         pool.close()
+
+    scores = query[0] @ key[0].repeat_interleave(2, 0).transpose(1, 2) * 0.2
+    scores = scores.masked_fill(torch.ones(rows, rows, dtype=torch.bool).triu(1), float("-inf"))
+    last_score = torch.full((4,), float("-inf")) if sinks is None else sinks
+    weights = torch.cat((scores, last_score[:, None, None].expand(-1, rows, 1)), dim=-1).softmax(-1)[..., :-1]
+    expected = (weights @ value[0].repeat_interleave(2, 0)).transpose(0, 1)
+    torch.testing.assert_close(torch.cat(found), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_latents_that_are_expanded_wrongly_are_found_out(

@@ -22,7 +22,16 @@ TOKENS = 300
 OTHER_TOKENS = 700
 
 
-def attention(dtype: str, window: int | None, softcap: float | None, group: int, mutant: str = "") -> list[str]:
+def attention(
+    dtype: str,
+    window: int | None,
+    softcap: float | None,
+    group: int,
+    mutant: str = "",
+    chunk: int | None = None,
+    *,
+    has_sinks: bool = False,
+) -> list[str]:
     """A prompt whole, in chunks of two kinds, and single rows of it alone and beside longer ones and a chunk."""
     from services.worker.kernels.exact import paged_attention
 
@@ -33,6 +42,8 @@ def attention(dtype: str, window: int | None, softcap: float | None, group: int,
     pools = [torch.randn(own + other, page_size, 2, head_dim, generator=random).to(DTYPES[dtype]) for _ in range(2)]
     q = torch.randn(TOKENS, heads, head_dim, generator=random).to(DTYPES[dtype])
     mine, theirs = table[:own], table[own:]
+    sinks = torch.linspace(-2, 4, heads).to(DTYPES[dtype]) if has_sinks else None
+    settings = {"scaling": 0.25, "window": window, "softcap": softcap, "chunk": chunk, "sinks": sinks}
 
     def compute(*segments: tuple[torch.Tensor, int, torch.Tensor]) -> list[torch.Tensor]:
         """The results of segments of (queries, context, pages)."""
@@ -49,7 +60,7 @@ def attention(dtype: str, window: int | None, softcap: float | None, group: int,
         )
         queries = torch.cat([queries for queries, _, _ in segments])
         with _splits(mutant, sum(counts)):
-            found = paged_attention(queries, pools[0], pools[1], paged, scaling=0.25, window=window, softcap=softcap)
+            found = paged_attention(queries, pools[0], pools[1], paged, **settings)
         return list(torch.split(found, counts))
 
     whole = compute((q, 0, mine))[0]

@@ -16,6 +16,8 @@ def paged_attention(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``services.worker.kernels.paged_attention``, row by row, fp32 ``[T, heads, head_dim]``."""
     page_size = k_pool.shape[1]
@@ -26,6 +28,8 @@ def paged_attention(
         for row in range(edges[segment], edges[segment + 1]):
             position = context + row - edges[segment]
             first = 0 if window is None else max(0, position - window + 1)
+            if chunk is not None:
+                first = position // chunk * chunk
             keys = torch.arange(first, position + 1, device=q.device)
             pages = paged.page_table[segment][keys // page_size].long()
             key = k_pool[pages, keys % page_size].float().repeat_interleave(group, dim=1)
@@ -33,6 +37,9 @@ def paged_attention(
             scores = torch.einsum("hd,nhd->hn", q[row].float(), key) * scaling
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:  # A key that all rows see, whose value is zero.
+                scores = torch.cat([scores, sinks.float()[:, None]], dim=1)
+                value = torch.cat([value, torch.zeros_like(value[:1])])
             out[row] = torch.einsum("hn,nhd->hd", torch.softmax(scores, dim=-1), value)
     return out
 

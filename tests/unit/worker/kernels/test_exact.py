@@ -6,6 +6,7 @@ That the compiled kernels add in the same order whatever the batch is follows fr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,15 @@ def test_attention_has_the_same_bits(
 ) -> None:
     """Whole prompts, chunks and single rows agree, beside others and alone, over cached and computed keys."""
     assert ordered.call(exact_scenarios.attention, dtype, window, softcap, group) == []
+
+
+@pytest.mark.parametrize("dtype", exact_scenarios.DTYPES)
+@pytest.mark.parametrize("chunk", [None, 150])
+def test_attention_with_sinks_has_the_same_bits(ordered: Interpreter, dtype: str, chunk: int | None) -> None:
+    """In chunks and without."""
+    function = functools.partial(exact_scenarios.attention, chunk=chunk, has_sinks=True)
+
+    assert ordered.call(function, dtype, None, None, 2) == []
 
 
 @pytest.mark.parametrize("dtype", exact_scenarios.DTYPES)
@@ -80,6 +90,21 @@ def test_attention_equals_the_oracle(
     expected = oracles.paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
     tolerance = 2e-5 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("bound", [{}, {"window": 33}, {"chunk": 33}, {"chunk": 1100}], ids=str)
+@pytest.mark.parametrize("segments", [((1, 40), (19, 5), (70, 0), (1, 0)), ((1, 2100), (5, 1020))], ids=str)
+def test_sinks_and_chunks_equal_the_oracle(
+    interpreter: Interpreter, segments: tuple[tuple[int, int], ...], bound: dict[str, Any]
+) -> None:
+    """A sink enters once, in rows of one split and of several; a chunk may begin within a split."""
+    batch = make_batch(Shape(segments))
+    settings: dict[str, Any] = {"scaling": 0.25, "sinks": torch.tensor([-30.0, 0.0, 4.0, 90.0]), **bound}
+
+    found = interpreter.exact_attention(batch.tensors, batch.tables, settings)
+
+    expected = oracles.paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("change", [{"heads": 72, "kv_heads": 1}, {"head_dim": 80}, {"page_size": 1}], ids=str)

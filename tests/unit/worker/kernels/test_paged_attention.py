@@ -78,6 +78,40 @@ def test_soft_caps(interpreter: Interpreter, segments: tuple[tuple[int, int], ..
     _assert_equal_to_oracle(interpreter, Shape(segments), softcap=50.0, window=9, scaling=1.0)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 16, 33, 10_000])
+@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+def test_chunks(interpreter: Interpreter, segments: tuple[tuple[int, int], ...], chunk: int) -> None:
+    """A row sees keys of its own chunk, up to its own, wherever the chunk lies in a tile, a page or a prompt."""
+    _assert_equal_to_oracle(interpreter, Shape(segments), chunk=chunk)
+
+
+@pytest.mark.parametrize("bound", [{}, {"window": 9}, {"chunk": 20}, {"softcap": 0.7}], ids=str)
+@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+def test_sinks(interpreter: Interpreter, segments: tuple[tuple[int, int], ...], bound: dict[str, Any]) -> None:
+    """Sinks take their part of every row, whether they are small, large, or all there is, beside any bound."""
+    sinks = torch.tensor([-30.0, 0.0, 4.0, 90.0])
+    _assert_equal_to_oracle(interpreter, Shape(segments), sinks=sinks, **bound)
+    _assert_equal_to_oracle(interpreter, Shape(segments, dtype=torch.float16), sinks=sinks.half(), **bound)
+
+
+@pytest.mark.parametrize("chunk", [None, SPLIT_KEYS + 20])
+def test_sinks_of_rows_that_are_split(interpreter: Interpreter, chunk: int | None) -> None:
+    """The sink enters once, when the splits are joined; a row of one split has the bits that it has alone."""
+    segments, sinks = ((1, 3 * SPLIT_KEYS + 100), (1, 5)), torch.tensor([0.5, 3.0])
+    _assert_equal_to_oracle(interpreter, Shape(segments, heads=2, kv_heads=1), sinks=sinks, chunk=chunk)
+    together = make_batch(Shape(((1, 5), (1, 700)), heads=2, kv_heads=1))
+    paged = together.paged
+    alone = Batch(
+        together.q[:1],
+        together.k_pool,
+        together.v_pool,
+        type(paged)(paged.cu_rows[:2], paged.context[:1], paged.page_table[:1], max_rows=1, max_length=6),
+    )
+    settings = _settings(16, sinks=sinks, chunk=chunk)
+
+    assert torch.equal(_run(interpreter, together, settings)[:1], _run(interpreter, alone, settings))
+
+
 @pytest.mark.parametrize("context", [SPLIT_KEYS - 1, SPLIT_KEYS, 3 * SPLIT_KEYS + 100])
 def test_long_contexts_are_split_and_joined(interpreter: Interpreter, context: int) -> None:
     """Around the edges of a split, and over several, the joined result equals the oracle."""

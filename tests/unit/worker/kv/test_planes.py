@@ -68,6 +68,11 @@ def test_latents_are_one_plane_and_two_layers_share_a_unit() -> None:
     assert planes.padding_bytes == 16 * 576 * 2
 
 
+def test_sizes_of_a_large_model_cost_what_the_documents_say() -> None:
+    """With 61 layers of 512 + 64 values DeepSeek V3 keeps 71,424 bytes of a token."""
+    assert map_planes([LatentsKept(512, 64)] * 61, 16, "bfloat16").geometry.token_bytes == 62 * 576 * 2 == 71_424
+
+
 def test_the_narrower_of_k_and_v_is_padded() -> None:
     """K of 192 and V of 128 values a head cost as much as 192 each, and the map says what is lost."""
     planes = map_planes([HeadsKept(4, 192, 128)] * 2, 16, "float32")

@@ -162,3 +162,16 @@ def test_where_it_is_not_or_not_for_such_models_is_said_in_one_line() -> None:
     )
     assert tried.attempt.is_absent
     assert not tried.is_broken
+
+
+def test_models_with_sinks_or_chunks_are_not_for_it() -> None:
+    """The reasons stand before those of the machine."""
+    shape = msgspec.structs.replace(SHAPE, chunks=(64,), has_sinks=True)
+
+    tried = try_way(Way("flashinfer", prove_flashinfer), shape)
+
+    assert tried.attempt.is_absent
+    assert tried.attempt.fault.startswith(
+        "the model has attention sinks, which its paged kernels do not know; "
+        "the model attends in chunks, which its paged kernels do not know; "
+    )

@@ -128,6 +128,26 @@ def test_attention_in_torch_is_right(
     )
 
 
+OTHER_LAYERS = msgspec.structs.replace(SHAPE, chunks=(60,), has_sinks=True)
+
+
+def test_attention_in_torch_has_chunks_and_sinks() -> None:
+    """Each kind of layer is proven with sinks and without."""
+    prove_torch_attention(OTHER_LAYERS)
+
+
+@pytest.mark.parametrize(("ignored", "told"), [("sinks", "window none and sinks"), ("chunk", "chunks of 60")])
+def test_what_attention_ignores_is_found(ignored: str, told: str) -> None:
+    """A backend that knows no sinks, or no chunks, does not pass for a model that has them."""
+
+    def attend(step: Step, **settings: Any) -> torch.Tensor:
+        tables = page_tables(step.segments, SHAPE.geometry.page_size, step.q.device)
+        return torch_attention(step.q, step.k, step.v, step.segments, tables, **{**settings, ignored: None})
+
+    with pytest.raises(WrongResult, match=f"with {told}: "):
+        prove_attention(OTHER_LAYERS, attend)
+
+
 def test_attention_in_torch_does_not_depend_on_how_many_rows_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of long prompts are made in pieces."""
     monkeypatch.setattr("services.worker.engine.torch_attention.MOST_SCORES", 1000)

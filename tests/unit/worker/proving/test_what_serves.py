@@ -17,7 +17,7 @@ from services.worker import bootstrap, runner_loading
 from services.worker.bootstrap import make_loads
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
-from services.worker.engine import model_loading, model_runner
+from services.worker.engine import found_model, model_loading, model_runner
 from services.worker.engine.gpu_attention import GpuAttention, way_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.torch_attention import TorchAttention
@@ -371,7 +371,7 @@ def load_on_gpu(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
         raise Loaded
 
     def load(prove: Any) -> list[str]:
-        monkeypatch.setattr(model_runner, "load_model", load_model)
+        monkeypatch.setattr(found_model, "load_model", load_model)
         monkeypatch.setattr(DevicePool, "create", create)
 
         def told(shape: ServedShape) -> ProofTable:

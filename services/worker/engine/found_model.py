@@ -1,0 +1,80 @@
+"""Loads a model and finds out by which way it attends: through the attention interface, or by code of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.model_faults import attends_elsewhere, refusing
+from services.worker.engine.model_loading import load_model
+from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
+from services.worker.engine.probe import LayoutProbe, find_own_planes, find_planes
+from services.worker.engine.states.layers import StateModule, find_state_modules, state_layers
+from services.worker.kv.planes import PlaneMap
+from shared.errors import UnsupportedModel
+from shared.logs import get_logger
+
+_log = get_logger("worker.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model, its plane map, the implementation of attention that it is loaded with, and its modules that carry
+    states.
+    """
+
+    model: Any
+    planes: PlaneMap
+    attention: str
+    states: Sequence[StateModule] = ()
+
+    @property
+    def attends_itself(self) -> bool:
+        """Whether attention is the model's own (:mod:`~services.worker.engine.own_attention`)."""
+        return self.attention == OWN_ATTENTION
+
+
+def find_model(
+    model_dir: Path,
+    config: Any,
+    windows: Sequence[int | None],
+    *,
+    dtype: str,
+    device: str,
+    context: int,
+    page_size: int,
+) -> FoundModel:
+    """Load and probe; where ``page_size`` is 0, one is chosen. Raises UnsupportedModel, with the reasons against both
+    ways.
+    """
+    name, model = config.model_type, None
+    try:
+        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        with refusing(name, "probed"):
+            states = find_state_modules(model, LayoutProbe())
+            planes = find_planes(model, list(windows), page_size, context, states)
+            if states and not page_size:
+                nbytes = sum(each.nbytes for each in states)
+                _log.info("page_size_chosen", page_tokens=planes.geometry.page_size, layer_state_bytes=nbytes)
+            return FoundModel(model, planes, ATTENTION_NAME, states)
+    except UnsupportedModel as error:
+        if model is None and not attends_elsewhere(error):
+            raise
+        if any(window is not None for window in windows) or state_layers(config):
+            # The library's cache drops what lies before a window, and the model's own masks may not hide it. Nor is it
+            # asked for what layers with states keep.
+            raise
+        reason = error.message
+    if model is None:
+        model = load_model(model_dir, config, dtype=dtype, device=device, context=context, attention=OWN_ATTENTION)
+    try:
+        with refusing(name, "probed"):
+            attend_itself(model)
+            planes = find_own_planes(model, len(windows), page_size)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(reason if error.message == reason else f"{reason}; {error.message}") from error
+    _log.info("model_attends_itself", model=type(model).__name__, reason=reason)
+    return FoundModel(model, planes, OWN_ATTENTION)

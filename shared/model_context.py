@@ -1,0 +1,41 @@
+"""The longest context that a model's configuration names, as workers and gateways read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""Names of the longest context, those that are most to the point first: MPT has max_seq_len, BLOOM seq_length."""
+
+BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
+"""Model types whose first position is the one behind the number of the padding token."""
+
+_PADDING = 1
+"""The padding token of these types where a configuration names none: the library's default."""
+
+
+def first_position(model_type: str, pad_token_id: int | None) -> int:
+    """The position of a prompt's first token in the model's own count: 0 for nearly all."""
+    if model_type not in BEHIND_PADDING:
+        return 0
+    return (_PADDING if pad_token_id is None else pad_token_id) + 1
+
+
+def first_of(config: Any) -> int:
+    """The same of one of the library's configurations, some of which have no padding token at all."""
+    return first_position(config.model_type, getattr(config, "pad_token_id", None))
+
+
+def named_context(read: Callable[[str], Any]) -> int:
+    """Tokens of the longest context of a configuration whose fields ``read`` gives; 0 where it names none.
+
+    Positions that lie before the first token of a prompt are not counted.
+    """
+    named = next((found for field in _FIELDS if isinstance(found := read(field), int) and found > 0), 0)
+    return max(0, named - first_position(str(read("model_type")), read("pad_token_id")))
+
+
+def named_in(config: Mapping[str, Any]) -> int:
+    """The same of a raw configuration."""
+    return named_context(config.get)

@@ -1,0 +1,144 @@
+"""Models that attend by code of their own: what they answer over the pool, and what cannot be had of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import MoshiConfig, XLMConfig
+
+from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.own_attention import OwnAttention, in_order
+from services.worker.engine.probe import LayoutProbe
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.refusals import HiddenStatesUnsupported
+from shared.errors import InvariantViolated, UnsupportedModel
+from tests.checkpoints import save_checkpoint
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.unit.worker.engine.answers import greedy_tokens
+from tests.unit.worker.engine.test_layer_kinds import load
+
+KINDS = ("bloom", "falcon", "doge")
+
+
+@pytest.fixture
+def bloom(checkpoint: Callable[[str], Path]) -> Any:
+    runner = load(checkpoint("bloom"), 16)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_the_librarys(
+    kind: str, page_size: int, checkpoint: Callable[[str], Path], reference: Callable[..., Any]
+) -> None:
+    """Computed in pieces, beside one another and behind a prefix that another has left."""
+    runner = load(checkpoint(kind), page_size)
+    prompts = [random_prompt(70, seed=1), random_prompt(40, seed=2), random_prompt(70, seed=1)]
+    try:
+        assert runner.attends_itself
+        tables = page_tables(runner, [100, 60, 100], seed=3)
+        tables[2][: 48 // page_size] = tables[0][: 48 // page_size]
+        requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
+        decode_greedily(runner, requests[:2], chunks=[33, 11], new_tokens=16)
+        requests[2].computed = 48
+        decode_greedily(runner, requests[2:], chunks=[22], new_tokens=16)
+    finally:
+        runner.close()
+
+    answers = [greedy_tokens(reference(kind), prompt, 16) for prompt in prompts[:2]]
+    assert [request.output for request in requests] == [*answers, answers[0]]
+
+
+def test_a_page_may_be_filled_and_be_a_prefix_in_one_step(bloom: ModelRunner, reference: Callable[..., Any]) -> None:
+    """Whichever request stands first in the step."""
+    prompt = random_prompt(48, seed=5)
+    tables = page_tables(bloom, [48, 48], seed=6)
+    tables[1][:2] = tables[0][:2]
+    first, second = (Request(list(prompt), table) for table in tables)
+    second.computed = 32
+
+    logits = run_step(bloom, [(second, 16), (first, 32)])
+
+    with torch.inference_mode():
+        expected = reference("bloom")(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits, expected[[47, 31]], atol=1e-4, rtol=1e-4)
+
+
+def test_requests_that_wait_for_one_another_are_a_fault() -> None:
+    """No scheduler makes such a step."""
+    one, other = np.array([0, 1], dtype=np.int32), np.array([1, 0], dtype=np.int32)
+
+    with pytest.raises(InvariantViolated, match="wait for one another"):
+        list(in_order([Segment(4, 4, one), Segment(4, 4, other)], 4))
+
+
+def test_rows_that_nobody_asks_for_have_no_logits(bloom: ModelRunner) -> None:
+    """A chunk that ends no prompt; and rows in any order."""
+    tables = page_tables(bloom, [20, 20], seed=6)
+    segments = [Segment(20, 0, table) for table in tables]
+    meta = ForwardMeta.build(segments, 16, "cpu")
+    ids, positions = torch.tensor([*random_prompt(20, 1), *random_prompt(20, 2)]), torch.arange(20).repeat(2)
+
+    nothing = bloom.forward(ids, positions, meta, torch.empty(0, dtype=torch.int64))
+    every = bloom.forward(ids, positions, meta, torch.arange(40))
+    some = bloom.forward(ids, positions, meta, torch.tensor([39, 3, 25]))
+
+    assert nothing.shape == (0, bloom.vocab_size)
+    torch.testing.assert_close(some, every[[39, 3, 25]], atol=1e-4, rtol=1e-4)
+
+
+def test_each_layer_waits_for_its_loads(bloom: ModelRunner) -> None:
+    """Before it reads what another has left."""
+    waited: list[int] = []
+
+    class Gate:
+        def wait(self, layer: int) -> None:
+            waited.append(layer)
+
+    run_step(bloom, [(Request(random_prompt(5, 1), page_tables(bloom, [8], seed=1)[0]), 5)], gate=Gate())
+
+    assert waited == [0, 1, 2]
+
+
+def test_other_steps_are_refused(bloom: ModelRunner) -> None:
+    """Nothing takes part of such a model's attention for the whole."""
+    one = torch.zeros(1, dtype=torch.int64)
+
+    assert isinstance(bloom._fused, OwnAttention)
+    with pytest.raises(UnsupportedModel, match="bloom attends by code of its own"):
+        bloom.run(one, one, LayoutProbe(), one)
+    with pytest.raises(UnsupportedModel, match="bloom attends by code of its own"):
+        _ = bloom.attention
+    with pytest.raises(HiddenStatesUnsupported, match="BloomForCausalLM attends by code of its own"):
+        KvProjection(bloom)
+
+
+def test_a_model_without_the_librarys_cache_is_refused(tmp_path: Path) -> None:
+    """With the reasons against both ways."""
+    config = XLMConfig(vocab_size=300, emb_dim=64, n_layers=2, n_heads=4, max_position_embeddings=256, causal=True)
+    path = save_checkpoint(config, tmp_path)
+
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"made 0 calls through the attention interface; xlm has 2 layers but gave the library's cache K and V 0",
+    ):
+        load(path)
+
+
+def test_a_window_that_only_the_librarys_cache_knows_is_refused(tmp_path: Path) -> None:
+    """Moshi's masks hide nothing, and the cache that ``generate`` makes drops what is before the window."""
+    config = MoshiConfig(
+        vocab_size=300, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16, ffn_dim=96,
+        max_position_embeddings=256, sliding_window=24,
+    )  # fmt: skip
+    path = save_checkpoint(config, tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="layer 0 of moshi has window None, configured is 24"):
+        load(path)
