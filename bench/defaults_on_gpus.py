@@ -23,6 +23,7 @@ from services.worker.device_bounds import most_running
 from services.worker.device_choice import choose_device
 from services.worker.engine.gpu_needs import GpuFacts, ModelShape, check_weights
 from services.worker.engine.gpu_room import Room
+from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.pool_sizing import room_wish
 from shared.errors import ConfigError
 from shared.memory.machine_memory import MachineMemory
@@ -154,7 +155,7 @@ def row(machine: Machine, model: Model, *, tensor_parallel: int = 1, workers: in
 
 def _chosen(machine: Machine, model: Model, config: SupervisorConfig) -> tuple[dict[str, Any], list[str]]:
     ranks = config.tensor_parallel or 1
-    whole = model.geometry(WorkerConfig(model="").page_size)
+    whole = model.geometry(PAGE_TOKENS)
     demand = ModelDemand(model.shape.weight_bytes, whole.token_bytes, model.context, model.kv_heads)
     sizes = choose_sizes(PoolSizes(), machine.memory, demand, node_of(config, sees_gpus=True))
     worker = WorkerConfig(model="", tensor_parallel=ranks, node_workers=config.workers)

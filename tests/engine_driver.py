@@ -14,11 +14,14 @@ from services.worker.parallel.group_runner import GroupRunner
 
 @dataclass
 class Request:
-    """``computed`` tokens have KV. ``tokens`` is the prompt and then what was sampled."""
+    """``computed`` tokens have KV. ``tokens`` is the prompt and then what was sampled; ``slot`` is for a state within a
+    page.
+    """
 
     tokens: list[int]
     pages: np.ndarray
     computed: int = 0
+    slot: int = -1
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -33,7 +36,7 @@ def run_step(
     runner: ModelRunner | GroupRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None
 ) -> torch.Tensor:
     """Compute the next ``rows`` tokens of each request; the logits of each one's last row, [len(work), vocab]."""
-    segments = [Segment(rows, request.computed, request.pages) for request, rows in work]
+    segments = [Segment(rows, request.computed, request.pages, request.slot) for request, rows in work]
     meta = ForwardMeta.build(segments, runner.geometry.page_size, runner.pool.device, gate)
     ids = [token for request, rows in work for token in request.tokens[request.computed : request.computed + rows]]
     positions = [place for request, rows in work for place in range(request.computed, request.computed + rows)]

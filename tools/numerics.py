@@ -38,6 +38,7 @@ SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/engine/packed_linear.py",
     "services/worker/engine/pinned_rotations.py",
     "services/worker/engine/planed_step.py",
+    "services/worker/engine/states/*.py",
     "services/worker/engine/told_positions.py",
     "services/worker/engine/visibility.py",
     "services/worker/kv/planes.py",

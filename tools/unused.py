@@ -19,7 +19,8 @@ SHIPPED = ("services", "shared", "thermocline")
 PROGRAMS = ("tools", "bench")
 
 EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
-    "services.worker.kv.device_pool.DevicePool.put_states": "state layers, which are not served yet, will write by it",
+    "services.worker.engine.states.carried.CarriedStates": "the library's layers call it as their cache",
+    "services.worker.engine.states.layers._Notes": "likewise",
     "services.scheduler.policies.thermo.law.pack": "tests say by it what the records pack bit by bit",
     "services.scheduler.core.hidden.partition": "benchmarks compare closed forms of the paper with what is served",
     "shared.ids.chain_page": "the definition of a page's identity, which chain_pages is tested against",

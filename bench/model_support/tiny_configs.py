@@ -61,14 +61,43 @@ _SIZES: dict[str, Any] = {
     "is_decoder": True,
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
+    "mamba_d_ssm": 128,
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
+    **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
+    "mamba_chunk_size": 16,
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16),
+    "lru_width": 64,
 }
+
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+_CONVOLVED = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
 
 _OF_TYPE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1},
-    "zamba2": {"layer_types": ["mamba", "hybrid"], "num_hidden_layers": 2},
+    **dict.fromkeys(
+        (
+            *("bailing_hybrid", "granitemoehybrid", "kimi_linear", "olmo_hybrid", "qwen3_next"),
+            *("qwen3_5_text", "qwen3_5_moe_text"),
+        ),
+        _LINEAR,
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _CONVOLVED),
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1, "chunk_size": 16},
+    "nemotron_h": {"chunk_size": 16, "n_groups": 1},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "num_hidden_layers": 2,
+        "chunk_size": 16,
+        "mamba_headdim": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note": {"per_layer_config": None},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},

@@ -181,7 +181,7 @@ def _decode(runner: ModelRunner, prompt: list[int], table: np.ndarray, *, start:
     tokens, computed = list(prompt), start
     while len(tokens) < len(prompt) + NEW_TOKENS:
         rows = min(chunk, len(tokens) - computed)
-        meta = ForwardMeta.build([Segment(rows, computed, table)], PAGE_SIZE, runner.pool.device)
+        meta = ForwardMeta.build([Segment(rows, computed, table, running=0)], PAGE_SIZE, runner.pool.device)
         ids = torch.tensor(tokens[computed : computed + rows])
         positions = torch.arange(computed, computed + rows)
         logits = runner.forward(ids, positions, meta, torch.tensor([rows - 1]))

@@ -1,7 +1,9 @@
 """One forward pass over some work, and what to do when it fails.
 
 A forward pass may be repeated at will: it writes the same values to the same slots, and sampling is a pure
-function of (seed, output position, logits). So tokens come only from a pass in which everything was right:
+function of (seed, output position, logits). Where layers carry a state a pass overwrites what it began with, so the
+next one begins with the page that its row is in (``engine.states.running``). So tokens come only from a pass in which
+everything was right:
 
 1. all work together, loads running beside it;
 2. if loads failed, again without the requests that they belong to;
@@ -22,6 +24,7 @@ from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, may_be_unread, prompt_logprobs, sample
+from services.worker.engine.states.running import Key, StateSlots
 from services.worker.engine.tables_ahead import TablesAhead
 from services.worker.engine.token_masks import without
 from services.worker.engine.unread_tokens import Following, UnreadTokens
@@ -67,6 +70,10 @@ class Runner(PassRunner, Protocol):
     def launcher(self) -> Launcher | None:
         """None where the host chooses the tokens of a step before there can be a next one."""
 
+    @property
+    def state_slots(self) -> StateSlots:
+        """Where passes begin, of a model whose layers carry states; made anew for each who asks."""
+
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor: ...
@@ -99,7 +106,7 @@ class StepComputer:
         rows: StepRows | None = None,
     ) -> None:
         """``sparse`` knows the sparse prefixes of the requests that are computed, ``rows`` bounds their passes."""
-        self._rows = rows or StepRows()
+        self._rows, self._states = rows or StepRows(), runner.state_slots
         self._runner, self._sparse = runner, sparse
         self._tables = TablesAhead(runner.geometry.page_size, runner.pool.device)
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
@@ -220,17 +227,19 @@ class StepComputer:
         positions: list[int] = []
         last_rows: list[int] = []
         segments: list[Segment] = []
-        for item, rows in zip(work, wanted, strict=True):
-            last_rows += [len(ids) + row for row in rows]
-            ids += item.request.tokens[item.start : item.end]
-            positions += range(item.start, item.end)
-            segments.append(Segment(item.rows, item.start, item.request.pages))
+        begun = self._states.begin([(_key(item), item.start) for item in work])
+        for item, rows, (start, slot) in zip(work, wanted, begun, strict=True):
+            last_rows += [len(ids) + item.start - start + row for row in rows]
+            ids += item.request.tokens[start : item.end]
+            positions += range(start, item.end)
+            segments.append(Segment(item.end - start, start, item.request.pages, slot))
         meta = self._tables.of_step(segments, gate)
         prefixes = self._sparse.needed_by(work)
         tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
         with saved.around(work, meta):
             if not prefixes:
                 logits = self._runner.forward(tensors[0], tensors[1], meta, tensors[2])
+                self._states.reached((_key(item), item.end) for item in work)
                 self._tables.expect_after(segments)
                 return logits
             try:
@@ -275,6 +284,10 @@ class StepComputer:
             allowed=allowed,
             fault=fault,
         )
+
+
+def _key(work: Work) -> Key:
+    return work.request.request_id, work.request.attempt
 
 
 def _must_hold(work: Work) -> bool:

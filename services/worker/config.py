@@ -40,7 +40,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     cpu_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], Doc(description="what --dtype auto is on a CPU")
     ] = "auto"
-    page_size: Annotated[int, Doc(description="tokens of one KV page", ge=1, le=1024)] = 16
+    page_size: Annotated[
+        int,
+        Doc(description="tokens of one KV page; 0: 16, and more for models whose layers carry states", ge=0, le=1024),
+    ] = 0
     max_context_tokens: Annotated[
         int, Doc(description="longest prompt and answer, in tokens; 0 is the model's own context", ge=0)
     ] = 0

@@ -203,7 +203,7 @@ STRATA = (
         where="services/worker/kv/page_memory.py:PageLayout",
         setting="worker.page_size",
         is_on=lambda value: value <= 32,
-        differs="16 tokens, not 1",
+        differs="0 is 16 tokens, not 1; more where layers carry states",
         figure=("Figure 10", "strata.md#figure-10-page-sizes"),
     ),
     Mechanism(

@@ -26,12 +26,14 @@ class Segment:
     """``rows`` new tokens of one request at positions ``context .. context + rows - 1``.
 
     ``pages`` is its page table (int32): entry i holds tokens ``[i * page_size, (i + 1) * page_size)``. It covers
-    ``context + rows`` tokens at least; further entries are ignored.
+    ``context + rows`` tokens at least; further entries are ignored. ``running`` is the slot of the state that a request
+    has within a page, of a model that has such states, see :mod:`services.worker.engine.states`; -1 is none.
     """
 
     rows: int
     context: int
     pages: npt.NDArray[np.int32]
+    running: int = -1
 
     @property
     def length(self) -> int:

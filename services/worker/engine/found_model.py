@@ -11,19 +11,25 @@ from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.model_faults import attends_elsewhere, refusing
 from services.worker.engine.model_loading import load_model
 from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
-from services.worker.engine.probe import find_own_planes, find_planes
+from services.worker.engine.probe import LayoutProbe, find_own_planes, find_planes
+from services.worker.engine.states.layers import StateModule, find_state_modules, state_layers
 from services.worker.kv.planes import PlaneMap
 from shared.errors import UnsupportedModel
 from shared.logs import get_logger
 
+_log = get_logger("worker.engine")
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model, its plane map, and the implementation of attention that it is loaded with."""
+    """A model, its plane map, the implementation of attention that it is loaded with, and its modules that carry
+    states.
+    """
 
     model: Any
     planes: PlaneMap
     attention: str
+    states: Sequence[StateModule] = ()
 
     @property
     def attends_itself(self) -> bool:
@@ -41,17 +47,25 @@ def find_model(
     context: int,
     page_size: int,
 ) -> FoundModel:
-    """Load and probe. Raises UnsupportedModel, with the reasons against both ways."""
+    """Load and probe; where ``page_size`` is 0, one is chosen. Raises UnsupportedModel, with the reasons against both
+    ways.
+    """
     name, model = config.model_type, None
     try:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         with refusing(name, "probed"):
-            return FoundModel(model, find_planes(model, list(windows), page_size, context), ATTENTION_NAME)
+            states = find_state_modules(model, LayoutProbe())
+            planes = find_planes(model, list(windows), page_size, context, states)
+            if states and not page_size:
+                nbytes = sum(each.nbytes for each in states)
+                _log.info("page_size_chosen", page_tokens=planes.geometry.page_size, layer_state_bytes=nbytes)
+            return FoundModel(model, planes, ATTENTION_NAME, states)
     except UnsupportedModel as error:
         if model is None and not attends_elsewhere(error):
             raise
-        if any(window is not None for window in windows):
-            # The library's cache drops what lies before a window, and the model's own masks may not hide it.
+        if any(window is not None for window in windows) or state_layers(config):
+            # The library's cache drops what lies before a window, and the model's own masks may not hide it. Nor is it
+            # asked for what layers with states keep.
             raise
         reason = error.message
     if model is None:
@@ -62,5 +76,5 @@ def find_model(
             planes = find_own_planes(model, len(windows), page_size)
     except UnsupportedModel as error:
         raise UnsupportedModel(reason if error.message == reason else f"{reason}; {error.message}") from error
-    get_logger("worker.engine").info("model_attends_itself", model=type(model).__name__, reason=reason)
+    _log.info("model_attends_itself", model=type(model).__name__, reason=reason)
     return FoundModel(model, planes, OWN_ATTENTION)

@@ -22,6 +22,9 @@ from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
+from services.worker.engine.shared_modules import name_layers
+from services.worker.engine.states.accesses import own_layer_types
+from services.worker.engine.states.layers import STATE_LAYER_TYPES
 from services.worker.engine.text_parts import tensor_names, text_part
 from services.worker.engine.told_positions import tell_positions
 from services.worker.kv.device_pool import TORCH_DTYPES
@@ -34,7 +37,7 @@ from shared.model_folder import IS_ENCODER_DECODER, config_reasons
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
 
-LAYER_TYPES = ("full_attention", "sliding_attention", CHUNKED)
+LAYER_TYPES = ("full_attention", "sliding_attention", CHUNKED, "mlp", "moe", *STATE_LAYER_TYPES)
 
 
 def load_config(model_dir: Path) -> Any:
@@ -55,6 +58,9 @@ def load_config(model_dir: Path) -> Any:
             except (OSError, ValueError, KeyError) as error:
                 raise UnsupportedModel(f"{unreadable}: {in_one_line(error)}") from error
             text = text_part(config)
+            layer_types = own_layer_types(text)
+            if layer_types is not None:
+                text.layer_types = layer_types
             reasons += _reasons_against(text)
     if reasons:
         raise UnsupportedModel(f"{model_type} cannot be served exactly: {'; '.join(reasons)}")
@@ -92,6 +98,7 @@ def load_model(
         check_forward(model)
         tell(model, config, max_context_tokens(config, context))
         keep_latents(model)
+        name_layers(model)
         model.eval().requires_grad_(False)
         if device == "cpu":
             return model
@@ -119,7 +126,7 @@ def expected_windows(config: Any) -> list[int | None]:
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return [window] * int(config.num_hidden_layers)
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind in ("sliding_attention", "hybrid_sliding") else None for kind in kinds]
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:

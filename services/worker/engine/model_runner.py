@@ -42,6 +42,10 @@ from services.worker.engine.probe import LayoutProbe, Verification, has_sinks
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
+from services.worker.engine.states.layers import StateModule, carrying, state_layers
+from services.worker.engine.states.page_sizes import PAGE_TOKENS
+from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
+from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
@@ -84,11 +88,13 @@ class ModelRunner:
         operators: Any = None,
         attention: str = "auto",
         proofs: ProofTable = NOTHING_TO_PROVE,
+        states: Sequence[StateModule] = (),
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
         the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
         (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
-        ``proofs`` say which ways serve there, among them the backend for ``auto``.
+        ``proofs`` say which ways serve there, among them the backend for ``auto``. ``states`` are modules of ``model``
+        that carry states, see :func:`~services.worker.engine.states.layers.find_state_modules`.
         """
         self._model = model
         self._fused = fused
@@ -105,6 +111,8 @@ class ModelRunner:
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
+        self.states = tuple(states)
+        self._slots = slot_memory(states, pool.pages, pool.device) if states else None
 
     @classmethod
     def load(
@@ -127,13 +135,14 @@ class ModelRunner:
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
-        The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
-        once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
-        the context; 0 leaves the model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`).
-        ``prove`` is called on a GPU, before weights are on it, and says what serves there. Raises UnsupportedModel with
-        the reason, ConfigError for bad settings, DeviceUnproven.
+        Pages have ``page_size`` tokens, or as many as suit the model where it is 0. The pool has ``pages`` pages if
+        given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds once the weights are loaded.
+        ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves the
+        model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
+        before weights are on it, and says what serves there. Raises UnsupportedModel with the reason, ConfigError for
+        bad settings, DeviceUnproven.
         """
-        if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
+        if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
         if threads > 0:
             torch.set_num_threads(threads)
@@ -145,8 +154,15 @@ class ModelRunner:
         if prove is not None and torch.device(device).type == "cuda":
             # A checkpoint that does not say its type is proven again when it is loaded.
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
-            chunks = expected_chunks(config)
-            shape = expected_shape(config, windows, chunks=chunks, dtype=kind, page_size=page_size, device=device)
+            check_states(config)
+            shape = expected_shape(
+                config,
+                windows,
+                chunks=expected_chunks(config),
+                dtype=kind,
+                page_size=page_size or PAGE_TOKENS,
+                device=device,
+            )
             proofs = prove(shape)
         found = find_model(
             model_dir, config, windows, dtype=dtype, device=device, context=context, page_size=page_size
@@ -178,7 +194,7 @@ class ModelRunner:
         try:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
-                    tokens = probe_tokens(model, count, page_size, longest)
+                    tokens = probe_tokens(model, count, geometry.page_size, longest, has_states=bool(found.states))
                     verification = Verification(model, tokens, windows, found.attention)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
@@ -195,6 +211,7 @@ class ModelRunner:
                     operators=operators,
                     attention=attention,
                     proofs=proofs,
+                    states=found.states,
                 )
                 with progress.phase("verifying the model"):
                     runner.verify(verification, may_fall_back=merged is not None and forward == "auto")
@@ -235,6 +252,11 @@ class ModelRunner:
         return self._operators is not None
 
     @property
+    def state_slots(self) -> StateSlots:
+        """Who has which of this runner's states within pages; one for each who computes requests."""
+        return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots))
+
+    @property
     def attends_itself(self) -> bool:
         """Whether attention is the model's own: then there are no steps but :meth:`forward`, and others raise
         UnsupportedModel.
@@ -268,6 +290,9 @@ class ModelRunner:
                 return logits
         if self._fused is not None:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
+        if self._slots is not None:
+            with carrying(StateStep(meta, self.pool, self._slots)):
+                return self.run(ids, positions, self.paged_step(meta), last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
 
     @property
@@ -349,6 +374,12 @@ def cpu_attention(pool: DevicePool) -> AttentionBackend:
     return CpuAttention(pool)
 
 
+def check_states(config: Any) -> None:
+    """Raise UnsupportedModel for a model that only workers on CPUs serve, before it is loaded."""
+    if state_layers(config):
+        raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
+
+
 def check_device(planes: PlaneMap, device: str) -> None:
     """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
     if not planes.is_identity and torch.device(device).type != "cpu":
@@ -405,18 +436,21 @@ def warm_up(runner: _Warmed) -> None:
     for step in steps:
         total = sum(rows for rows, _ in step)
         if total > 0:
-            segments = [Segment(rows, context, table) for rows, context in step]
+            segments = [Segment(rows, context, table, running=number) for number, (rows, context) in enumerate(step)]
             meta = ForwardMeta.build(segments, page_size, runner.pool.device)
             positions = torch.cat([torch.arange(context, context + rows) for rows, context in step])
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))
 
 
-def probe_tokens(model: Any, pages: int, page_size: int, context: int) -> int:
-    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little.
+def probe_tokens(model: Any, pages: int, page_size: int, context: int, *, has_states: bool = False) -> int:
+    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little, and where
+    layers carry states as many as show that they are carried into another page.
 
     Raises ConfigError when a pool of ``pages`` pages cannot hold them.
     """
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
+    if has_states:
+        wanted = max(wanted, page_size + 16)
     tokens = min(wanted, context, pages // 2 * page_size)
     if tokens < 2:
         raise ConfigError(f"a device pool of {pages} pages is too small to serve anything")

@@ -18,9 +18,11 @@ from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.own_attention import OWN_ATTENTION, recorded
+from services.worker.engine.states.layers import StateModule, layers_with_attention
+from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
 from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
-from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, PlaneMap, SharedKept, map_planes
+from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
 from shared.messages.pools import KvGeometry
 
@@ -62,28 +64,45 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int, context
     return planes.geometry
 
 
-def find_planes(model: Any, windows: list[int | None], page_size: int, context: int) -> PlaneMap:
-    """Run two tokens through ``model`` and read off its calls to attention what its layers keep.
+def find_planes(
+    model: Any, windows: list[int | None], page_size: int, context: int, states: Sequence[StateModule] = ()
+) -> PlaneMap:
+    """Run two tokens through ``model`` and read off its calls to attention what its layers keep beside ``states``. A
+    ``page_size`` of 0 has it chosen for the model (:func:`~services.worker.engine.states.page_sizes.page_size_for`).
 
-    Raises UnsupportedModel unless each layer calls attention once, in order, with the windows that the configuration
-    promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch is short or
-    reaches to position ``context - 1``.
+    Raises UnsupportedModel unless each layer that attends calls attention once, in order, with the windows that the
+    configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch
+    is short or reaches to position ``context - 1``.
     """
     name, calls = model.config.model_type, _layout(model, (1, 2))
-    if [call.layer for call in calls] != list(range(len(windows))):
+    attending_layers = layers_with_attention(model.config, len(windows))
+    if [call.layer for call in calls] != attending_layers:
+        kind = "layers" if len(attending_layers) == len(windows) else "layers with attention"
         raise UnsupportedModel(
-            f"{name} has {len(windows)} layers but made {len(calls)} calls through the attention interface"
+            f"{name} has {len(attending_layers)} {kind} but made {len(calls)} calls through the attention interface"
         )
-    for call, window in zip(calls, windows, strict=True):
+    for call in calls:
+        window = windows[call.layer]
         if call.window != window:
             raise UnsupportedModel(f"layer {call.layer} of {name} has window {call.window}, configured is {window}")
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
             raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
-    # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
-    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
-    return planes if planes.is_identity else _mapped(calls, _with_sources(calls), name, page_size)
+    for call in calls:
+        _check_shapes(call, calls[0], name)
+    dtype = DTYPE_NAMES[calls[0].key.dtype if calls else model.dtype]
+    kept: list[Kept] = [NothingKept()] * len(windows)
+    for call in calls:
+        kept[call.layer] = _kept(call)
+    kept = with_states(kept, states)
+    page_size = page_size or page_size_for(kept, dtype)
+    planes = map_planes(kept, page_size, dtype)
+    if planes.is_identity:
+        return planes  # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
+    for layer, source in _sources(calls).items():
+        kept[layer] = SharedKept(source)
+    return map_planes(kept, page_size, dtype)
 
 
 def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
@@ -92,16 +111,12 @@ def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
     Raises UnsupportedModel, also where layers are not alike.
     """
     calls, name = recorded(model, layers), model.config.model_type
-    planes = _mapped(calls, [_kept(call) for call in calls], name, page_size)
+    for call in calls:
+        _check_shapes(call, calls[0], name)
+    planes = map_planes([_kept(call) for call in calls], page_size or PAGE_TOKENS, DTYPE_NAMES[calls[0].key.dtype])
     if not planes.is_identity:
         raise UnsupportedModel(f"{name} attends by code of its own to {planes.contents}")
     return planes
-
-
-def _mapped(calls: Sequence[AttentionCall], kept: Sequence[Kept], name: str, page_size: int) -> PlaneMap:
-    for call in calls:
-        _check_shapes(call, calls[0], name)
-    return map_planes(kept, page_size, DTYPE_NAMES[calls[0].key.dtype])
 
 
 def has_sinks(model: Any) -> bool:
@@ -143,14 +158,12 @@ def _kept(call: AttentionCall) -> Kept:
     return HeadsKept(call.key.shape[1], call.key.shape[-1], call.value.shape[-1])
 
 
-def _with_sources(calls: Sequence[AttentionCall]) -> list[Kept]:
-    """What the layers keep, where one that was given the K and V of an earlier one keeps nothing."""
-    sources: dict[tuple[int, int], int] = {}
+def _sources(calls: Sequence[AttentionCall]) -> dict[int, int]:
+    """Layers that were given the K and V of an earlier one, and which."""
+    first: dict[tuple[int, int], int] = {}
     # All tensors of a pass are alive, so an address is that of one of them.
-    first = [sources.setdefault((call.key.data_ptr(), call.value.data_ptr()), call.layer) for call in calls]
-    return [
-        _kept(call) if source == call.layer else SharedKept(source) for call, source in zip(calls, first, strict=True)
-    ]
+    found = {call.layer: first.setdefault((call.key.data_ptr(), call.value.data_ptr()), call.layer) for call in calls}
+    return {layer: source for layer, source in found.items() if source != layer}
 
 
 def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[AttentionCall], name: str) -> None:
@@ -178,11 +191,12 @@ class Verification:
         prompts = torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size
         self._prompts = unpadded(prompts, model.config).view(2, tokens)
         self._causality = CausalityCheck(model)
+        attending = layers_with_attention(model.config, len(windows))
         try:
             with shortened(model, tokens):
                 if attention != OWN_ATTENTION:
                     model.set_attn_implementation(MASK_PROBE_NAME)
-                    self._causality.check_masks(model, self._prompts, windows)
+                    self._causality.check_masks(model, self._prompts, [windows[layer] for layer in attending])
                     model.set_attn_implementation("eager")
                 self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
                 changed = self._changed()
@@ -199,7 +213,7 @@ class Verification:
     def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
         """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
-        as a chunk after context and as a decode token.
+        as chunks after context, one of which ends where a page does, and as a decode token.
         """
         with shortened(self._model, self._prompts.shape[1]):
             self._check_logits(forward, pages, page_size)
@@ -208,19 +222,31 @@ class Verification:
     def _check_logits(self, forward: Forward, pages: int, page_size: int) -> None:
         tokens = self._prompts.shape[1]
         first = max(1, tokens - tokens // 3 - 1)
-        steps = [[(0, 0, first), (1, 0, tokens)], [(0, first, tokens - 1)], [(0, tokens - 1, tokens)]]
-        for step in steps:
-            work = [(prompt, start, end) for prompt, start, end in step if start < end]
-            if not work:
-                continue
-            meta = self._meta(work, pages, page_size)
-            ids = torch.cat([self._prompts[prompt, start:end] for prompt, start, end in work])
-            positions = torch.cat([torch.arange(start, end, device=ids.device) for _, start, end in work])
-            expected = torch.cat([self._expected[prompt, start:end] for prompt, start, end in work])
-            # All rows show the most; the last ones alone are asked for in service, and may be computed otherwise.
-            last = torch.tensor([end - start for _, start, end in work], device=ids.device).cumsum(0) - 1
-            for rows in (torch.arange(len(ids), device=ids.device), last):
-                self._compare(forward(ids, positions, meta, rows), expected[rows])
+        page_end = min(tokens - 1, pages_for(first + 1, page_size) * page_size)
+        steps = [
+            [(0, 0, first), (1, 0, tokens)],
+            [(0, first, page_end)],
+            [(0, page_end, tokens - 1)],
+            [(0, tokens - 1, tokens)],
+        ]
+        # All rows show the most; the last ones alone are asked for in service, and may be computed otherwise.
+        for is_last_only in (False, True):
+            for step in steps:
+                work = [(prompt, start, end) for prompt, start, end in step if start < end]
+                if work:
+                    self._check_step(forward, work, pages, page_size, is_last_only=is_last_only)
+
+    def _check_step(
+        self, forward: Forward, work: list[tuple[int, int, int]], pages: int, page_size: int, *, is_last_only: bool
+    ) -> None:
+        meta = self._meta(work, pages, page_size)
+        ids = torch.cat([self._prompts[prompt, start:end] for prompt, start, end in work])
+        positions = torch.cat([torch.arange(start, end, device=ids.device) for _, start, end in work])
+        expected = torch.cat([self._expected[prompt, start:end] for prompt, start, end in work])
+        rows = torch.arange(len(ids), device=ids.device)
+        if is_last_only:
+            rows = torch.tensor([end - start for _, start, end in work], device=ids.device).cumsum(0) - 1
+        self._compare(forward(ids, positions, meta, rows), expected[rows])
 
     def _check_causality(self, forward: Forward, pages: int, page_size: int) -> None:
         """The same of the paged forward: what comes later in a chunk changes no earlier row."""
@@ -241,7 +267,7 @@ class Verification:
         per_prompt = pages_for(self._prompts.shape[1], page_size)
         numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
         tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]
-        segments = [Segment(end - start, start, tables[prompt]) for prompt, start, end in work]
+        segments = [Segment(end - start, start, tables[prompt], running=prompt) for prompt, start, end in work]
         return ForwardMeta.build(segments, page_size, self._prompts.device)
 
     def _compare(self, logits: torch.Tensor, expected: torch.Tensor) -> None:

@@ -33,13 +33,16 @@ class TablesAhead:
         """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
         if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
             return
-        after = [Segment(1, segment.length, segment.pages) for segment in segments]
+        after = [Segment(1, segment.length, segment.pages, segment.running) for segment in segments]
         if all(segment.length <= len(segment.pages) * self._page_size for segment in after):
             self._ahead = ForwardMeta.build(after, self._page_size, self._device)
 
 
 def _are_same(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
     return len(one) == len(other) and all(
-        mine.rows == theirs.rows and mine.context == theirs.context and mine.pages is theirs.pages
+        mine.rows == theirs.rows
+        and mine.context == theirs.context
+        and mine.pages is theirs.pages
+        and mine.running == theirs.running
         for mine, theirs in zip(one, other, strict=True)
     )

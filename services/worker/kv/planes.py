@@ -123,7 +123,12 @@ class PlaneMap:
     @property
     def contents(self) -> str:
         """What pages hold, in words for people."""
-        kv = "K and V" if self.is_identity else "K and V of different sizes"
+        heads = {layer.kept for layer in self.layers if isinstance(layer.kept, HeadsKept)}
+        kv = (
+            "K and V"
+            if len(heads) == 1 and all(each.k_dim == each.v_dim for each in heads)
+            else "K and V of different sizes"
+        )
         kinds = {HeadsKept: kv, LatentsKept: "latents", StateKept: "states"}
         found = [words for kind, words in kinds.items() if any(isinstance(each.kept, kind) for each in self.layers)]
         return " and ".join(found)

@@ -24,6 +24,7 @@ from services.worker.engine.model_runner import (
     warm_up,
 )
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
+from services.worker.engine.states.running import NoSlots
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import make_store
 from services.worker.parallel.division import Share, whole_geometry
@@ -73,6 +74,7 @@ class GroupRunner:
         self.eos_token_ids = runner.eos_token_ids
         self._steps = 0
         self.launcher: None = None  # The other ranks are told the tokens of a step.
+        self.state_slots = NoSlots()  # Models whose layers carry states are not divided.
         self._restoring: RankRestoring | None = None
 
     @property

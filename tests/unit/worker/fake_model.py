@@ -15,6 +15,7 @@ import torch
 from services.worker.compute import Launcher
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import NOTHING_TO_PROVE
+from services.worker.engine.states.running import NoSlots
 from services.worker.kv.device_pool import DevicePool
 from shared.messages.pools import KvGeometry
 from tests.run_name import shm_prefix
@@ -62,6 +63,7 @@ class FakeRunner:
     eos_token_ids = (EOS,)
     proofs = NOTHING_TO_PROVE
     launcher: Launcher | None = None
+    state_slots = NoSlots()
 
     def __init__(self, pages: int = 64) -> None:
         self.pool = DevicePool.create(GEOMETRY, pages, device="cpu", shm_prefix=SHM_PREFIX)

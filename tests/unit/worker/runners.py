@@ -31,7 +31,7 @@ def runners_of(checkpoint: Callable[[str], Path], shm_prefix: str) -> Iterator[L
             device="cpu",
             page_size=page_size,
             device_kv_bytes=None,
-            pages=tokens // page_size,
+            pages=tokens // (page_size or 16),
             threads=1,
             shm_prefix=shm_prefix,
             forward=forward,

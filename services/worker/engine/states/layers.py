@@ -1,0 +1,260 @@
+"""Which modules of a model carry states, found by handing each a cache that takes note; and how a step calls them.
+
+The library's state layers take their cache as an argument, so a module carries states if it asks such a cache for one.
+Of modules within one another the outermost that does so is called piece by piece. What a state consists of, in which
+data types, is what the module leaves behind. Some modules go on from a state with one token only and forget it where
+there are more (Mamba's), or mix sequences up (RWKV's): which do is tried, and these are called token by token, or
+sequence by sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.states.accesses import Access, InCache, own_access
+from services.worker.engine.states.carried import CarriedStates, StatePart, States, parts_of
+from services.worker.engine.states.going_on import Arguments, Call, each_alone, goes_on, keeps_apart, one_by_one
+from shared.errors import UnsupportedModel
+
+STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+"""Layer types, in the library's words, of layers that carry a state: instead of K and V or (hybrid) beside them."""
+
+_WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
+
+_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+
+
+@dataclass(frozen=True, slots=True)
+class StateModule:
+    """A module that carries states, in model layer ``layer``; ``parts`` is what they consist of. In a plane map they
+    are its entry ``entry``, in a slot its bytes from ``first`` on.
+    """
+
+    name: str
+    layer: int
+    entry: int
+    parts: tuple[StatePart, ...]
+    first: int
+    call: Call
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its states for one sequence."""
+        return sum(part.nbytes for part in self.parts)
+
+
+class StatefulStep(Protocol):
+    """One forward pass, as modules with states see it."""
+
+    def carry(self, module: StateModule, arguments: Arguments) -> Any:
+        """What ``module`` gives for all rows of the step: called with ``arguments``, whose tensors are [1, T, ...]."""
+
+
+_STEP: ContextVar[StatefulStep | None] = ContextVar("stateful_step", default=None)
+
+
+@contextmanager
+def carrying(step: StatefulStep) -> Iterator[None]:
+    """Within this block modules with states are computed by ``step``; outside of any, every sequence begins."""
+    token = _STEP.set(step)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
+def state_layers(config: Any) -> list[int]:
+    """Layers that carry a state, by the configuration's layer types."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return [layer for layer, kind in enumerate(kinds) if kind in STATE_LAYER_TYPES]
+
+
+def layers_with_attention(config: Any, layers: int) -> list[int]:
+    """Of ``layers`` layers those that attend, by the configuration's layer types; all where it names none."""
+    kinds = getattr(config, "layer_types", None)
+    return [layer for layer in range(layers) if kinds is None or kinds[layer] not in _WITHOUT_ATTENTION]
+
+
+@torch.inference_mode()
+def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ...]:
+    """Run two tokens through ``model``, whose attention is ours and ``step``'s meanwhile, and have steps compute its
+    modules with states from then on.
+
+    Raises UnsupportedModel for a layer that should carry a state and asks for none, and for one that takes rows in a
+    way that cannot be cut into pieces.
+    """
+    expected = state_layers(model.config)
+    if not expected:
+        return ()
+    seams = [_Seam(name, module) for name, module in model.named_modules() if _takes_states(module)]
+    _run(model, seams, step)
+    found = [seam for seam in seams if seam.carries]
+    outermost = [seam for seam in found if not any(seam.name.startswith(f"{other.name}.") for other in found)]
+    missing = set(expected) - {seam.layer for seam in outermost}
+    if missing:
+        raise UnsupportedModel(
+            f"layer {min(missing)} of {model.config.model_type} should carry a state and asked no cache for one"
+        )
+    behind = len(model.config.layer_types)
+    free = set(range(behind)) - set(layers_with_attention(model.config, behind))
+    modules: list[StateModule] = []
+    for seam in outermost:
+        # A plane map has an entry for each layer, and further ones for what layers keep beside K and V.
+        entry = seam.layer if seam.layer in free else behind
+        free.discard(entry)
+        behind += entry == behind
+        first = modules[-1].first + modules[-1].nbytes if modules else 0
+        modules.append(seam.hand_over(entry, first))
+    return tuple(modules)
+
+
+class _Notes(CarriedStates):
+    """A cache for one call of one module that takes note of what it is asked for, and keeps no K and V."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        self.asked = True
+        return super().get_conv_state(layer_idx, state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        self.asked = True
+        return super().get_recurrent_state(layer_idx, state_idx)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention attends to what it has computed, as without a cache."""
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys there are, and before which: as without a cache."""
+        return query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """How many keys were there before: none."""
+        return 0
+
+
+class _Seam:
+    """Where a module takes its states."""
+
+    def __init__(self, name: str, module: Any) -> None:
+        self.name = name
+        self._module = module
+        self._forward = module.forward
+        self._signature = inspect.signature(module.forward)
+        self._own = own_access(module)
+        self._notes = _Notes()
+        self._arguments: dict[str, Any] = {}  # Those of the search, whose tensors are [1, 2, ...].
+
+    @property
+    def carries(self) -> bool:
+        """Whether the module was called, and has states as far as it was seen."""
+        return bool(self._arguments) and (self._own is not None or self._notes.asked)
+
+    @property
+    def layer(self) -> int:
+        """The model layer that the module belongs to."""
+        index = getattr(self._module, "layer_idx", None)
+        numbers = re.findall(r"\d+", self.name)
+        return int(numbers[0]) if index is None and numbers else int(-1 if index is None else index)
+
+    def listen(self) -> None:
+        """Hand the module a cache of ours instead of its own, which notes what it is asked for."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bound = self._signature.bind(*args, **kwargs)
+            self._arguments = dict(bound.arguments)
+            if self._own is None:
+                bound.arguments[_cache_argument(self._signature)] = self._notes
+            return self._forward(*bound.args, **bound.kwargs)
+
+        self._module.forward = forward
+
+    def restore(self) -> None:
+        """The module as it was."""
+        self._module.forward = self._forward
+
+    def hand_over(self, entry: int, first: int) -> StateModule:
+        """Have steps compute the module, see :func:`carrying`. Raises UnsupportedModel where that cannot be."""
+        odd = [name for name, value in self._arguments.items() if not _has_rows(value)]
+        if odd:
+            raise UnsupportedModel(f"{self.name} carries a state and takes {', '.join(odd)}, which has no rows")
+        access = self._own or InCache(_cache_argument(self._signature))
+        whole = partial(_call, self._forward, self._signature, access)
+        _, left = whole(self._arguments, None)
+        call: Call = whole if keeps_apart(whole, self._arguments, left) else each_alone(whole)
+        call = call if goes_on(call, self._arguments, left) else one_by_one(call)
+        module = StateModule(self.name, self.layer, entry, parts_of(left), first, call)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            step = _STEP.get()
+            if step is None:
+                return self._forward(*args, **kwargs)
+            return step.carry(module, self._signature.bind(*args, **kwargs).arguments)
+
+        self._module.forward = forward
+        return module
+
+
+def _call(
+    forward: Callable[..., Any],
+    signature: inspect.Signature,
+    access: Access,
+    arguments: Arguments,
+    states: States | None,
+) -> tuple[Any, States]:
+    given = access.hand_in(arguments, states)
+    bound = inspect.BoundArguments(signature, given)
+    output = forward(*bound.args, **bound.kwargs)
+    return output, access.take_out(given, output)
+
+
+def _cache_argument(signature: inspect.Signature) -> str:
+    """The name of the argument that is a module's cache, or ""."""
+    return next((name for name in _CACHE_ARGUMENTS if name in signature.parameters), "")
+
+
+def _takes_states(module: Any) -> bool:
+    """Whether ``module`` is one within a model, not a whole one, and is given a cache or states."""
+    if isinstance(module, PreTrainedModel):
+        return False
+    return own_access(module) is not None or bool(_cache_argument(inspect.signature(module.forward)))
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether every tensor in ``value`` is ``[1, T, ...]``, of the two tokens of the search."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim >= 2 and tuple(value.shape[:2]) == (1, 2)
+    if isinstance(value, dict):
+        return all(map(_has_rows, value.values()))
+    return all(map(_has_rows, value)) if isinstance(value, tuple | list) else True
+
+
+def _run(model: Any, seams: list[_Seam], step: AttentionStep) -> None:
+    for seam in seams:
+        seam.listen()
+    try:
+        with attending(step):
+            model(
+                input_ids=torch.tensor([[1, 2]], device=model.device),
+                position_ids=torch.tensor([[0, 1]], device=model.device),
+                use_cache=False,
+            )
+    finally:
+        for seam in seams:
+            seam.restore()

@@ -1,0 +1,147 @@
+"""One step over layers that carry states: each is called piece by piece, from the state in a page or a slot.
+
+See :mod:`services.worker.engine.states.pieces` for what the pieces are. Pieces of one length are computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.states.carried import pack, unpack
+from services.worker.engine.states.going_on import Arguments
+from services.worker.engine.states.layers import StateModule
+from services.worker.engine.states.pieces import Piece, cut, in_order
+from services.worker.engine.states.running import RUNNING_SLOTS
+from services.worker.kv.device_pool import DevicePool
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Which of a group's pieces are in pages or slots, int64 on the device, and in which."""
+
+    pieces: torch.Tensor
+    numbers: torch.Tensor
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], device: torch.device) -> _Places | None:
+        """None where no piece has one; -1 is none."""
+        kept = [(piece, number) for piece, number in enumerate(numbers) if number >= 0]
+        if not kept:
+            return None
+        both = torch.tensor(kept, dtype=torch.int64).T.contiguous().to(device)
+        return cls(both[0], both[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """n pieces of r rows each; ``rows`` int64 [n * r] are their rows in the batch."""
+
+    count: int
+    rows: torch.Tensor
+    begins: bool
+    from_pages: _Places | None
+    from_slots: _Places | None
+    to_pages: _Places | None
+    to_slots: _Places | None
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], written: set[int], device: torch.device) -> _Group:
+        """``written`` are pages that pieces before fill, and gets those that these do: the first one that fills a page
+        keeps it.
+        """
+        targets: list[int] = []
+        for piece in pieces:
+            targets.append(-1 if piece.target_page in written else piece.target_page)
+            written.add(piece.target_page)
+        rows = [torch.arange(piece.first_row, piece.first_row + piece.rows) for piece in pieces]
+        return cls(
+            count=len(pieces),
+            rows=torch.cat(rows).to(device),
+            begins=pieces[0].begins,
+            from_pages=_Places.of([piece.source_page for piece in pieces], device),
+            from_slots=_Places.of([piece.source_slot for piece in pieces], device),
+            to_pages=_Places.of(targets, device),
+            to_slots=_Places.of([piece.target_slot for piece in pieces], device),
+        )
+
+
+def slot_memory(modules: Sequence[StateModule], pages: int, device: torch.device) -> torch.Tensor:
+    """Memory for the states within pages of requests over a pool of ``pages`` pages, uint8 [slots, nbytes]. On a CPU a
+    slot that is never used takes none. No more requests than pages are within one.
+    """
+    nbytes = sum(module.nbytes for module in modules)
+    return torch.empty((min(RUNNING_SLOTS, pages), nbytes), dtype=torch.uint8, device=device)
+
+
+class StateStep:
+    """See the module; one for each forward pass."""
+
+    def __init__(self, meta: ForwardMeta, pool: DevicePool, slots: torch.Tensor) -> None:
+        """``slots`` uint8 [slots, nbytes] holds the states within pages."""
+        self._meta, self._pool, self._slots = meta, pool, slots
+        written: set[int] = set()
+        self._groups = [
+            _Group.of(pieces, written, pool.device) for pieces in in_order(cut(meta.segments, meta.page_size))
+        ]
+        self._reads_pages = any(group.from_pages is not None for group in self._groups)
+
+    def carry(self, module: StateModule, arguments: Arguments) -> Any:
+        """See ``StatefulStep``."""
+        if self._reads_pages and self._meta.gate is not None:
+            self._meta.gate.wait(self._pool.planes.last_unit(module.entry))
+        outputs: Any = None
+        for group in self._groups:
+            states = None if group.begins else unpack(self._read(module, group), module.parts)
+            output, left = module.call({name: _take(each, group) for name, each in arguments.items()}, states)
+            self._write(module, group, pack(left, module.parts))
+            outputs = _put(outputs, output, group, self._meta.rows)
+        return outputs
+
+    def _read(self, module: StateModule, group: _Group) -> torch.Tensor:
+        packed = self._slots.new_empty((group.count, module.nbytes))
+        if group.from_pages is not None:
+            packed.index_copy_(0, group.from_pages.pieces, self._pool.states(module.entry, group.from_pages.numbers))
+        if group.from_slots is not None:
+            packed.index_copy_(0, group.from_slots.pieces, self._of(module).index_select(0, group.from_slots.numbers))
+        return packed
+
+    def _write(self, module: StateModule, group: _Group, packed: torch.Tensor) -> None:
+        if group.to_pages is not None:
+            self._pool.put_states(module.entry, group.to_pages.numbers, packed.index_select(0, group.to_pages.pieces))
+        if group.to_slots is not None:
+            self._of(module).index_copy_(0, group.to_slots.numbers, packed.index_select(0, group.to_slots.pieces))
+
+    def _of(self, module: StateModule) -> torch.Tensor:
+        """Its part of all slots, uint8 [slots, nbytes]."""
+        return self._slots[:, module.first : module.first + module.nbytes]
+
+
+def _take(value: Any, group: _Group) -> Any:
+    """The rows of ``group``: tensors [1, T, ...] become [n, r, ...], also within tuples and keywords."""
+    if isinstance(value, torch.Tensor):
+        rows = value[0].index_select(0, group.rows)
+        return rows.view(group.count, -1, *rows.shape[1:])
+    if isinstance(value, dict):
+        return {name: _take(each, group) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_take(each, group) for each in value)
+    return value
+
+
+def _put(outputs: Any, output: Any, group: _Group, total: int) -> Any:
+    """Put ``output``, whose tensors are [n, r, ...], into ``outputs`` [1, total, ...]; what has no rows is left out."""
+    if isinstance(output, tuple):
+        outputs = outputs or (None,) * len(output)
+        return tuple(_put(whole, part, group, total) for whole, part in zip(outputs, output, strict=True))
+    rows = len(group.rows) // group.count
+    if not isinstance(output, torch.Tensor) or tuple(output.shape[:2]) != (group.count, rows):
+        return None
+    if outputs is None:
+        outputs = output.new_empty((1, total, *output.shape[2:]))
+    outputs[0].index_copy_(0, group.rows, output.flatten(0, 1))
+    return outputs

@@ -1,0 +1,104 @@
+"""Models whose layers carry states: served greedy answers are ``model.generate``'s, wherever a prefix comes from.
+
+One of linear attention, one state-space model and one of short convolutions, each with layers of attention among the
+others. Every case is a whole cell behind its HTTP API; tokens really computed are counted at the worker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cell import running_cell
+from tests.integration.exact_scenario import DEVICE_TOKENS, SCHEDULER, Scenario, survive_all
+from tests.integration.test_tier_paths import DOCUMENT_TOKENS, Document, storage_settings
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+from tests.state_checkpoints import make_state_checkpoint
+
+FAMILIES = ("qwen3_next", "bamba", "lfm2")
+
+
+@pytest.fixture(scope="session")
+def state_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
+    """The checkpoints of this run with what the library says of them."""
+    folder = tmp_path_factory.mktemp("states")
+    made = {family: make_state_checkpoint(family, folder / family) for family in FAMILIES}
+    return {family: (path, Reference(path)) for family, path in made.items()}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), [("qwen3_next", 16), ("bamba", 64), ("lfm2", 1)])
+async def test_served_tokens_equal_generate(
+    family: str, page_size: int, state_checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
+) -> None:
+    """Alone and in chunks, on device and host hits, in mixed batches with cancelled neighbours, through preemption."""
+    model, reference = state_checkpoints[family]
+    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
+
+    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=SCHEDULER) as cell:
+        await survive_all(Scenario(cell, reference, page_size))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_way_back_gives_the_same_answer(
+    family: str,
+    page_size: int,
+    state_checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Computed in chunks, then found on the device, in host memory and on the disk: states come with the pages."""
+    model, reference = state_checkpoints[family]
+    async with running_cell(
+        nats_server.url,
+        model,
+        worker_settings={"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size},
+        scheduler_settings={"host_writes": "through", "prefetch_wait": "full", "max_batch_tokens": 90},
+        storage_settings=storage_settings(tmp_path) | {"remote": ""},
+    ) as cell:
+        document = Document(cell, reference, page_size)
+        cached, chunked = DOCUMENT_TOKENS // page_size * page_size, DOCUMENT_TOKENS // 64 * 64
+        rest = DOCUMENT_TOKENS + 9 - cached
+
+        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
+        assert await document.ask() == {"cached_tokens": cached, "device_tokens": cached, "computed": rest}
+        await cell.flush("device")
+        assert await document.ask() == {"cached_tokens": cached, "host_tokens": cached, "computed": rest}
+        await cell.flush("device", "host")
+        found = {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
+        assert await document.ask() == found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
+    family: str,
+    state_checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    second_broker: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Every process and the broker are new, and pages have the size that the model was found to want: the first request
+    is a disk hit, and its answer the same.
+    """
+    model, reference = state_checkpoints[family]
+    settings: dict[str, Any] = {
+        "worker_settings": {"page_size": 0, "device_kv_bytes": 4 * 2**20},
+        "scheduler_settings": {"host_writes": "through", "prefetch_wait": "full"},
+        "storage_settings": storage_settings(tmp_path) | {"remote": ""},
+    }
+    usage, saved = [], 0
+    for server in (nats_server, second_broker):
+        async with running_cell(server.url, model, **settings) as cell:
+            await cell.hears_of_chunks(saved)
+            usage.append(await Document(cell, reference, 7).ask())
+            saved = (await cell.settle()).chunks_in_all
+
+    chunked = DOCUMENT_TOKENS // 64 * 64
+    assert usage[0] == {"computed": DOCUMENT_TOKENS + 9}
+    assert usage[1] == {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}

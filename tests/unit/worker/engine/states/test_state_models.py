@@ -1,0 +1,136 @@
+"""Models whose layers carry states give the library's own answers, however requests are cut up, placed and mixed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.engine.states.step import StateStep
+from shared.errors import UnsupportedModel
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.reference import Reference
+from tests.state_checkpoints import STATE_FAMILIES
+from tests.unit.worker.runners import LoadRunner
+
+NEW_TOKENS = 20
+CASES = [*itertools.product(STATE_FAMILIES, [16]), *itertools.product(["qwen3_next", "bamba", "lfm2"], [1, 64])]
+
+
+def decided_prompt(truth: Reference, start: list[int], length: int) -> list[int]:
+    """``start`` and ``length`` more tokens, to which rounding decides none of ``NEW_TOKENS``."""
+    seeds = itertools.count(length)
+    return truth.decided(lambda: [*start, *random_prompt(length, seed=next(seeds))], NEW_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("family", "page_size"), CASES)
+def test_greedy_tokens_equal_generate(
+    family: str, page_size: int, load_runner: LoadRunner, truth: Callable[[str], Reference]
+) -> None:
+    """Chunks that end within pages and with them, mixed batches and shuffled pages change no token."""
+    runner = load_runner(family, page_size=page_size)
+    prompts = [decided_prompt(truth(family), [], length) for length in (5, 32, 75)]
+    tables = page_tables(runner, [len(prompt) + NEW_TOKENS for prompt in prompts], seed=page_size)
+    requests = [
+        Request(list(prompt), table, slot=slot)
+        for slot, (prompt, table) in enumerate(zip(prompts, tables, strict=True))
+    ]
+
+    decode_greedily(runner, requests, chunks=[5, 16, 31], new_tokens=NEW_TOKENS)
+
+    expected = [truth(family).greedy(prompt, NEW_TOKENS, ignore_eos=True) for prompt in prompts]
+    assert [request.output for request in requests] == expected
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "falcon_h1", "lfm2", "mamba"])
+def test_prefix_hits_change_no_token(
+    family: str, same_step: bool, load_runner: LoadRunner, truth: Callable[[str], Reference]
+) -> None:
+    """A request may begin behind pages that another has filled, or fills in the very same step."""
+    runner = load_runner(family)
+    shared = random_prompt(48, seed=1)
+    suffix = decided_prompt(truth(family), shared, 11)[len(shared) :]
+    first_table, second_table = page_tables(runner, [len(shared) + 1, len(suffix) + NEW_TOKENS], seed=3)
+    first = Request([*shared, 7], first_table, slot=0)
+    second = Request([*shared, *suffix], np.concatenate([first_table[:3], second_table]), computed=48, slot=1)
+
+    if same_step:
+        logits = run_step(runner, [(second, 11), (first, 49)])[0]
+    else:
+        run_step(runner, [(first, 49)])
+        logits = run_step(runner, [(second, 11)])[0]
+    second.tokens.append(int(logits.argmax()))
+    decode_greedily(runner, [second], chunks=[1], new_tokens=NEW_TOKENS)
+
+    assert second.output == truth(family).greedy([*shared, *suffix], NEW_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("source", ["from_pages", "from_slots"])
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2", "mamba"])
+def test_a_model_whose_states_are_forgotten_is_refused(
+    family: str, source: str, load_runner: LoadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks at load see a state that is not carried over the end of a page, and one that is not within a page."""
+    read = StateStep._read
+
+    def forgetting(self: StateStep, module: Any, group: Any) -> torch.Tensor:
+        packed = read(self, module, group)
+        places = getattr(group, source)
+        return packed if places is None else packed.index_fill_(0, places.pieces, 0)
+
+    monkeypatch.setattr(StateStep, "_read", forgetting)
+
+    with pytest.raises(UnsupportedModel, match="other logits than its own"):
+        load_runner(family)
+
+
+def test_a_page_takes_what_the_formula_says(load_runner: LoadRunner) -> None:
+    """K and V of every token of layers that attend, and every state once."""
+    sizes = {}
+    for page_size in (1, 16, 64):
+        runner = load_runner("qwen3_next", page_size=page_size)
+        sizes[page_size] = runner.pool.planes.content_bytes
+        assert runner.geometry.page_bytes - runner.pool.planes.content_bytes == runner.pool.planes.padding_bytes
+
+    kv_token = 2 * 2 * 16 * 4  # K and V, two heads of 16 float32 values, in one layer of three.
+    convolution = (2 * 8 + 2 * 8 + 4 * 8) * 4 * 4  # Queries, keys and values; four inputs.
+    recurrent = 4 * 8 * 8 * 4
+    assert sizes == {size: size * kv_token + 2 * (convolution + recurrent) for size in sizes}
+
+
+@pytest.mark.parametrize(("family", "size"), [("lfm2", 16), ("bamba", 64), ("mamba", 256)])
+def test_the_size_of_pages_is_chosen_for_the_model(family: str, size: int, load_runner: LoadRunner) -> None:
+    """Where nobody chose one."""
+    assert load_runner(family, page_size=0).geometry.page_size == size
+
+
+def test_states_are_kept_in_the_data_types_of_their_layers(load_runner: LoadRunner) -> None:
+    """In bfloat16 the convolution's inputs are bfloat16, and the recurrent state stays float32."""
+    runner = load_runner("qwen3_next", dtype="bfloat16")
+
+    (module, _) = runner.states
+
+    assert [(part.kind, part.dtype) for part in module.parts] == [
+        ("conv", torch.bfloat16),
+        ("recurrent", torch.float32),
+    ]
+
+
+def test_decoding_requests_do_not_notice_their_batch(load_runner: LoadRunner) -> None:
+    """Logits of a decode token are those that it has alone, up to rounding of sums over other numbers of rows."""
+    runner = load_runner("bamba")
+    tables = page_tables(runner, [64, 80, 120], seed=8)
+    requests = [Request(random_prompt(39 + 20 * n, seed=n), table, slot=n) for n, table in enumerate(tables)]
+    again = Request(requests[0].tokens, page_tables(runner, [64, 80, 120, 64], seed=8)[3], slot=3)
+    for request in (*requests, again):
+        run_step(runner, [(request, len(request.tokens) - 1)])
+
+    alone = run_step(runner, [(again, 1)])[0]
+    together = run_step(runner, [(requests[1], 1), (requests[0], 1), (requests[2], 1)])[1]
+
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
