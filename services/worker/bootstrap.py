@@ -39,6 +39,7 @@ from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.pinning import CudaPins, cuda_pins
 from services.worker.kv.profile import this_machine
 from services.worker.kv.verification import Verification
+from services.worker.lookup.prompt_lookup import PromptLookup
 from services.worker.native.build import missing
 from services.worker.order_intake import OrderIntake
 from services.worker.parallel.group_runner import GroupRunner, end_when_lost
@@ -183,6 +184,18 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     )
 
 
+def _lookup_tokens(config: WorkerConfig, runner: Runner) -> int:
+    """Tokens of a proposal of prompt lookup, which is for one process on a CPU: 0 elsewhere, with a line in the log."""
+    reason = ""
+    if runner.pool.device.type != "cpu":
+        reason = "on a GPU steps are launched before tokens are read, and captured with one row a request"
+    elif isinstance(runner, GroupRunner):
+        reason = "sums over ranks are ordered by how many rows there are, so proposals could change tokens"
+    if reason and config.prompt_lookup_tokens:
+        _log.info("prompt_lookup_is_off", reason=reason)
+    return 0 if reason else config.prompt_lookup_tokens
+
+
 def make_executor(
     identity: WorkerIdentity,
     runner: Runner,
@@ -197,10 +210,12 @@ def make_executor(
     lease_low_tokens: int,
     rows: StepRows | None = None,
     grammars: AnswerGrammars | None = None,
+    lookup_tokens: int = 0,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
     """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
-    passes, ``grammars`` are followed in threads by default.
+    passes, ``grammars`` are followed in threads by default. ``lookup_tokens`` bounds proposals of prompt lookup; 0:
+    there are none.
     """
     geometry = runner.geometry
     limits = ModelLimits(
@@ -240,6 +255,7 @@ def make_executor(
         counters=counters,
         pace=pace,
         grammars=grammars,
+        lookup=PromptLookup(lookup_tokens, saving) if lookup_tokens else None,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,
@@ -322,6 +338,7 @@ def make_shell(
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
+        lookup_tokens=_lookup_tokens(config, runner),
     )
     return WorkerShell(
         config,

@@ -117,6 +117,10 @@ class FakeRunner:
             keys = self.pool.k(layer).view(-1, GEOMETRY.head_dim)[flat]
             values = self.pool.v(layer).view(-1, GEOMETRY.head_dim)[flat]
             layers.append(torch.stack((keys, values), dim=1).numpy())
+        return self.say_after(layers)
+
+    def say_after(self, layers: Sequence[np.ndarray]) -> int:
+        """The next token, given K and V of each layer, float32 [tokens, 2, head_dim]."""
         return _digest(layers)
 
     def close(self) -> None:

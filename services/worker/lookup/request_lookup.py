@@ -1,0 +1,16 @@
+"""What prompt lookup keeps of one running request. It ends with the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker.lookup.ngram_index import NgramIndex
+from services.worker.lookup.proposal_length import ProposalLength
+
+
+@dataclass(slots=True)
+class RequestLookup:
+    """The index is made when a proposal is first wanted."""
+
+    length: ProposalLength
+    index: NgramIndex | None = None
