@@ -185,15 +185,10 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
 
 
 def _lookup_tokens(config: WorkerConfig, runner: Runner) -> int:
-    """Tokens of a proposal of prompt lookup, which is for one process on a CPU: 0 elsewhere, with a line in the log."""
-    reason = ""
-    if runner.pool.device.type != "cpu":
-        reason = "on a GPU steps are launched before tokens are read, and captured with one row a request"
-    elif isinstance(runner, GroupRunner):
-        reason = "sums over ranks are ordered by how many rows there are, so proposals could change tokens"
-    if reason and config.prompt_lookup_tokens:
-        _log.info("prompt_lookup_is_off", reason=reason)
-    return 0 if reason else config.prompt_lookup_tokens
+    """Tokens of a proposal of prompt lookup; 0, with a line in the log, where this runner cannot have any."""
+    if runner.lookup_obstacle and config.prompt_lookup_tokens:
+        _log.info("prompt_lookup_is_off", reason=runner.lookup_obstacle)
+    return 0 if runner.lookup_obstacle else config.prompt_lookup_tokens
 
 
 def make_executor(
@@ -255,7 +250,9 @@ def make_executor(
         counters=counters,
         pace=pace,
         grammars=grammars,
-        lookup=PromptLookup(lookup_tokens, saving) if lookup_tokens else None,
+        lookup=PromptLookup(lookup_tokens, saving, weight_bytes=runner.model_bytes, token_bytes=geometry.token_bytes)
+        if lookup_tokens
+        else None,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,

@@ -57,6 +57,7 @@ class Runner(PassRunner, Protocol):
 
     max_context: int
     vocab_size: int
+    model_bytes: int  # Of all weights, which a step on a CPU reads.
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -65,6 +66,10 @@ class Runner(PassRunner, Protocol):
     @property
     def launcher(self) -> Launcher | None:
         """None where the host chooses the tokens of a step before there can be a next one."""
+
+    @property
+    def lookup_obstacle(self) -> str:
+        """Why prompt lookup proposes nothing here, or "": further rows of a step would change tokens, or not pay."""
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.causality import routes_tokens
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
@@ -29,6 +30,7 @@ from services.worker.engine.model_loading import (
     load_config,
     load_model,
     max_context_tokens,
+    model_bytes_of,
 )
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
@@ -73,13 +75,15 @@ class ModelRunner:
         *,
         vocab_size: int,
         context: int = 0,
+        model_bytes: int | None = None,
         fused: StepForward | None = None,
         operators: Any = None,
         attention: str = "auto",
         proofs: ProofTable = NOTHING_TO_PROVE,
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
+        the longest one served, in tokens; 0 is the model's own. ``model_bytes`` are those of all weights, if ``model``
+        lacks some by now. ``operators`` is what replaces torch's in exact mode
         (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
         ``proofs`` say which ways serve there, among them the backend for ``auto``.
         """
@@ -97,6 +101,7 @@ class ModelRunner:
         self.pool = pool
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
+        self.model_bytes = model_bytes_of(model) if model_bytes is None else model_bytes
         self.eos_token_ids = eos_token_ids(model)
 
     @classmethod
@@ -140,6 +145,7 @@ class ModelRunner:
             shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
             proofs = prove(shape)
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        model_bytes = model_bytes_of(model)
         operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
             geometry = find_geometry(model, windows, page_size, context)
@@ -166,6 +172,7 @@ class ModelRunner:
                     pool,
                     vocab_size=verification.vocab_size,
                     context=context,
+                    model_bytes=model_bytes,
                     fused=fused,
                     operators=operators,
                     attention=attention,
@@ -208,6 +215,15 @@ class ModelRunner:
     def is_exact(self) -> bool:
         """Whether a row has the same bits in any step."""
         return self._operators is not None
+
+    @property
+    def lookup_obstacle(self) -> str:
+        """See ``compute.Runner``."""
+        if self._device.type != "cpu":
+            return "on a GPU steps are launched before tokens are read, and captured with one row a request"
+        if routes_tokens(self._model.config):
+            return "experts round by how many rows they get, so proposals could change tokens"
+        return ""
 
     @property
     def attention(self) -> AttentionBackend:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from services.worker.compute import Computed
 from services.worker.hidden_saving import HiddenSaving
 from services.worker.lookup.ngram_index import NgramIndex
-from services.worker.lookup.proposal_length import ProposalLength
+from services.worker.lookup.proposal_length import ProposalLength, row_cost
 from services.worker.lookup.request_lookup import RequestLookup
 from services.worker.requests import RunningRequest
 from services.worker.steps import Work
@@ -30,20 +30,24 @@ STEP_ROWS = 16
 class PromptLookup:
     """Used by the compute thread only."""
 
-    def __init__(self, most: int, saving: HiddenSaving, *, step_rows: int = STEP_ROWS) -> None:
+    def __init__(self, most: int, saving: HiddenSaving, *, weight_bytes: int, token_bytes: int) -> None:
         """Proposals have up to ``most`` tokens. Requests whose hidden states ``saving`` takes down get none, because
-        those of rejected rows would be among them, nor do those behind a sparse prefix.
+        those of rejected rows would be among them, nor do those behind a sparse prefix. A step reads ``weight_bytes``,
+        and ``token_bytes`` for each token of KV.
         """
-        self._most, self._saving, self._step_rows = most, saving, step_rows
+        self._most, self._saving = most, saving
+        self._weight_bytes, self._token_bytes = weight_bytes, token_bytes
 
     def propose(self, work: Sequence[Work]) -> list[Work]:
         """``work``, decode rows all, with proposals as far as rows are left; none is beyond its request's pages."""
-        spare = self._step_rows - len(work)
+        spare = STEP_ROWS - len(work)
         if spare <= 0:
             return list(work)
+        step_bytes = self._weight_bytes + self._token_bytes * sum(item.end for item in work)
         proposing: list[Work] = []
         for others, item in zip(range(len(work) - 1, -1, -1), work, strict=True):
-            proposed = self._proposal(item.request, spare // (others + 1))
+            cost = row_cost(self._token_bytes * item.end, step_bytes)
+            proposed = self._proposal(item.request, spare // (others + 1), cost)
             spare -= len(proposed)
             proposing.append(replace(item, end=item.end + len(proposed), proposed=proposed) if proposed else item)
         return proposing
@@ -53,17 +57,18 @@ class PromptLookup:
         for one in done:
             lookup = one.work.request.lookup
             if lookup is not None and not one.work.is_chunk:
-                lookup.length.note(len(one.work.proposed), one.accepted)
+                lookup.length.note(len(one.work.proposed), one.accepted, lookup.cost)
 
-    def _proposal(self, request: RunningRequest, spare: int) -> tuple[int, ...]:
+    def _proposal(self, request: RunningRequest, spare: int, cost: int) -> tuple[int, ...]:
         if not spare or request.sparse is not None or self._saving.is_saving(request.request_id):
             return ()
         lookup = request.lookup
         if lookup is None:
             lookup = request.lookup = RequestLookup(ProposalLength(self._most))
+        lookup.cost = cost
         # The last token of an answer is followed by none, and none is computed where there is no page for it.
         remaining = request.answer.max_tokens - len(request.answer.tokens) - 1
-        most = min(lookup.length.tokens, spare, remaining, request.capacity - request.computed - 1)
+        most = min(lookup.length.tokens(cost), spare, remaining, request.capacity - request.computed - 1)
         if most <= 0:
             return ()
         if lookup.index is None:

@@ -10,7 +10,8 @@ from services.worker.lookup.proposal_length import ProposalLength
 
 @dataclass(slots=True)
 class RequestLookup:
-    """The index is made when a proposal is first wanted."""
+    """The index is made when a proposal is first wanted. ``cost``: a row's, in thousandths of the step under way."""
 
     length: ProposalLength
+    cost: int = 0
     index: NgramIndex | None = None

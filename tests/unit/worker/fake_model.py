@@ -59,6 +59,8 @@ class FakeRunner:
 
     max_context = MAX_CONTEXT
     vocab_size = VOCAB_SIZE
+    model_bytes = 1 << 20
+    lookup_obstacle = ""
     eos_token_ids = (EOS,)
     proofs = NOTHING_TO_PROVE
     launcher: Launcher | None = None
