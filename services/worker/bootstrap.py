@@ -184,7 +184,7 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     )
 
 
-def _lookup_tokens(config: WorkerConfig, runner: Runner) -> int:
+def proposal_tokens(config: WorkerConfig, runner: Runner) -> int:
     """Tokens of a proposal of prompt lookup; 0, with a line in the log, where this runner cannot have any."""
     if runner.lookup_obstacle and config.prompt_lookup_tokens:
         _log.info("prompt_lookup_is_off", reason=runner.lookup_obstacle)
@@ -335,7 +335,7 @@ def make_shell(
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
-        lookup_tokens=_lookup_tokens(config, runner),
+        lookup_tokens=proposal_tokens(config, runner),
     )
     return WorkerShell(
         config,

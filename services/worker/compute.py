@@ -69,7 +69,11 @@ class Runner(PassRunner, Protocol):
 
     @property
     def lookup_obstacle(self) -> str:
-        """Why prompt lookup proposes nothing here, or "": further rows of a step would change tokens, or not pay."""
+        """Why prompt lookup proposes nothing here, or "": further rows of a step would change tokens, or not pay.
+
+        A model that keeps more than K and V of each token, such as a state that every token changes, has this obstacle:
+        rejected rows would have changed it.
+        """
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor

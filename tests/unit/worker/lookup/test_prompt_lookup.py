@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.lookup.prompt_lookup import STEP_ROWS
+from services.worker.lookup.prompt_lookup import STEP_ROWS, PromptLookup
 from services.worker.step_rows import StepRows
+from services.worker.steps import Work
+from services.worker.token_sequence import TokenSequence
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams
 from tests.unit.worker.driven_executor import Driven, abort, admit, batch, chunk, extend, preempt
 from tests.unit.worker.fake_model import EOS, PAGE_SIZE, VOCAB_SIZE
 from tests.unit.worker.lookup.copying_model import CopyingRunner
+from tests.unit.worker.made_requests import decoding, made_sparse
 
 MOST = 8
 POOL = 512
@@ -301,3 +304,28 @@ def test_any_bound_gives_the_same_answers(lookup_tokens: int) -> None:
     with driven(0) as without, driven(lookup_tokens) as made:
         assert loop_answer(made) == loop_answer(without)
         assert made.executor.counters.tokens_accepted
+
+
+class Saving:
+    """Saves hidden states of everybody, or of nobody."""
+
+    def __init__(self, *, is_saving: bool) -> None:
+        self._is_saving = is_saving
+
+    def is_saving(self, request_id: str) -> bool:
+        return self._is_saving
+
+
+@pytest.mark.parametrize(("is_saving", "is_sparse"), [(False, False), (True, False), (False, True)])
+def test_some_requests_propose_nothing(*, is_saving: bool, is_sparse: bool) -> None:
+    """Rows of proposals are no hidden states that may be saved, and no rows of a step that attends to a part."""
+    request = decoding(tokens=10)
+    request.tokens = TokenSequence([1, 2, 3, 1, 2, 3, 1, 2, 3, 1])
+    request.computed = 9
+    request.sparse = made_sparse().sparse if is_sparse else None
+    lookup = PromptLookup(MOST, cast("Any", Saving(is_saving=is_saving)), weight_bytes=1000, token_bytes=1)
+
+    (work,) = lookup.propose([Work(request, 9, 10, samples=True, is_chunk=False)])
+
+    assert work.proposed == (() if is_saving or is_sparse else (2, 3))
+    assert work.rows == 1 + len(work.proposed)
