@@ -19,13 +19,13 @@ FIRST_BALANCE, MOST_BALANCE = STEP // 4, 4 * STEP
 
 
 def row_cost(row_bytes: int, step_bytes: int) -> int:
-    """What one more row costs in thousandths of a step: the share of what the step reads that it reads for itself.
+    """What one more row costs in thousandths of a step: five quarters of the share of the step's bytes that it reads
+    for itself, and 4% for linear layers, norms and the choice of its token.
 
-    ``row_bytes`` are the KV before it, ``step_bytes`` the weights and the KV of the step without proposals. The keys
-    lie in caches by then, but attention computes as long as it reads; 3% are linear layers, norms and the choice of its
-    token. Measured beside it on an 88M Llama: 13% behind 1,500 tokens, 30% behind 6,000 (``bench/prompt_lookup.py``).
+    ``row_bytes`` are the KV before it, ``step_bytes`` the weights and the KV of the step without proposals. An estimate
+    on the safe side: what rows really cost is measured by ``bench/prompt_lookup.py``.
     """
-    return 30 + STEP * row_bytes // step_bytes
+    return 40 + STEP * row_bytes * 5 // (4 * step_bytes)
 
 
 @dataclass(slots=True)
