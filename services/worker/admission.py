@@ -68,6 +68,7 @@ def admit(
         lent_tokens=order.lent_tokens,
         sparse=order.sparse,
         leases=order.leases,
+        adapter=order.adapter,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(tokens)),
     )

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from services.worker import metrics as measures
+from services.worker.adapter_loading import AdapterBounds, AdapterLoading, NoAdapters, WorkerAdapters
 from services.worker.admission import ModelLimits
 from services.worker.answer_grammars import AnswerGrammars
 from services.worker.bubble import Pace
@@ -183,6 +184,16 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     )
 
 
+def make_adapters(config: WorkerConfig, runner: Runner, inbox: Inbox) -> AdapterLoading:
+    """What loads LoRA adapters beside this worker's model, or says why there are none."""
+    if not isinstance(runner, ModelRunner):
+        return NoAdapters("a tensor-parallel group serves no adapters yet")
+    if runner.is_exact:
+        return NoAdapters("--exact was not proven with adapters")
+    bounds = AdapterBounds(config.max_adapters, config.max_adapter_rank, config.adapter_bytes)
+    return WorkerAdapters(runner.adapters, bounds, inbox.wake)
+
+
 def make_executor(
     identity: WorkerIdentity,
     runner: Runner,
@@ -197,11 +208,13 @@ def make_executor(
     lease_low_tokens: int,
     rows: StepRows | None = None,
     grammars: AnswerGrammars | None = None,
+    adapters: AdapterLoading | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
     """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
-    passes, ``grammars`` are followed in threads by default.
+    passes, ``grammars`` are followed in threads by default. Without ``adapters`` none are served.
     """
+    adapters = adapters or NoAdapters("this worker serves no adapters")
     geometry = runner.geometry
     limits = ModelLimits(
         page_size=geometry.page_size,
@@ -215,7 +228,7 @@ def make_executor(
     grammars = grammars or AnswerGrammars(
         vocabulary.tokenizer_json, limits.vocab_size, limits.eos_token_ids, inbox.wake
     )
-    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars)
+    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars, adapters.serves)
     computer = StepComputer(runner, sparse, rows=rows)
     passes = Passes(
         computer,
@@ -240,6 +253,7 @@ def make_executor(
         counters=counters,
         pace=pace,
         grammars=grammars,
+        adapters=adapters,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,
@@ -322,6 +336,7 @@ def make_shell(
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
+        adapters=make_adapters(config, runner, inbox),
     )
     return WorkerShell(
         config,

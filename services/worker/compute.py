@@ -62,6 +62,10 @@ class Runner(PassRunner, Protocol):
     def attention(self) -> AttentionBackend: ...
 
     @property
+    def mixes_adapters(self) -> bool:
+        """Whether rows of LoRA adapters may share a pass with the base model's, whose bits stay what they are."""
+
+    @property
     def launcher(self) -> Launcher | None:
         """None where the host chooses the tokens of a step before there can be a next one."""
 
@@ -122,9 +126,20 @@ class StepComputer:
     def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
         computed = [Computed(item) for item in work]
         last_pieces = [self._compute_early_pieces(one, gate, saved) for one in computed]
-        for part in self._rows.parts([piece.rows for piece in last_pieces]):
-            self._launch_together(computed[part], last_pieces[part], gate, saved)
+        for places in self._mixtures(last_pieces):
+            ones, pieces = [computed[place] for place in places], [last_pieces[place] for place in places]
+            for part in self._rows.parts([piece.rows for piece in pieces]):
+                self._launch_together(ones[part], pieces[part], gate, saved)
         return computed
+
+    def _mixtures(self, work: Sequence[Work]) -> list[Sequence[int]]:
+        """Places of ``work`` that may be computed together: all, or where the base model's rows would take another way
+        beside those of adapters, these and those.
+        """
+        adapted = [place for place, item in enumerate(work) if item.request.adapter]
+        if not 0 < len(adapted) < len(work) or self._runner.mixes_adapters:
+            return [range(len(work))]
+        return [[place for place, item in enumerate(work) if not item.request.adapter], adapted]
 
     def _launch_together(
         self, computed: Sequence[Computed], last_pieces: Sequence[Work], gate: LayerGate | None, saved: SavedStep
@@ -161,7 +176,7 @@ class StepComputer:
         launcher = self._runner.launcher
         if launcher is None or not 0 < len(work) == self._rows.at_most(len(work)):
             return None
-        if any(item.is_chunk or item.request.grammar or item.request.sparse for item in work):
+        if any(_is_ordinary(item) for item in work):
             return None
         rows = [self._sample_row(item) for item in work]
         if not all(may_be_unread(row) for row in rows):
@@ -222,7 +237,7 @@ class StepComputer:
             last_rows += [len(ids) + row for row in rows]
             ids += item.request.tokens[item.start : item.end]
             positions += range(item.start, item.end)
-            segments.append(Segment(item.rows, item.start, item.request.pages))
+            segments.append(Segment(item.rows, item.start, item.request.pages, item.request.adapter))
         meta = self._tables.of_step(segments, gate)
         prefixes = self._sparse.needed_by(work)
         tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
@@ -277,6 +292,12 @@ def _must_hold(work: Work) -> bool:
     """
     grammar = work.request.grammar
     return work.is_chunk and grammar is not None and not grammar.is_ready
+
+
+def _is_ordinary(work: Work) -> bool:
+    """Whether it is computed in the ordinary order alone, whatever tokens its request chooses."""
+    request = work.request
+    return bool(work.is_chunk or request.grammar or request.sparse or request.adapter)
 
 
 def _prompt_rows(work: Work) -> range:

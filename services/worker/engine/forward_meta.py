@@ -26,12 +26,14 @@ class Segment:
     """``rows`` new tokens of one request at positions ``context .. context + rows - 1``.
 
     ``pages`` is its page table (int32): entry i holds tokens ``[i * page_size, (i + 1) * page_size)``. It covers
-    ``context + rows`` tokens at least; further entries are ignored.
+    ``context + rows`` tokens at least; further entries are ignored. ``adapter`` is the digest of the request's LoRA
+    adapter, "" for the base model alone.
     """
 
     rows: int
     context: int
     pages: npt.NDArray[np.int32]
+    adapter: str = ""
 
     @property
     def length(self) -> int:

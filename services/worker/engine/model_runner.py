@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from services.worker.engine.adapters import Adapters, adapting
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
@@ -95,6 +96,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
         self.pool = pool
+        self.adapters = Adapters(model, pool.device)
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
@@ -205,6 +207,11 @@ class ModelRunner:
         return self.pool.device
 
     @property
+    def mixes_adapters(self) -> bool:
+        """Whether the base model's rows get the same bits beside rows of adapters as without them."""
+        return self._fused is None and self._graphs is None
+
+    @property
     def is_exact(self) -> bool:
         """Whether a row has the same bits in any step."""
         return self._operators is not None
@@ -227,7 +234,13 @@ class ModelRunner:
 
         ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
         float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
+
+        Rows of a LoRA adapter take the model's own modules, and so do all others of their step.
         """
+        adapted = self.adapters.rows_of(meta.segments)
+        if adapted:
+            with adapting(adapted):
+                return self._run_modules(ids, positions, self.paged_step(meta), last_rows)
         if self._graphs is not None:
             logits = self._graphs.replay(ids, positions, meta, last_rows)
             if logits is not None:
@@ -266,6 +279,11 @@ class ModelRunner:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
+        return self._run_modules(ids, positions, step, last_rows)
+
+    def _run_modules(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor:
         ids, positions, last_rows = on_device((ids, positions, last_rows), self._device)
         with attending(step):
             output = self._model(

@@ -58,23 +58,27 @@ class PackedLinear(torch.nn.Module):
         return y[:rows].view(shape)
 
 
+def is_packable(weight: torch.Tensor) -> bool:
+    """Whether oneDNN computes with a weight of this type on this device."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return weight.dtype == torch.float32
+
+
 def pack_linears(model: Any) -> int:
     """Replace every plain linear layer of ``model`` whose dtype oneDNN computes in; returns how many.
 
     Weights that are tied to an embedding are copied, all others are moved.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
-    dtypes = {torch.float32}
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        dtypes.add(torch.bfloat16)
-    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        dtypes.add(torch.float16)
     packed = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Not subclasses: they may compute something else.
-            if type(child) is torch.nn.Linear and child.weight.dtype in dtypes:
+            if type(child) is torch.nn.Linear and is_packable(child.weight):
                 setattr(parent, name, PackedLinear(child))
                 packed += 1
     return packed

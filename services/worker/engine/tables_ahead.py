@@ -33,7 +33,7 @@ class TablesAhead:
         """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
         if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
             return
-        after = [Segment(1, segment.length, segment.pages) for segment in segments]
+        after = [Segment(1, segment.length, segment.pages, segment.adapter) for segment in segments]
         if all(segment.length <= len(segment.pages) * self._page_size for segment in after):
             self._ahead = ForwardMeta.build(after, self._page_size, self._device)
 

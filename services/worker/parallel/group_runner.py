@@ -72,6 +72,7 @@ class GroupRunner:
         self.vocab_size = runner.vocab_size
         self.eos_token_ids = runner.eos_token_ids
         self._steps = 0
+        self.mixes_adapters = False  # It serves none.
         self.launcher: None = None  # The other ranks are told the tokens of a step.
         self._restoring: RankRestoring | None = None
 

@@ -62,6 +62,7 @@ class FakeRunner:
     eos_token_ids = (EOS,)
     proofs = NOTHING_TO_PROVE
     launcher: Launcher | None = None
+    mixes_adapters = True
 
     def __init__(self, pages: int = 64) -> None:
         self.pool = DevicePool.create(GEOMETRY, pages, device="cpu", shm_prefix=SHM_PREFIX)
