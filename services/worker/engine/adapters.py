@@ -106,14 +106,14 @@ class Adapters:
         """The rows of each adapter in a step; empty where all rows are the base model's. Raises InvariantViolated for
         an adapter that is not loaded.
         """
+        if not any(segment.adapter for segment in segments):  # Nearly every step.
+            return []
         found: dict[str, list[int]] = {}
         first = 0
         for segment in segments:
             if segment.adapter:
                 found.setdefault(segment.adapter, []).extend(range(first, first + segment.rows))
             first += segment.rows
-        if not found:
-            return []
         missing = [digest for digest in found if digest not in self._loaded]
         if missing:
             raise InvariantViolated(f"adapter {missing[0]} is not loaded")
