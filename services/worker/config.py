@@ -145,7 +145,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         Doc(description="auto reads ahead of sparse prefixes what the next layer may want, where that pays; off never"),
     ] = "auto"
     max_adapters: Annotated[int, Doc(description="LoRA adapters loaded at once; 0: none", ge=0)] = 16
-    max_adapter_rank: Annotated[int, Doc(description="highest rank of an adapter that is loaded", ge=1)] = 64
+    max_adapter_rank: Annotated[int, Doc(description="highest rank of an adapter that is loaded", ge=1, le=512)] = 64
     adapter_bytes: Annotated[int, Doc(description="memory on the model's device for adapters, as float32", ge=1)] = (
         2**30
     )

@@ -5,7 +5,9 @@ of each adapter (the batches of Punica, Chen et al. 2024, and S-LoRA, Sheng et a
 without an adapter are not touched. A and B are kept and applied in float32, as PEFT does, whatever the model's type;
 on a CPU they are packed like the model's own layers, so that a row's result does not depend on the other rows.
 
-Hooks are there only on layers that some loaded adapter adapts, and do nothing in a step without adapters.
+Hooks are there only on layers that some loaded adapter adapts, and do nothing in a step without adapters. The fused
+forward of CPUs calls no modules: its kernels add the terms to the sums that they have
+(:mod:`services.worker.engine.fused.terms`).
 """
 
 from __future__ import annotations
@@ -33,8 +35,17 @@ _PROBE_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankWeights:
+    """A [rank, inputs] and B [outputs, rank] of one layer, float32."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds in one layer."""
+    """What an adapter adds in one layer, where the model's own module computes it."""
 
     a: Callable[[torch.Tensor], torch.Tensor]
     b: Callable[[torch.Tensor], torch.Tensor]
@@ -45,11 +56,15 @@ class LowRank:
         return self.b(self.a(x.float())) * self.scale
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """An adapter in memory; ``terms`` by the name of the module in the model."""
+    """An adapter in memory, by the names of modules in the model: ``weights`` for a forward that computes with them,
+    ``terms`` for modules, one of the two.
+    """
 
     digest: str
+    modules: tuple[str, ...]
+    weights: Mapping[str, LowRankWeights]
     terms: Mapping[str, LowRank]
 
 
@@ -67,8 +82,9 @@ _STEP: ContextVar[Sequence[AdapterRows]] = ContextVar("adapter_rows", default=()
 class Adapters:
     """The adapters of one model. Used by the compute thread, but for :meth:`prepare`."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: Any, device: torch.device, *, are_fused: bool = False) -> None:
+        """``are_fused``: a fused forward adds the terms, and no module has to."""
+        self._model, self._device, self.are_fused = model, device, are_fused
         self._loaded: dict[str, Adapter] = {}
         self._hooks: dict[str, Any] = {}  # By module: how to take its hook away.
 
@@ -79,8 +95,11 @@ class Adapters:
         """Bring an adapter's weights into the form that steps read; from any thread. Raises AdapterRefused where it
         does not fit the model.
         """
-        terms = {module.name: self._term(module, tensors) for module in files.modules}
-        return Adapter(files.digest, terms)
+        weights = {module.name: self._weights(module, tensors) for module in files.modules}
+        if self.are_fused:
+            return Adapter(files.digest, tuple(weights), weights, {})
+        terms = {name: LowRank(_linear(each.a), _linear(each.b), each.scale) for name, each in weights.items()}
+        return Adapter(files.digest, tuple(weights), {}, terms)
 
     def put(self, adapter: Adapter) -> None:
         """Serve an adapter from now on. Raises AdapterRefused, and serves it not, where the model calls one of its
@@ -122,7 +141,7 @@ class Adapters:
             for digest, rows in found.items()
         ]
 
-    def _term(self, module: AdaptedModule, tensors: Mapping[str, torch.Tensor]) -> LowRank:
+    def _weights(self, module: AdaptedModule, tensors: Mapping[str, torch.Tensor]) -> LowRankWeights:
         try:
             linear = self._model.get_submodule(module.name)
         except AttributeError as error:
@@ -137,13 +156,13 @@ class Adapters:
         a, b = (tensors[name].to(self._device, torch.float32) for name in tensor_names(module.name))
         if not bool(torch.isfinite(a).all()) or not bool(torch.isfinite(b).all()):
             raise AdapterRefused(f"weights of {module.name} are not finite")
-        return LowRank(_linear(a), _linear(b), module.scale)
+        return LowRankWeights(a, b, module.scale)
 
     @torch.inference_mode()
     def _check_calls(self, adapter: Adapter) -> None:
-        calls: dict[str, list[tuple[int, ...]]] = {name: [] for name in adapter.terms}
+        calls: dict[str, list[tuple[int, ...]]] = {name: [] for name in adapter.modules}
         hooks = [
-            self._model.get_submodule(name).register_forward_pre_hook(_noting(calls[name])) for name in adapter.terms
+            self._model.get_submodule(name).register_forward_pre_hook(_noting(calls[name])) for name in adapter.modules
         ]
         try:
             rows = torch.arange(1, _PROBE_ROWS + 1, device=self._device)[None]

@@ -22,6 +22,7 @@ from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, lon
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
+from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
@@ -96,7 +97,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
         self.pool = pool
-        self.adapters = Adapters(model, pool.device)
+        self.adapters = Adapters(model, pool.device, are_fused=isinstance(fused, FusedForward))
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
@@ -195,6 +196,7 @@ class ModelRunner:
             if not may_fall_back or is_of_the_machine(error):
                 raise
             self._fused = None
+            self.adapters.are_fused = False
             verification.check(self.forward, pages=pages, page_size=page_size)
             announce_missing("the fused forward", in_one_line(error))
 
@@ -209,7 +211,7 @@ class ModelRunner:
     @property
     def mixes_adapters(self) -> bool:
         """Whether the base model's rows get the same bits beside rows of adapters as without them."""
-        return self._fused is None and self._graphs is None
+        return self._graphs is None and (self._fused is None or isinstance(self._fused, FusedForward))
 
     @property
     def is_exact(self) -> bool:
@@ -235,9 +237,11 @@ class ModelRunner:
         ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
         float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
 
-        Rows of a LoRA adapter take the model's own modules, and so do all others of their step.
+        On a GPU rows of a LoRA adapter take the model's own modules, and so do all others of their step.
         """
         adapted = self.adapters.rows_of(meta.segments)
+        if adapted and isinstance(self._fused, FusedForward):
+            return self._fused.paged(ids, positions, meta, self._backend, last_rows, adapted)
         if adapted:
             with adapting(adapted):
                 return self._run_modules(ids, positions, self.paged_step(meta), last_rows)

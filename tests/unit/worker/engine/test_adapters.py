@@ -126,9 +126,13 @@ def test_other_families_are_adapted(
     assert sequence.output == tokens
 
 
-def test_rows_of_the_base_model_keep_their_bits(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_rows_of_the_base_model_keep_their_bits(
+    load_runner: LoadRunner, adapter: Callable[..., Path], forward: Any, dtype: str
+) -> None:
     """Beside rows of adapters the base model's logits are those that it has alone, and without any adapter loaded."""
-    runner = load_runner("llama", forward="portable")
+    runner = load_runner("llama", forward=forward, dtype=dtype)
     prompt = random_prompt(21, 5)
     tables = page_tables(runner, [40] * 3, seed=1)
     before = Sequence(prompt, tables[0], "")
@@ -142,11 +146,15 @@ def test_rows_of_the_base_model_keep_their_bits(load_runner: LoadRunner, adapter
     assert torch.equal(torch.stack(before.logits), torch.stack(beside.logits))
 
 
-def test_rows_of_an_adapter_do_not_depend_on_their_batch(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_rows_of_an_adapter_do_not_depend_on_their_batch(
+    load_runner: LoadRunner, adapter: Callable[..., Path], forward: Any, dtype: str
+) -> None:
     """An adapter's logits have the same bits alone and beside the base model and another adapter."""
-    runner = load_runner("llama", forward="portable")
+    runner = load_runner("llama", forward=forward, dtype=dtype)
     digest = load_into(runner, adapter("llama"))
-    other = load_into(runner, adapter("llama", seed=9))
+    other = load_into(runner, adapter("llama", seed=9, rank=17, targets=(*ATTENTION, *MLP)))
     tables = page_tables(runner, [40] * 4, seed=1)
     prompt = random_prompt(21, 5)
     alone, beside = Sequence(prompt, tables[0], digest), Sequence(prompt, tables[1], digest)
@@ -155,6 +163,44 @@ def test_rows_of_an_adapter_do_not_depend_on_their_batch(load_runner: LoadRunner
     generate(runner, [beside, Sequence(random_prompt(13, 1), tables[2], ""), Sequence(prompt, tables[3], other)])
 
     assert torch.equal(torch.stack(alone.logits), torch.stack(beside.logits))
+
+
+def test_threads_and_chunks_change_no_bit(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+    """Threads share rows where there are few, and a prompt may come in any pieces of several tokens."""
+    runner = load_runner("llama", forward="fused")
+    digest = load_into(runner, adapter("llama", targets=(*ATTENTION, *MLP)))
+    found = []
+    for threads, chunk in ((1, 9), (3, 9), (2, 9)):
+        sequence = Sequence(random_prompt(21, 5), page_tables(runner, [40], seed=threads)[0], digest)
+        torch.set_num_threads(threads)
+        try:
+            generate(runner, [sequence], chunk=chunk)
+        finally:
+            torch.set_num_threads(1)
+        found.append(torch.stack(sequence.logits))
+
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_forwards_compute_the_same_terms(
+    load_runner: LoadRunner, adapter: Callable[..., Path], dtype: str
+) -> None:
+    """But for where they round; the terms are as large as what they are added to."""
+    folder, prompt = adapter("llama", targets=(*ATTENTION, *MLP)), random_prompt(30, 5)
+    found = []
+    for forward in FORWARDS:
+        runner = load_runner("llama", forward=forward, dtype=dtype)
+        digest = load_into(runner, folder)
+        pages = page_tables(runner, [30], seed=2)[0]
+        for name in ("", digest):
+            meta = ForwardMeta.build([Segment(30, 0, pages, name)], runner.geometry.page_size, "cpu")
+            found.append(runner.forward(torch.tensor(prompt), torch.arange(30), meta, torch.arange(30)))
+    fused_base, fused, portable_base, portable = found
+
+    rounding = (fused_base - portable_base).abs().mean()
+    assert (fused - portable).abs().mean() < 3 * rounding + 1e-5
+    assert (fused - fused_base).abs().mean() > 5 * rounding
 
 
 def test_patterns_give_modules_ranks_and_alphas(
@@ -178,7 +224,7 @@ def test_patterns_give_modules_ranks_and_alphas(
 
 def test_dropped_adapter_leaves_the_model_as_it_was(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
     """Without adapters no module has a hook, and rows of one that is gone are an error."""
-    runner = load_runner("llama")
+    runner = load_runner("llama", forward="portable")
     first, second = (load_into(runner, adapter("llama", seed=seed)) for seed in (1, 2))
     runner.adapters.drop(first)
     hooked = [module for module in runner.model.modules() if module._forward_hooks]
