@@ -213,8 +213,10 @@ async def test_tenants_share_an_adapter_and_no_kv(models: Models, nats_server: N
 
 async def test_chats_stream_from_an_adapter(models: Models, nats_server: NatsServer) -> None:
     """OpenAI's client asks by name, and every API says whose answer it is."""
-    async with running_cell(nats_server.url, models.checkpoint, gateway_settings={"adapter": models.flags}) as cell:
-        client = AsyncOpenAI(api_key="none", base_url=f"{cell.base_url}/v1", http_client=cell.http)
+    async with (
+        running_cell(nats_server.url, models.checkpoint, gateway_settings={"adapter": models.flags}) as cell,
+        AsyncOpenAI(base_url=f"{cell.base_url}/v1", api_key="none", max_retries=0) as client,
+    ):
         messages: Any = [{"role": "user", "content": "the sea"}]
         stream = await client.chat.completions.create(
             model=ONE, messages=messages, max_tokens=8, temperature=0, stream=True

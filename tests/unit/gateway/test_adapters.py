@@ -130,8 +130,7 @@ async def test_an_adapter_that_went_meanwhile_is_not_found() -> None:
 
 async def test_prefixes_of_adapters_are_read_whole() -> None:
     """Who asks otherwise is refused; a default of the deployment is not applied."""
-    settings = {"importance": "on", "importance_ratio": 0.5}
-    async with running_gateway(says("deep"), **settings) as harness:
+    async with running_gateway(says("deep"), importance="on", importance_ratio=0.5) as harness:
         await hear(harness, TUNED)
         body = {"model": "tuned", "prompt": "sea"}
         fine = await harness.client.post("/v1/completions", json=body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -192,7 +193,7 @@ def test_a_group_and_exact_mode_say_why_they_serve_none(runner: ModelRunner, mon
     """Their workers join all the same."""
     config, inbox = WorkerConfig(model="m"), Inbox()
     asked = AttachAdapter(attach_id=1, digest="1" * 32, path="folder")
-    for made, reason in ((FakeRunner(), "a tensor-parallel group"), (runner, "--exact")):
+    for made, reason in ((cast("Any", FakeRunner()), "a tensor-parallel group"), (runner, "--exact")):
         monkeypatch.setattr(ModelRunner, "is_exact", True)
         own = make_adapters(config, made, inbox)
         own.attach(asked)

@@ -78,7 +78,8 @@ def decided(model: Any, seed: int) -> tuple[list[int], list[int]]:
 @pytest.fixture(scope="module")
 def adapter(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Adapters by family, made once for each set of settings."""
-    folder, made = tmp_path_factory.mktemp("adapters"), {}
+    folder = tmp_path_factory.mktemp("adapters")
+    made: dict[str, Path] = {}
 
     def make(family: str, **settings: Any) -> Path:
         key = repr((family, sorted(settings.items())))
