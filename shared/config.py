@@ -102,7 +102,7 @@ def _convert(name: str, kind: Any, value: Any) -> Any:
     if isinstance(value, str):
         if name.endswith(("_bytes", "_bytes_per_s")):
             value = parse_bytes(value)
-        elif typing.get_origin(bare) is tuple:
+        elif is_list(kind):
             value = [part.strip() for part in value.split(",") if part.strip()]
         elif bare is bool:
             lowered = value.lower()
@@ -251,6 +251,26 @@ def misspelt(
     return faults
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a setting of type ``kind`` has several values, separated by commas."""
+    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    return typing.get_origin(bare) is tuple
+
+
+class _Joined(argparse.Action):
+    """Values of a flag that is given several times, as one text."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
 def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
     """Add one optional flag per field of ``kind``, and ``--config``. Values stay text; ``load`` converts them."""
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
@@ -260,7 +280,9 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> No
 def add_fields(
     parser: argparse._ActionsContainer, kind: type[msgspec.Struct], names: Collection[str] | None = None
 ) -> None:
-    """Add one optional flag per field of ``kind``, or per field in ``names``. Values stay text."""
+    """Add one optional flag per field of ``kind``, or per field in ``names``. Values stay text; a flag with several of
+    them may be given several times.
+    """
     for field in msgspec.structs.fields(kind):
         if names is not None and field.name not in names:
             continue
@@ -269,6 +291,7 @@ def add_fields(
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,
+            action=_Joined if is_list(field.type) else "store",
             help=(description + default).replace("%", "%%"),
         )
     added = [field.name for field in msgspec.structs.fields(kind) if names is None or field.name in names]

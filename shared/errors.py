@@ -9,6 +9,7 @@
     │   ├── PayloadTooLarge      413
     │   ├── NotAuthenticated     401
     │   ├── NotFound             404  unknown model, route or request
+    │   ├── AdapterRefused       400  this LoRA adapter cannot be served exactly; says why
     │   └── DuplicateRequest     409
     ├── CapacityError        nobody's fault; retry later (Retry-After)
     │   ├── QueueFull            429
@@ -80,6 +81,10 @@ class NotAuthenticated(CallerError):
 
 class NotFound(CallerError):
     code, status, kind = "not_found", 404, "not_found_error"
+
+
+class AdapterRefused(CallerError):
+    code = "adapter_refused"
 
 
 class DuplicateRequest(CallerError):

@@ -71,6 +71,11 @@ def split_digests(packed: bytes) -> list[bytes]:
     return [packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES)]
 
 
+def is_digest(text: str) -> bool:
+    """Whether a text is a digest in hex digits, as namespaces are."""
+    return len(text) == 2 * DIGEST_BYTES and not text.strip("0123456789abcdef")
+
+
 def new_id(prefix: str) -> str:
     """A fresh random identity such as ``req-3f…`` for edges; never called in a core."""
     return f"{prefix}-{secrets.token_hex(8)}"

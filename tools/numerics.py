@@ -27,6 +27,7 @@ SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/kernels/*.py",
     "services/worker/kernels/exact/*.py",
     "services/worker/engine/*attention*.py",
+    "services/worker/engine/adapters.py",
     "services/worker/engine/fused/*.py",
     "services/worker/engine/fused_gpu/*.py",
     "services/worker/engine/chunks.py",
@@ -47,6 +48,7 @@ SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/parallel/shared_linears.py",
     "services/worker/restore/first_layers.py",
     "services/worker/restore/projection.py",
+    "shared/adapters.py",
 )
 LIBRARIES = ("flashinfer-python", "torch", "transformers", "triton")
 PROJECT = "pyproject.toml"

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from shared.errors import InvalidRequest, NotAuthenticated, ThermoclineError
 
-ADMIN_PREFIXES = ("/v1/cache", "/v1/cell")
+ADMIN_PREFIXES = ("/v1/cache", "/v1/cell", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 REQUESTS_PREFIX = "/v1/requests"
 ADMIN_HEADER = "x-admin-key"
 
@@ -43,6 +43,6 @@ def check_admin(headers: Headers, admin_key: str) -> None:
 
 
 def _closed() -> ThermoclineError:
-    error = InvalidRequest("the cache's administration is off: this gateway has no --admin-key", code="admin_disabled")
+    error = InvalidRequest("the administration is off: this gateway has no --admin-key", code="admin_disabled")
     error.status, error.kind = 403, "permission_error"
     return error

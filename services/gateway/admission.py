@@ -14,7 +14,7 @@ from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS, ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
 from services.gateway.openai_schema.sampling import IMPORTANCE_FIELDS, REFUSED_FIELDS, CacheOptions, SamplingFields
-from shared.errors import ContextTooLong, InvalidRequest, NotFound
+from shared.errors import ContextTooLong, InvalidRequest
 from shared.importance import METRICS
 from shared.messages.requests import CacheHints, Grammar, Importance, SamplingParams
 from shared.packed_tokens import PackedTokens
@@ -24,16 +24,6 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions.
 _SEED_MASK = 2**63 - 1
 
 T = TypeVar("T")
-
-
-def check_model(requested: str | None, served: str) -> None:
-    """A request may leave the model out; another name than the served one is an error."""
-    if requested is not None and requested != served:
-        raise NotFound(
-            f"The model {requested!r} does not exist here; this cell serves {served!r}.",
-            param="model",
-            code="model_not_found",
-        )
 
 
 def check_common(fields: SamplingFields) -> None:

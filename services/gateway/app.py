@@ -16,6 +16,7 @@ from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import install_openapi
 from services.gateway.request_spans import TracedApp
+from services.gateway.routes.adapters import adapters_router
 from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
@@ -54,6 +55,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         models_router,
         tokenization_router,
         operations_router,
+        adapters_router,
         cache_router,
         cell_router,
         requests_router,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from services.gateway import metrics
+from services.gateway.adapter_start import StartAdapters, start_adapters
 from services.gateway.app import build_app
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
@@ -125,6 +126,7 @@ def compose(
     incarnation: str,
     fidelity: FidelityRules,
     callers: Callers,
+    adapters: StartAdapters | None = None,
     tracer: Tracer | None = None,
     tls: ServerTls | None = None,
 ) -> Gateway:
@@ -156,12 +158,13 @@ def compose(
         fidelity=fidelity,
         callers=callers,
         recent=recent,
-        explainer=Explainer(bus, recent, facts.name, tokenizer, callers),
+        explainer=Explainer(bus, recent, tokenizer, callers),
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
         kept=KeptResponses(bus, tokenizer.run),
         said=SaidArguments(),
         grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
         turns=turns_of(config, bus, tokenizer),
+        adapters=adapters or StartAdapters(),
         tracer=tracer,
         tls=tls,
         reports=reports,
@@ -199,6 +202,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
             cache_dir=config.cache_dir,
         )
         fidelity = await life.in_thread(fidelity_rules, config, facts.fingerprint)
+        adapters = await life.in_thread(start_adapters, config.adapter, facts.name)
         with progress.phase("loading the tokenizer"):
             plain = config.special_tokens_in_content == "text"
             tokenizer = await life.in_thread(
@@ -210,7 +214,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
             )
         bus = await connect_with(config, f"gateway {config.id}")
         try:
-            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer, tls)
+            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, adapters, tracer, tls)
             with _measured(gateway), contextlib.closing(gateway.grammars):
                 serve_metrics(config.metrics_port, config.metrics_host)
                 if config.tenants:

@@ -127,7 +127,7 @@ class CacheCalls:
 
     async def pin(self, order: PinPrefix) -> PinStatus:
         """Set a pin; returns what it holds once it is folded. Raises PinRefused."""
-        await self._fold(order, new_id(f"pin-{order.pin_id}"))
+        await self.fold(order, new_id(f"pin-{order.pin_id}"))
         found = next((pin for pin in await self.pins() if pin.pin_id == order.pin_id), None)
         if found is None:
             raise PinRefused("the cell holds as many pins as it may, or the time of this one is over already")
@@ -139,7 +139,7 @@ class CacheCalls:
         """Let go of a pin. Raises NotFound when there is none of this name."""
         if all(pin.pin_id != pin_id for pin in await self.pins()):
             raise NotFound(f"there is no pin {pin_id!r}", code="pin_not_found")
-        await self._fold(UnpinPrefix(pin_id=pin_id), new_id(f"unpin-{pin_id}"))
+        await self.fold(UnpinPrefix(pin_id=pin_id), new_id(f"unpin-{pin_id}"))
 
     async def flush(self, tiers: Sequence[str], namespace: str = "") -> Flushed:
         """Drop what nothing uses from ``tiers``, and wait until the disks are through with it or ``drop_s`` is over.
@@ -148,7 +148,7 @@ class CacheCalls:
         """
         before = await self.status()
         call_id = new_id("flush")
-        after = await self._fold(FlushCache(call_id=call_id, tiers=tuple(tiers), namespace=namespace), call_id)
+        after = await self.fold(FlushCache(call_id=call_id, tiers=tuple(tiers), namespace=namespace), call_id)
         if "disk" in tiers:
             after = await self._quiet(after)
         return Flushed(
@@ -187,7 +187,7 @@ class CacheCalls:
             who = subject.removeprefix("tc.rpc.").rpartition(".")[0].replace(".", " ")
             raise Unavailable(f"the {who} does not answer: {error.message}", retry_after_ms=RETRY_AFTER_MS) from error
 
-    async def _fold(self, order: Input, message_id: str) -> CellStatus:
+    async def fold(self, order: Input, message_id: str) -> CellStatus:
         """Store an order and wait until the scheduler has folded it; the status after it."""
         try:
             seq = await self.bus.append(subjects.cell_input(), encode(order), message_id=message_id)

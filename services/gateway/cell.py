@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.gateway.context_limit import ContextLimit
-from shared.messages.status import CellStatus, Degradation
+from shared.messages.status import AdapterStatus, CellStatus, Degradation
 
 FRESH_S = 3.0
 """The scheduler says its status twice a second; after six missed ones it counts as away."""
@@ -69,6 +69,14 @@ class CellView:
         if status.page_bytes and status.max_context in pools:
             return ContextLimit(own, status.max_context, status.page_size, status.page_bytes)
         return ContextLimit(status.max_context)  # Workers take less of the model than this gateway read of it.
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        """LoRA adapters that may be asked for, loaded or about to be, as far as this gateway has heard."""
+        return self.status.adapters if self.status is not None else ()
+
+    def adapter(self, name: str) -> AdapterStatus | None:
+        """The adapter of this name."""
+        return next((adapter for adapter in self.adapters() if adapter.name == name), None)
 
     def worker_ids(self) -> list[str]:
         return [worker.worker_id for worker in self.status.workers] if self.status is not None else []

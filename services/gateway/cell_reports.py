@@ -125,7 +125,7 @@ class CellReports:
                     cell=self._cell,
                     gateway=self._gateway_id,
                     incarnation=self._incarnation,
-                    models=self._models,
+                    models=(*self._models, *(adapter.name for adapter in self._view.adapters())),
                     workers=len(status.workers) if status else 0,
                     running=status.running if status else 0,
                     queued=status.queued if status else 0,

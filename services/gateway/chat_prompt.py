@@ -36,9 +36,9 @@ class _Rendered:
 
 async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -> int:
     """Tokens of the prompt, once its fields are checked and its caller's limit has them. Raises as a chat does."""
-    admission.check_model(request.model, gateway.facts.name)
+    model = gateway.model(request.model)
     admission.check_chat(request)
-    namespace = gateway.namespace(account.tenant, request.cache_salt)
+    namespace = gateway.namespace(account.tenant, request.cache_salt, model.adapter)
     tokens = await tokenize_chat(gateway, request, namespace=namespace)
     account.spend_tokens(len(tokens))
     return len(tokens)

@@ -28,6 +28,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         str, Meta(description="name of this cell, for routers: then its heads and load are told to them; empty is none")
     ] = ""
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
+    adapter: Annotated[
+        tuple[str, ...], Meta(description="NAME=DIR: a LoRA adapter to load at the start; several: again, or by commas")
+    ] = ()
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
     api_keys_file: Annotated[
         str, Meta(description="file with further keys of that kind, one a line, which no list of processes shows")

@@ -33,11 +33,10 @@ _log = logs.get_logger("gateway.explaining")
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """``model`` is the served name. Where the scheduler does not answer, explanations say less and are still true."""
+    """Where the scheduler does not answer, explanations say less and are still true."""
 
     bus: Bus
     recent: RecentRequests
-    model: str
     tokenizer: Tokenizer
     callers: Callers
 
@@ -50,7 +49,6 @@ class Explainer:
         return [
             explain(
                 request,
-                self.model,
                 now_s,
                 self.tokenizer.decode,
                 is_admin=is_admin,

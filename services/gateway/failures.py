@@ -22,11 +22,16 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 NOTICE_CODES: dict[str, type[ThermoclineError]] = {"context_too_long": ContextTooLong, "no_capacity": Unavailable}
 """Codes of notices that are no code of ``shared.errors``."""
 
+MODEL_NOT_FOUND = "model_not_found"
+"""Code of a notice for an adapter that went while its request was on the way."""
+
 DEFAULT_RETRY_AFTER_MS = 1_000
 
 
 def error_of_notice(notice: RequestFailed) -> ThermoclineError:
     """The typed error that a scheduler's refusal means."""
+    if notice.code == MODEL_NOT_FOUND:
+        return NotFound(notice.message, param="model", code=notice.code)
     special = NOTICE_CODES.get(notice.code)
     if special is not None:
         return special(notice.message, retry_after_ms=notice.retry_after_ms)

@@ -29,17 +29,21 @@ class FidelityRules:
     default_ratio: float = 0.0
     ratio_by_tenant: Mapping[str, float] = field(default_factory=dict)
 
-    def importance(self, asked: CacheOptions, *, is_scored: bool, tenant: str) -> Importance | None:
+    def importance(
+        self, asked: CacheOptions, *, is_scored: bool, tenant: str, is_adapted: bool = False
+    ) -> Importance | None:
         """What a request may load; None is everything. ``asked`` is consistent (``admission.check_cache``).
 
-        ``is_scored``: the caller wants logprobs of the prompt, for which all of it is computed. Raises InvalidRequest
+        ``is_scored``: the caller wants logprobs of the prompt, for which all of it is computed. ``is_adapted``: it asks
+        for a LoRA adapter, whose queries nothing chooses by. Raises InvalidRequest
         when the caller asked for what is not allowed. A default that cannot be applied is no reason to refuse.
         """
         if asked.fidelity == "exact":
             return None
         default = self.ratio_by_tenant.get(tenant, self.default_ratio)
         if asked.fidelity is None:
-            return self._with_ratio(default, asked) if default and asked.read and not is_scored else None
+            is_applied = default and asked.read and not is_scored and not is_adapted
+            return self._with_ratio(default, asked) if is_applied else None
         if self.mode == "off":
             raise InvalidRequest(
                 "this deployment loads prefixes exactly; its operator can allow loading by importance with "
@@ -50,6 +54,10 @@ class FidelityRules:
         if is_scored:
             raise InvalidRequest(
                 "logprobs of the prompt are computed from all of it, so fidelity must be exact", param="cache.fidelity"
+            )
+        if is_adapted:
+            raise InvalidRequest(
+                "prefixes of an adapter are read whole, so fidelity must be exact", param="cache.fidelity"
             )
         ratio = asked.ratio if asked.ratio is not None else default
         if not ratio:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.adapter_start import StartAdapters
 from services.gateway.body import Bodies
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
@@ -27,10 +28,21 @@ from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns.turns import Turns
 from shared.bus.protocol import Bus
-from shared.errors import Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.ids import namespace_digest
 from shared.messages.status import Degradation
 from shared.tracing import Tracer
+
+_NAMED = 8
+"""Adapters that a refusal names at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request asks for: the base model, or a LoRA adapter beside it by the digest of its files."""
+
+    name: str
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class Gateway:
     said: SaidArguments
     grammars: GrammarChecks
     turns: Turns
+    adapters: StartAdapters
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None
@@ -68,9 +81,24 @@ class Gateway:
         self.dispatcher.check_open()
         self.slots.check(1)
 
-    def namespace(self, tenant: Tenant, cache_salt: str | None) -> str:
-        """Where KV of this tenant's requests with this salt of their own is kept and found."""
-        return namespace_digest(self.facts.fingerprint, tenant_salt=tenant.salt, salt=cache_salt or "")
+    def model(self, requested: str | None) -> ServedModel:
+        """What is meant by the name of a model; without one, the base model. Raises NotFound."""
+        if requested is None or requested == self.facts.name:
+            return ServedModel(self.facts.name)
+        adapter = self.cell.adapter(requested)
+        if adapter is None:
+            raise NotFound(
+                f"The model {requested[:128]!r} does not exist here; this cell serves {self.facts.name!r}"
+                + "".join(f", {each.name!r}" for each in self.cell.adapters()[:_NAMED])
+                + ".",
+                param="model",
+                code="model_not_found",
+            )
+        return ServedModel(requested, adapter.digest)
+
+    def namespace(self, tenant: Tenant, cache_salt: str | None, adapter: str = "") -> str:
+        """Where KV of this tenant's requests with this adapter and this salt of their own is kept and found."""
+        return namespace_digest(self.facts.fingerprint, adapter=adapter, tenant_salt=tenant.salt, salt=cache_salt or "")
 
     @property
     def context_limit(self) -> ContextLimit:
@@ -93,6 +121,7 @@ class Gateway:
         if self.tls is not None:
             faults.append(("certificate", self.tls.fault, "--tls-cert"))
         told = [(what, f"the earlier one is in force: {fault}", setting) for what, fault, setting in faults if fault]
+        told += [(f"adapter {name}", fault, "--adapter") for name, fault in self.adapters.faults(self.cell)]
         if self.turns.fault:
             told.append(
                 ("answers", f"they are not shared with other gateways: {self.turns.fault}", "--answer-lookup-ms")
@@ -103,4 +132,5 @@ class Gateway:
         )
 
     def reasons_not_ready(self) -> list[str]:
-        return self.cell.reasons_not_ready(self.clock(), is_connected=self.bus.is_connected)
+        reasons = self.cell.reasons_not_ready(self.clock(), is_connected=self.bus.is_connected)
+        return reasons + self.adapters.reasons_not_ready(self.cell)

@@ -29,18 +29,20 @@ _described: dict[str, type[msgspec.Struct]] = {}
 
 def describes(
     request: type[msgspec.Struct] | None,
-    response: type[msgspec.Struct],
+    response: type[msgspec.Struct] | None,
     *,
     streams: type[msgspec.Struct] | Sequence[type[msgspec.Struct]] | None = None,
     errors: type[msgspec.Struct] = ErrorResponse,
     query: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events, whose data is this, or
-    one of these. ``errors`` is the body of every error.
+    one of these; without a ``response`` the answer is a sentence. ``errors`` is the body of every error.
 
     ``query`` says what each parameter of its query string means; all may be left out.
     """
-    content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if response is not None:
+        content = {"application/json": {"schema": _reference(response)}}
     if streams is not None:
         kinds = [streams] if isinstance(streams, type) else streams
         references = [_reference(kind) for kind in kinds]

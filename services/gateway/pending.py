@@ -108,8 +108,10 @@ class Choice:
 class Generation:
     """The choices of one HTTP request."""
 
-    def __init__(self, choices: Sequence[Choice], *, is_streaming: bool = False) -> None:
+    def __init__(self, choices: Sequence[Choice], *, is_streaming: bool = False, model: str = "") -> None:
+        """``model`` is the name that was asked for, as answers tell it."""
         self.choices = list(choices)
+        self.model = model
         self.is_streaming = is_streaming
         self.abandoned: ThermoclineError | None = None
         self._touched: dict[int, None] = {}  # A dictionary, since it keeps its order.

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from services.gateway.accounts import OPEN, Account
 from services.gateway.admission import sampling_params
 from services.gateway.disconnect import DisconnectWatch
-from services.gateway.gateway import Gateway
+from services.gateway.gateway import Gateway, ServedModel
 from services.gateway.openai_schema.cache import PrewarmedPrompt
 from services.gateway.openai_schema.completions import CompletionRequest
 from services.gateway.openai_schema.errors import error_detail
@@ -32,6 +32,7 @@ class Warming:
     """A prompt to warm, for requests of this tenant."""
 
     tokens: Sequence[int]
+    model: ServedModel
     cache_salt: str | None = None
     tenant: Tenant = OPEN
 
@@ -87,6 +88,7 @@ def _generation(gateway: Gateway, account: Account, prompt: Warming) -> Generati
     return make_generation(
         gateway,
         fields,
+        model=prompt.model,
         answer_id=new_id("prewarm"),
         account=account,
         received_ns=gateway.wall_ns(),

@@ -54,6 +54,7 @@ class RecentRequest:
     namespace: str
     tenant: str
     endpoint: str
+    model: str
     prompt_tokens: int
     position: int
     choice: Choice | None
@@ -100,6 +101,7 @@ class RecentRequests:
                 namespace=request.namespace,
                 tenant=request.tenant,
                 endpoint=endpoint,
+                model=generation.model,
                 prompt_tokens=request.prompt_tokens,
                 position=choice.position,
                 choice=choice,

@@ -16,7 +16,7 @@ from services.gateway.admission import cache_hints, check_priority, derive_seed
 from services.gateway.cache_hints import returns_in_ms, session_lease, with_leases
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
-from services.gateway.gateway import Gateway
+from services.gateway.gateway import Gateway, ServedModel
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
@@ -33,6 +33,7 @@ def make_generation(
     gateway: Gateway,
     fields: SamplingFields,
     *,
+    model: ServedModel,
     answer_id: str,
     account: Account,
     trace: str = "",
@@ -47,18 +48,21 @@ def make_generation(
     ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`), and
     ``leases`` are what breakpoints in the only prompt ask for.
 
-    Raises InvalidRequest for a fidelity that this deployment does not allow.
+    Raises InvalidRequest for a fidelity that this deployment or an adapter does not allow.
     """
     count = fields.n or 1
     tenant = account.tenant
-    namespace, quota = gateway.namespace(tenant, fields.cache_salt), tenant.quota()
+    namespace, quota = gateway.namespace(tenant, fields.cache_salt, model.adapter), tenant.quota()
     priority = check_priority(fields.priority, tenant.max_priority)
     choices = []
     for prompt, (tokens, params) in enumerate(prompts):
         packed = pack_int32(tokens)
         is_scored = params.prompt_logprobs is not None
         importance = gateway.fidelity.importance(
-            fields.cache or CacheOptions(), is_scored=is_scored, tenant=account.name
+            fields.cache or CacheOptions(),
+            is_scored=is_scored,
+            is_adapted=bool(model.adapter),
+            tenant=account.name,
         )
         hints = cache_hints(fields, params, importance)
         asked = (*leases, *session_lease(fields, len(tokens), prompt))
@@ -81,10 +85,11 @@ def make_generation(
                 quota=quota,
                 trace=trace,
                 received_ns=received_ns,
+                adapter=model.adapter,
             )
             reply = new_reply(request.request_id) if new_reply is not None else None
             choices.append(Choice(request, position, prompt, gateway.clock(), reply))
-    return Generation(choices, is_streaming=bool(fields.stream))
+    return Generation(choices, is_streaming=bool(fields.stream), model=model.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class GatewayShell:
                 beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation, degraded=gateway.own_degraded)
             )
             group.create_task(gateway.dispatcher.outbox.run())
+            group.create_task(gateway.adapters.tell(gateway.bus))
             group.create_task(gateway.turns.run())
             group.create_task(self._sweep())
             group.create_task(gateway.callers.watch())

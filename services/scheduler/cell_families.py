@@ -91,6 +91,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("workers", "Joined workers", (), _one(lambda status: len(status.workers))),
     ("storages", "Joined storages", (), _one(lambda status: len(status.storages))),
     (
+        "adapter_workers",
+        "Workers that have a LoRA adapter, by its name",
+        ("adapter",),
+        lambda status: [((adapter.name,), len(adapter.workers)) for adapter in status.adapters],
+    ),
+    (
         "degraded",
         "What processes were asked for and do not have now; /health/ready says why",
         ("component", "what"),
@@ -193,6 +199,8 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("bundle_hits", "bundle_hits", "Requests that joined a load of another in their batch", 1),
     ("requests_put_aside", "requests_put_aside", "Requests put aside because a batch was loading-bound", 1),
     ("requests_stolen", "requests_stolen", "Waiting requests that an idle worker took over", 1),
+    ("adapter_loads", "adapters_attached", "LoRA adapters that a worker has loaded", 1),
+    ("adapter_load_failures", "adapters_failed", "LoRA adapters that a worker could not load", 1),
     ("batches", "batches_planned", "Batches sent", 1),
     ("batches_loading_bound", "batches_loading_bound", "Batches that load for longer than they compute", 1),
     ("prefill_planned_tokens", "prefill_tokens_planned", "Prompt tokens planned to be computed", 1),

@@ -68,6 +68,7 @@ def admit(
         lent_tokens=order.lent_tokens,
         sparse=order.sparse,
         leases=order.leases,
+        adapter=order.adapter,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(tokens)),
     )
@@ -88,6 +89,8 @@ def _fault(order: AdmitRequest, tokens: np.ndarray, pages: np.ndarray, limits: M
         return f"a page is outside the pool of {limits.pages}"
     if len(pages) * limits.page_size < len(tokens):
         return f"{len(pages)} pages do not hold {len(tokens)} tokens"
+    if order.adapter and (order.sparse is not None or order.hidden_lease is not None):
+        return "KV of an adapter is neither read in part nor restored from hidden states"
     if order.sparse is not None:
         return sparse_fault(order, order.sparse, pages, limits.page_size, limits.pages)
     return ""

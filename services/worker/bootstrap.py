@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from services.worker import metrics as measures
+from services.worker.adapter_loading import AdapterBounds, AdapterLoading, NoAdapters, WorkerAdapters
 from services.worker.admission import ModelLimits
 from services.worker.answer_grammars import AnswerGrammars
 from services.worker.bubble import Pace
@@ -194,6 +195,18 @@ def proposal_tokens(config: WorkerConfig, runner: Runner) -> int:
     return 0 if runner.lookup_obstacle else config.prompt_lookup_tokens
 
 
+def make_adapters(config: WorkerConfig, runner: Runner, inbox: Inbox) -> AdapterLoading:
+    """What loads LoRA adapters beside this worker's model, or says why there are none."""
+    if not isinstance(runner, ModelRunner):
+        return NoAdapters("a tensor-parallel group serves no adapters yet")
+    if runner.is_exact:
+        return NoAdapters("--exact was not proven with adapters")
+    if runner.states or runner.attends_itself:
+        return NoAdapters("a model that carries states or attends by code of its own is not computed row by row")
+    bounds = AdapterBounds(config.max_adapters, config.max_adapter_rank, config.adapter_bytes)
+    return WorkerAdapters(runner.adapters, bounds, inbox.wake)
+
+
 def make_executor(
     identity: WorkerIdentity,
     runner: Runner,
@@ -209,12 +222,14 @@ def make_executor(
     rows: StepRows | None = None,
     grammars: AnswerGrammars | None = None,
     lookup_tokens: int = 0,
+    adapters: AdapterLoading | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
     """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
     passes, ``grammars`` are followed in threads by default. ``lookup_tokens`` bounds proposals of prompt lookup; 0:
-    there are none.
+    there are none. Without ``adapters`` none are served.
     """
+    adapters = adapters or NoAdapters("this worker serves no adapters")
     geometry = runner.geometry
     limits = ModelLimits(
         page_size=geometry.page_size,
@@ -228,7 +243,7 @@ def make_executor(
     grammars = grammars or AnswerGrammars(
         vocabulary.tokenizer_json, limits.vocab_size, limits.eos_token_ids, inbox.wake
     )
-    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars)
+    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse, grammars, adapters.serves)
     computer = StepComputer(runner, sparse, rows=rows)
     passes = Passes(
         computer,
@@ -256,6 +271,7 @@ def make_executor(
         lookup=PromptLookup(lookup_tokens, saving, weight_bytes=runner.model_bytes, token_bytes=geometry.token_bytes)
         if lookup_tokens
         else None,
+        adapters=adapters,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,
@@ -339,6 +355,7 @@ def make_shell(
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
         lookup_tokens=proposal_tokens(config, runner),
+        adapters=make_adapters(config, runner, inbox),
     )
     return WorkerShell(
         config,

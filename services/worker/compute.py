@@ -69,6 +69,10 @@ class Runner(PassRunner, Protocol):
     def attention(self) -> AttentionBackend: ...
 
     @property
+    def mixes_adapters(self) -> bool:
+        """Whether rows of LoRA adapters may share a pass with the base model's, whose bits stay what they are."""
+
+    @property
     def launcher(self) -> Launcher | None:
         """None where the host chooses the tokens of a step before there can be a next one."""
 
@@ -147,9 +151,20 @@ class StepComputer:
     def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
         computed = [Computed(item.with_fewer(self._rows.at_most(item.rows))) for item in work]
         last_pieces = [self._compute_early_pieces(one, gate, saved) for one in computed]
-        for part in self._rows.parts([piece.rows for piece in last_pieces]):
-            self._launch_together(computed[part], last_pieces[part], gate, saved)
+        for places in self._mixtures(last_pieces):
+            ones, pieces = [computed[place] for place in places], [last_pieces[place] for place in places]
+            for part in self._rows.parts([piece.rows for piece in pieces]):
+                self._launch_together(ones[part], pieces[part], gate, saved)
         return computed
+
+    def _mixtures(self, work: Sequence[Work]) -> list[Sequence[int]]:
+        """Places of ``work`` that may be computed together: all, or where the base model's rows would take another way
+        beside those of adapters, these and those.
+        """
+        adapted = [place for place, item in enumerate(work) if item.request.adapter]
+        if not 0 < len(adapted) < len(work) or self._runner.mixes_adapters:
+            return [range(len(work))]
+        return [[place for place, item in enumerate(work) if not item.request.adapter], adapted]
 
     def _launch_together(
         self, computed: Sequence[Computed], last_pieces: Sequence[Work], gate: LayerGate | None, saved: SavedStep
@@ -195,7 +210,7 @@ class StepComputer:
         launcher = self._runner.launcher
         if launcher is None or not 0 < len(work) == self._rows.at_most(len(work)):
             return None
-        if any(item.is_chunk or item.request.grammar or item.request.sparse for item in work):
+        if any(_is_ordinary(item) for item in work):
             return None
         rows = [self._sample_row(item, None) for item in work]
         if not all(may_be_unread(row) for row in rows):
@@ -341,9 +356,10 @@ def _segments(work: Work, start: int, slot: int) -> list[Segment]:
     """Tokens of ``work`` from ``start`` on, whose states are in ``slot``. Rows of proposals are segments of their own:
     what a row computes depends on its kernel in the last bits, and single rows have that of decoding.
     """
+    pages, adapter = work.request.pages, work.request.adapter
     if not work.proposed:
-        return [Segment(work.end - start, start, work.request.pages, slot)]
-    return [Segment(1, position, work.request.pages) for position in range(work.start, work.end)]
+        return [Segment(work.end - start, start, pages, running=slot, adapter=adapter)]
+    return [Segment(1, position, pages, adapter=adapter) for position in range(work.start, work.end)]
 
 
 def _sampled_rows(work: Work) -> range:
@@ -357,6 +373,12 @@ def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sample
     """
     right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
     return tuple(drawn[: sum(1 for _ in right) + 1])
+
+
+def _is_ordinary(work: Work) -> bool:
+    """Whether it is computed in the ordinary order alone, whatever tokens its request chooses."""
+    request = work.request
+    return bool(work.is_chunk or request.grammar or request.sparse or request.adapter)
 
 
 def _prompt_rows(work: Work) -> range:

@@ -155,6 +155,11 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         Literal["auto", "off"],
         Doc(description="auto reads ahead of sparse prefixes what the next layer may want, where that pays; off never"),
     ] = "auto"
+    max_adapters: Annotated[int, Doc(description="LoRA adapters loaded at once; 0: none", ge=0)] = 16
+    max_adapter_rank: Annotated[int, Doc(description="highest rank of an adapter that is loaded", ge=1, le=512)] = 64
+    adapter_bytes: Annotated[int, Doc(description="memory on the model's device for adapters, as float32", ge=1)] = (
+        2**30
+    )
     retained_outputs: Annotated[int, Doc(description="finished requests whose tokens can be asked for again", ge=0)] = (
         1024
     )

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.worker import bubble, counting, losses, metrics
+from services.worker.adapter_loading import AdapterLoading
 from services.worker.answer_grammars import AnswerGrammars
 from services.worker.counters import Counters
 from services.worker.hidden_saving import HiddenSaving
@@ -37,8 +38,10 @@ from shared.messages.pools import KvGeometry
 from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
+    AttachAdapter,
     AttachHostPool,
     AttachNeighbour,
+    DetachAdapter,
     DetachHostPool,
     DetachNeighbour,
     ExtendLease,
@@ -69,6 +72,7 @@ class Executor:
         pace: bubble.Pace,
         grammars: AnswerGrammars,
         lookup: PromptLookup | None,
+        adapters: AdapterLoading,
         geometry: KvGeometry,
         post: Callable[[Report], None],
         clock_ns: Callable[[], int],
@@ -80,7 +84,7 @@ class Executor:
         self._roster, self._passes, self._results, self._ahead = roster, passes, results, ahead
         self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
         self._reporter, self._pace, self._geometry = reporter, pace, geometry
-        self._grammars, self._lookup = grammars, lookup
+        self._grammars, self._lookup, self._adapters = grammars, lookup, adapters
         self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
@@ -103,6 +107,7 @@ class Executor:
             self._restoring.close()
             self._sparse.close()
             self._grammars.close()
+            self._adapters.close()
         # What is saved by now outlives this worker.
         self._saving.end_all()
         self._post()
@@ -115,6 +120,8 @@ class Executor:
         if self._land():
             return True
         batch = self._apply_orders()
+        for attached in self._adapters.settle():
+            self._reporter.adapter_attached(attached)
         # Answers to orders do not wait for the step, which may take long.
         self._post()
         self._choose_held()
@@ -162,6 +169,10 @@ class Executor:
                 self._loads.neighbours.attach(order.worker_id, order.worker_incarnation, order.handle)
             case DetachNeighbour():
                 self._loads.neighbours.detach(order.worker_id, order.worker_incarnation)
+            case AttachAdapter():
+                self._adapters.attach(order)
+            case DetachAdapter():
+                self._adapters.detach(order)
             case _:
                 # Dismiss is the shell's business; a RunBatch never comes here.
                 raise InternalError(f"the executor cannot carry out {type(order).__name__}")
@@ -232,7 +243,7 @@ class Executor:
 
     def _has_no_news(self) -> bool:
         """Whether the next step is all that there is to do."""
-        if self.inbox.is_closed or len(self.inbox):
+        if self.inbox.is_closed or len(self.inbox) or self._adapters.has_news:
             return False
         return not any(request.held_logits is not None for request in self._roster.requests.values())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from services.worker.adapter_loading import Attached
 from services.worker.answers import Growth
 from services.worker.kv.promotions import Promoted
 from services.worker.requests import RunningRequest
@@ -14,6 +15,7 @@ from services.worker.restore.leased_pages import SavedHidden
 from shared.messages.base import pack_int32
 from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import (
+    AdapterAttached,
     BatchDone,
     FinishedToo,
     FinishReason,
@@ -32,7 +34,16 @@ from shared.messages.worker_plans import AdmitRequest
 FINISHED_BYTES = 65_536
 """Outputs that one event of ended requests carries at the most, where there is more than one."""
 
-Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved | TextMissing
+Event = (
+    BatchDone
+    | LeaseRequested
+    | PagesPromoted
+    | RequestFinished
+    | RequestPreempted
+    | HiddenSaved
+    | TextMissing
+    | AdapterAttached
+)
 
 
 @dataclass(slots=True)
@@ -184,6 +195,17 @@ class Reporter:
             RequestPreempted(**self._who, request_id=request_id, attempt=attempt, output=pack_int32(output))
         )
         self.report.preempted.append(request_id)
+
+    def adapter_attached(self, attached: Attached) -> None:
+        self.report.events.append(
+            AdapterAttached(
+                worker_id=self._who["worker_id"],
+                incarnation=self._who["incarnation"],
+                attach_id=attached.order.attach_id,
+                digest=attached.order.digest,
+                fault=attached.fault,
+            )
+        )
 
     def text_missing(self, order: AdmitRequest, text: int) -> None:
         self.report.events.append(

@@ -103,6 +103,7 @@ class RunningRequest:
     grammar: AnswerGrammar | None = None
     lookup: RequestLookup | None = None
     held_logits: torch.Tensor | None = None  # Float32 [vocab]: its first token waits for the grammar to be compiled.
+    adapter: str = ""  # Digest of its LoRA adapter; "" is the base model.
 
     def change(self, change: Change) -> None:
         """Move on in the table. Raises IllegalTransition."""

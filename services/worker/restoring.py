@@ -270,13 +270,14 @@ def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
     """Whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
 
     The last token is always computed, for its logits. Hidden states are of exact KV, and know nothing of sparse
-    prefixes.
+    prefixes or adapters.
     """
     size = request.page_size
     pages = (chunk.end - chunk.start) // size
     return (
         chunk.attempt == request.attempt
         and not request.is_decoding
+        and not request.adapter
         and (request.sparse is None or chunk.end <= request.sparse.start)
         and chunk.start == request.computed
         and not chunk.start % size

@@ -8,6 +8,7 @@ for an older attempt is void, because the newer attempt replaced it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import cast, get_args
 
 import numpy as np
@@ -46,8 +47,10 @@ class Roster:
         saving: HiddenSaving,
         sparse: SparsePrefixes,
         grammars: AnswerGrammars,
+        serves_adapter: Callable[[str], bool],
     ) -> None:
         """``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
+        self._serves_adapter = serves_adapter
         self._grammars = grammars
         self.requests: dict[str, RunningRequest] = {}
         self._saving, self._sparse = saving, sparse
@@ -74,6 +77,8 @@ class Roster:
             known.change("replace")
             self._counters.requests_replaced += 1
             self._drop(known)
+        if told.adapter and not self._serves_adapter(told.adapter):
+            fault = f"adapter {told.adapter} is not loaded"
         if fault:
             self._refuse(told, fault)
             return

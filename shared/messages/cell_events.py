@@ -173,6 +173,23 @@ class UnpinPrefix(Message, frozen=True):
     pin_id: str
 
 
+class LoadAdapter(Message, frozen=True):
+    """Have every worker load the LoRA adapter in a directory, and serve it under this name from now on.
+
+    An adapter that had the name before loses it. ``digest`` is that of the files (``shared.adapters``).
+    """
+
+    name: str
+    path: str  # Absolute; on every node that has workers.
+    digest: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Take no more requests for the adapter of this name; what runs ends as it would. An unknown one is fine."""
+
+    name: str
+
+
 CellEvent = (
     CellConfigured
     | SchedulerStarted
@@ -186,5 +203,7 @@ CellEvent = (
     | FlushCache
     | PinPrefix
     | UnpinPrefix
+    | LoadAdapter
+    | UnloadAdapter
 )
 """What schedulers, operators and the cell's settings put into the stream."""

@@ -139,6 +139,7 @@ class SubmitRequest(Message, frozen=True):
     base: PromptBase | None = None
     tail: bytes = b""
     compact: bytes = b""
+    adapter: str = ""  # Digest of the LoRA adapter, 32 hex digits; "" is the base model.
 
     @property
     def prompt_tokens(self) -> int:

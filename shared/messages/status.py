@@ -100,6 +100,17 @@ class StorageBudget(Message, frozen=True):
     has_remote: bool = False
 
 
+class AdapterStatus(Message, frozen=True):
+    """A LoRA adapter that callers may ask for by ``name``."""
+
+    name: str
+    digest: str
+    path: str
+    workers: tuple[str, ...] = ()  # That have it,
+    faults: dict[str, str] = {}  # and that could not load it, and why; the others are at it.
+    requests: int = 0  # Waiting or running, under whatever name of it.
+
+
 class CellStatus(Message, frozen=True):
     """Published by the active scheduler twice a second on ``status``, and on request at ``rpc.scheduler.status``."""
 
@@ -141,6 +152,7 @@ class CellStatus(Message, frozen=True):
     budgets: tuple[StorageBudget, ...] = ()
     takes_bases: bool = False  # A ``SubmitRequest`` may refer to the front of its prompt.
     takes_compact: bool = False  # It may have its tokens in compact form.
+    adapters: tuple[AdapterStatus, ...] = ()
 
     @property
     def chunks_in_all(self) -> int:

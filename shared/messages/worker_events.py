@@ -216,6 +216,16 @@ class TextMissing(Message, frozen=True):
     text: int
 
 
+class AdapterAttached(Message, frozen=True):
+    """Answer to ``AttachAdapter``: requests may have the adapter now, or, with a ``fault``, why they may not."""
+
+    worker_id: str
+    incarnation: str
+    attach_id: int
+    digest: str
+    fault: str = ""
+
+
 WorkerEvent = (
     WorkerJoined
     | WorkerDraining
@@ -227,5 +237,6 @@ WorkerEvent = (
     | PagesPromoted
     | HiddenSaved
     | TextMissing
+    | AdapterAttached
 )
 """What workers put into the stream."""

@@ -124,6 +124,7 @@ class AdmitRequest(Message, frozen=True):
     lent_tokens: int = 0  # For usage: brought to the host pool from another node for this request.
     compact: bytes = b""
     page_runs: bytes = b""
+    adapter: str = ""  # As SubmitRequest has it; the worker has loaded it.
 
     @property
     def token_count(self) -> int:
@@ -263,6 +264,23 @@ class DetachNeighbour(Message, frozen=True):
     worker_incarnation: str
 
 
+class AttachAdapter(Message, frozen=True):
+    """Load a LoRA adapter beside the model, from a directory of this node; answered by ``AdapterAttached``.
+
+    Its files must have this ``digest`` (``shared.adapters``): what lies there now may be another adapter.
+    """
+
+    attach_id: int
+    digest: str
+    path: str
+
+
+class DetachAdapter(Message, frozen=True):
+    """Forget a LoRA adapter; no request that runs has it. One that is still being loaded needs no answer any more."""
+
+    digest: str
+
+
 class LeaveCell(Message, frozen=True):
     """Answer to ``WorkerDraining``: the worker says that it left, and ends. What it still runs goes on elsewhere."""
 
@@ -286,6 +304,8 @@ WorkerOrder = (
     | DetachNeighbour
     | LeaveCell
     | Dismiss
+    | AttachAdapter
+    | DetachAdapter
 )
 
 

@@ -153,6 +153,7 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
         "/health/live", "/health/ready", "/metrics", "/version", "/v1/cache", "/v1/cache/stats", "/v1/cache/pins",
         "/v1/cache/pins/{name}", "/v1/cache/prewarm", "/v1/cache/flush", "/v1/cache/verify",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
         "/v1/cell", "/v1/cell/events", "/v1/requests", "/v1/requests/{name}/explain", "/v1/cache/leases",
         "/v1/cache/divergences",
         "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}",

@@ -248,13 +248,14 @@ class CellModel:
         max_leased_tokens: int = 0,
         returns_in_ms: int = 0,
         base_tokens: int = 0,
+        adapter: str = "",
     ) -> str:
         """Submit a request, the first ``base_tokens`` of its prompt by reference; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
         message = requests.SubmitRequest(
             request_id=request_id,
             gateway_id=gateway_id,
-            namespace=namespace(salt),
+            namespace=namespace(salt, adapter),
             prompt=pack_int32(tokens),
             sampling=requests.SamplingParams(
                 max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs, ignore_eos=ignore_eos
@@ -273,6 +274,7 @@ class CellModel:
             ),
             key_id=key_id,
             quota=quota,
+            adapter=adapter,
         )
         gateway = self.gateway(gateway_id)
         if request_id not in self.submitted:

@@ -24,9 +24,9 @@ class WrongKv(AssertionError):
     """Something read KV that is not what its identity says."""
 
 
-def namespace(salt: str = "") -> str:
+def namespace(salt: str = "", adapter: str = "") -> str:
     """A namespace of the model."""
-    return namespace_digest(MODEL, salt=salt)
+    return namespace_digest(MODEL, adapter=adapter, salt=salt)
 
 
 def geometry(page_size: int) -> KvGeometry:

@@ -69,6 +69,7 @@ class ModelWorker:
         self.fail_next_chunk_of: str | None = None
         self.texts = KeptTexts()
         self.missed: dict[str, int] = {}  # Attempts that were not admitted because a text is missing.
+        self.adapters: dict[str, None] = {}  # Loaded, by digest.
 
     # Plans.
 
@@ -190,6 +191,10 @@ class ModelWorker:
                 self.neighbours[order.worker_id] = self.cell.known_workers[order.worker_id, order.worker_incarnation]
             case plans.DetachNeighbour():
                 assert self.neighbours.pop(order.worker_id).incarnation == order.worker_incarnation
+            case plans.AttachAdapter():
+                self._attach_adapter(order)
+            case plans.DetachAdapter():
+                self._detach_adapter(order)
             case plans.LeaveCell():
                 self._leave_cell()
             case plans.Dismiss():
@@ -213,6 +218,27 @@ class ModelWorker:
         self.requests.clear()
         self.promotions.clear()
         self.saved_late.clear()
+
+    def _attach_adapter(self, order: plans.AttachAdapter) -> None:
+        """Adapters in folders that begin with "bad" cannot be loaded."""
+        assert order.digest not in self.adapters, "an adapter is attached twice"
+        fault = "no such adapter" if order.path.startswith("bad") else ""
+        if not fault:
+            self.adapters[order.digest] = None
+        self.outbox.append(
+            worker_events.AdapterAttached(
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                attach_id=order.attach_id,
+                digest=order.digest,
+                fault=fault,
+            )
+        )
+
+    def _detach_adapter(self, order: plans.DetachAdapter) -> None:
+        used = [request.admit.adapter for request in self.requests.values()]
+        assert order.digest not in used, "an adapter is detached under a request"
+        self.adapters.pop(order.digest, None)
 
     def _admit_told(self, told: plans.AdmitRequest) -> None:
         order = self.texts.take(told)
@@ -244,6 +270,10 @@ class ModelWorker:
         assert len(set(used)) == len(used), "a page is in one table twice"
         assert order.sparse is not None or len(used) == len(pages)
         assert order.cached_tokens % size == 0
+        assert order.adapter == submit.adapter, "another adapter than was asked for"
+        if order.adapter:
+            assert order.adapter in self.adapters, "admitted where the adapter is not loaded"
+            assert order.hidden_lease is None, "hidden states of an adapter restore nothing"
         assert order.cached_tokens < len(tokens), "nothing is left to compute"
         fetched = (order.lent_tokens, order.disk_tokens, order.remote_tokens)
         found = (order.device_tokens, order.host_tokens, order.neighbour_tokens, *fetched)

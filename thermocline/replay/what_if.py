@@ -81,6 +81,7 @@ class _PlayedCell(SimulatedCell):
                 max_tokens=asked.answer.tokens, ignore_eos=True, prompt_logprobs=submit.sampling.prompt_logprobs
             ),
             deadline_ms=0,
+            adapter="",  # Its KV has a namespace of its own, and simulated workers load nothing.
         )
 
     def output_of(self, request_id: str, tokens: int) -> bytes:

@@ -127,6 +127,17 @@ class VirtualWorker:
                     self._finish(request, order.reason)
             case plans.PromotePages():
                 self._promote(order)
+            case plans.AttachAdapter():
+                self._said.append(
+                    events.AdapterAttached(
+                        worker_id=self.worker_id,
+                        incarnation=self.incarnation,
+                        attach_id=order.attach_id,
+                        digest=order.digest,
+                    )
+                )
+            case plans.DetachAdapter():
+                pass
             case plans.AttachHostPool() | plans.DetachHostPool() | plans.AttachNeighbour() | plans.DetachNeighbour():
                 pass  # Every link is there from the start.
             case _:

@@ -46,6 +46,7 @@ GROUPS = {
     "model and device": (
         "model",
         "max_context_tokens",
+        "adapter",
         "device",
         "dtype",
         "exact",

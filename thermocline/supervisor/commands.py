@@ -117,6 +117,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "model": cell.model,
         "max_context_tokens": config.max_context_tokens,
         "exact": config.exact,
+        "adapter": tuple(map(_absolute_adapter, config.adapter)),
         "host": cell.host,
         "port": cell.port,
         "tls_cert": _absolute(config.tls_cert),
@@ -149,6 +150,12 @@ def service_of(child: ChildSpec) -> str:
 def _absolute(path: str) -> str:
     """A path that means the same file wherever it is read; "" for none."""
     return str(Path(path).expanduser().resolve()) if path else ""
+
+
+def _absolute_adapter(given: str) -> str:
+    """The same of the folder in NAME=DIR."""
+    name, equals, path = given.partition("=")
+    return f"{name}{equals}{_absolute(path)}"
 
 
 def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Settings) -> ChildSpec:

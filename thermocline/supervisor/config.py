@@ -45,6 +45,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_bytes: Annotated[
         int | None, Meta(description="host pool of this node, such as 4GiB; unset takes of free memory")
     ] = None
+    adapter: Annotated[
+        tuple[str, ...], Meta(description="NAME=DIR: a LoRA adapter to load at the start; several: again, or by commas")
+    ] = ()
     disk_dir: Annotated[tuple[str, ...], Meta(description="directories of the disk tier, separated by commas")] = ()
     disk_kv_bytes: Annotated[int | None, Meta(description="disk space for KV, such as 10GiB")] = None
     disk_read_bytes_per_s: Annotated[

@@ -35,6 +35,7 @@ class PromptSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: list[dict[str, Any]] | None = None  # Rendered with ``messages``.
     cache_salt: Salt | None = None
     tenant: TenantName | None = None
+    model: str | None = None  # The base model, or an adapter.
 
 
 class PinRequest(PromptSource, frozen=True, kw_only=True, forbid_unknown_fields=True):

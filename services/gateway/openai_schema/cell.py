@@ -66,6 +66,20 @@ class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
 
 
+class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that may be asked for: the ``workers`` that have it, and why others could not load it.
+
+    ``requests`` wait or run, under whatever name of it.
+    """
+
+    name: str
+    digest: str
+    path: str
+    workers: list[str]
+    faults: dict[str, str]
+    requests: int
+
+
 class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
 
@@ -111,3 +125,4 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     page_bytes: int = 0
     budgets: list[CellBudget] = []
+    adapters: list[CellAdapter] = []

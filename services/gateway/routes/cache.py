@@ -125,9 +125,10 @@ def cache_router(gateway: Gateway) -> APIRouter:
             for place, given in enumerate(request.prompts):
                 source = PromptSource(prompt=given) if isinstance(given, str) else given
                 tenant = _tenant(gateway, source.tenant)
-                namespace = gateway.namespace(tenant, source.cache_salt)
+                model = gateway.model(source.model)
+                namespace = gateway.namespace(tenant, source.cache_salt, model.adapter)
                 tokens = await tokenize_source(gateway, source, namespace, path=f"prompts[{place}].")
-                prompts.append(Warming(tokens, source.cache_salt, tenant))
+                prompts.append(Warming(tokens, model, source.cache_salt, tenant))
             # A request that no scheduler sees would only wait for its time to run out.
             await calls.status()
             data = await prewarm(gateway, http.receive, prompts)
@@ -170,7 +171,8 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
     async def pin(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, PinRequest)
-            namespace = gateway.namespace(_tenant(gateway, request.tenant), request.cache_salt)
+            adapter = gateway.model(request.model).adapter
+            namespace = gateway.namespace(_tenant(gateway, request.tenant), request.cache_salt, adapter)
             tokens = await tokenize_source(gateway, request, namespace)
             order = PinPrefix(
                 pin_id=request.name or new_id("pin"),

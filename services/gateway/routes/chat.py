@@ -58,7 +58,7 @@ async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ti
     generation = await chat_generation(gateway, http, request, ticket, received_ns=received_ns, answer_id=answer_id)
     view = ChatView(
         generation,
-        head_of(answer_id, received_ns // 10**9, gateway.facts),
+        head_of(answer_id, received_ns // 10**9, gateway.facts, generation.model),
         wanted_by(request, _logprobs(request)),
         gateway.tokenizer.texts,
         gateway.wall_ns,
@@ -82,11 +82,11 @@ async def chat_generation(
     InvalidRequest, NotFound, ContextTooLong, TooManyConnections, RateLimited.
     """
     facts = gateway.facts
-    admission.check_model(request.model, facts.name)
+    model = gateway.model(request.model)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
     grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
-    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
+    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt, model.adapter)
     tokens, leases = await chat_prompt(gateway, request, namespace=namespace, ticket=ticket)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if is_clipped and asked is not None:
@@ -104,6 +104,7 @@ async def chat_generation(
     return make_generation(
         gateway,
         request,
+        model=model,
         answer_id=answer_id,
         account=caller_of(http),
         trace=trace_of(http),

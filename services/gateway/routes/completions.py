@@ -53,7 +53,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, ticket: Ticket, received_ns: int) -> Asked:
     facts = gateway.facts
-    admission.check_model(request.model, facts.name)
+    model = gateway.model(request.model)
     admission.check_completion(request)
     prompts = admission.split_prompts(request, facts.max_context)
     choices = len(prompts) * (request.n or 1)
@@ -61,12 +61,13 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
     ticket.extend(choices)
     grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
-    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt)
+    namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt, model.adapter)
     tokenised = await _tokenise(gateway, request, prompts, namespace if keeps_text(request) else None)
     answer_id = new_id("cmpl")
     generation = make_generation(
         gateway,
         request,
+        model=model,
         answer_id=answer_id,
         account=caller_of(http),
         trace=trace_of(http),
@@ -76,7 +77,7 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
     )
     view = CompletionView(
         generation,
-        head_of(answer_id, received_ns // 10**9, facts),
+        head_of(answer_id, received_ns // 10**9, facts, model.name),
         wanted_by(request, request.logprobs),
         gateway.tokenizer.texts,
         gateway.wall_ns,

@@ -74,7 +74,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
         view = MessagesView(
             generation,
             answer_id,
-            gateway.facts.name,
+            generation.model,
             max_tokens=request.max_tokens,
             said=gateway.said,
             hides_thinking=request.thinking is not None and request.thinking.display == "omitted",

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.admission import check_model
 from services.gateway.gateway import Gateway
 from services.gateway.messages_api.models import ANTHROPIC_VERSION, ModelInfo, ModelInfoList
 from services.gateway.openai_schema.models import ModelCard, ModelList
@@ -17,23 +16,27 @@ from services.gateway.openapi import describes
 def models_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["models"])
 
-    def card() -> ModelCard:
-        facts = gateway.facts
+    def card(name: str) -> ModelCard:
+        """Of the base model, or of an adapter, whose parent that is. Raises NotFound."""
+        facts, adapter = gateway.facts, gateway.cell.adapter(gateway.model(name).name)
         return ModelCard(
-            id=facts.name,
+            id=name,
             created=facts.created,
-            root=facts.name,
+            root=facts.name if adapter is None else adapter.path,
+            parent=None if adapter is None else facts.name,
             max_model_len=gateway.max_context,
             vocab_size=facts.vocab_size,
         )
 
     @router.get(
-        "/v1/models", response_model=None, openapi_extra=describes(None, ModelList), summary="The model of this cell"
+        "/v1/models", response_model=None, openapi_extra=describes(None, ModelList), summary="The models of this cell"
     )
     async def list_models(http: Request) -> Response:
+        loaded = [adapter.name for adapter in gateway.cell.adapters() if adapter.workers]
+        cards = [card(name) for name in (gateway.facts.name, *loaded)]
         if ANTHROPIC_VERSION in http.headers:
-            return _json(ModelInfoList.of([_info(card())]))
-        return _json(ModelList(data=[card()]))
+            return _json(ModelInfoList.of([_info(each) for each in cards]))
+        return _json(ModelList(data=cards))
 
     @router.get(
         "/v1/models/{model:path}",
@@ -42,8 +45,8 @@ def models_router(gateway: Gateway) -> APIRouter:
         summary="One model by its name",
     )
     async def get_model(http: Request, model: str) -> Response:
-        check_model(model, gateway.facts.name)
-        return _json(_info(card()) if ANTHROPIC_VERSION in http.headers else card())
+        found = card(model)
+        return _json(_info(found) if ANTHROPIC_VERSION in http.headers else found)
 
     return router
 

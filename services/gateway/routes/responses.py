@@ -130,7 +130,7 @@ def _begun(
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         metadata=request.metadata or {},
-        model=gateway.facts.name,
+        model=generation.model,
         output=[],
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,

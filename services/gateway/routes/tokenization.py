@@ -38,8 +38,8 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         async with gateway.bodies.read(http) as body:
             request = await gateway.bodies.decode(body, TokenizeRequest)
         with account.taken(), gateway.slots.taken():
-            admission.check_model(request.model, gateway.facts.name)
-            tokens = await _tokenize(gateway, request, gateway.namespace(account.tenant, None))
+            model = gateway.model(request.model)
+            tokens = await _tokenize(gateway, request, gateway.namespace(account.tenant, None, model.adapter))
             account.spend_tokens(len(tokens))
             ids = await _json_list(gateway, tokens)
             text = gateway.tokenizer.texts.text
@@ -58,7 +58,7 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         async with gateway.bodies.read(http) as body:
             request = await gateway.bodies.decode(body, DetokenizeRequest)
         with account.taken(), gateway.slots.taken():
-            admission.check_model(request.model, gateway.facts.name)
+            gateway.model(request.model)
             tokens = request.tokens
             admission.check_prompt_length(len(tokens), gateway.facts.max_context, param="tokens")
             account.spend_tokens(len(tokens))

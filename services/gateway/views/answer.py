@@ -85,8 +85,9 @@ class DataEvents:
         return sse.error_event(error)
 
 
-def head_of(answer_id: str, created: int, facts: ModelFacts) -> Head:
-    return Head(answer_id, created, facts.name, f"fp_{facts.answer_fingerprint[:12]}")
+def head_of(answer_id: str, created: int, facts: ModelFacts, model: str) -> Head:
+    """``model`` is the name that was asked for."""
+    return Head(answer_id, created, model, f"fp_{facts.answer_fingerprint[:12]}")
 
 
 def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:

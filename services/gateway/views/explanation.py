@@ -37,7 +37,7 @@ _LEFT = {
 
 
 def explain(
-    known: RecentRequest, model: str, now_s: float, decode: Decode, *, is_admin: bool, sees_cache: bool = False
+    known: RecentRequest, now_s: float, decode: Decode, *, is_admin: bool, sees_cache: bool = False
 ) -> Explanation:
     """The explanation of a choice. ``sees_cache``: its caller may read what is cached in the choice's namespace.
 
@@ -51,7 +51,7 @@ def explain(
         request_id=known.request_id,
         namespace=known.namespace,
         endpoint=known.endpoint,
-        model=model,
+        model=known.model,
         created_ms=begin_ns // 1_000_000,
         state=figures.state,
         finish_reason=figures.finish_reason,

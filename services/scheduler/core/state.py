@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from services.scheduler.core.adapters import Adapter, HeldAdapter
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.eviction.policy import Renewal
@@ -63,6 +64,7 @@ class Worker(msgspec.Struct):
     moves: Moves = msgspec.field(default_factory=Moves)
     texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
     takes_compact: bool = False  # As it said when it joined.
+    adapters: dict[str, HeldAdapter] = {}  # By digest.
 
 
 class Storage(msgspec.Struct):
@@ -159,6 +161,8 @@ class CellState(msgspec.Struct):
     renewal: Renewal | None = None  # Policies that come after those in force, until they know what is resident.
     arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
     blocks: HeldBlocks = {}  # Where the tree has what gateways refer to.
+    adapters: dict[str, Adapter] = {}  # By digest.
+    next_attach: int = 1
     handing: dict[str, NodeDrain] = {}  # Storages of nodes on their way out, whose host copies others are to have.
 
     def count(self, name: str, amount: int = 1) -> None:

@@ -28,12 +28,14 @@ class Segment:
     ``pages`` is its page table (int32): entry i holds tokens ``[i * page_size, (i + 1) * page_size)``. It covers
     ``context + rows`` tokens at least; further entries are ignored. ``running`` is the slot of the state that a request
     has within a page, of a model that has such states, see :mod:`services.worker.engine.states`; -1 is none.
+    ``adapter`` is the digest of the request's LoRA adapter, "" for the base model alone.
     """
 
     rows: int
     context: int
     pages: npt.NDArray[np.int32]
     running: int = -1
+    adapter: str = ""
 
     @property
     def length(self) -> int:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from services.worker.engine.adapters import Adapters, adapting
 from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.causality import routes_tokens
 from services.worker.engine.chunks import expected_chunks
@@ -24,6 +25,7 @@ from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.found_model import find_model
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
+from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
 from services.worker.engine.latent_attention import LatentAttention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
@@ -112,6 +114,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
         self.pool = pool
+        self.adapters = Adapters(model, pool.device, are_fused=isinstance(fused, FusedForward))
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.model_bytes = model_bytes_of(model) if model_bytes is None else model_bytes
@@ -241,6 +244,7 @@ class ModelRunner:
             if not may_fall_back or is_of_the_machine(error):
                 raise
             self._fused = None
+            self.adapters.are_fused = False
             verification.check(self.forward, pages=pages, page_size=page_size)
             announce_missing("the fused forward", in_one_line(error))
 
@@ -251,6 +255,11 @@ class ModelRunner:
     @property
     def _device(self) -> torch.device:
         return self.pool.device
+
+    @property
+    def mixes_adapters(self) -> bool:
+        """Whether the base model's rows get the same bits beside rows of adapters as without them."""
+        return self._graphs is None and (self._fused is None or isinstance(self._fused, FusedForward))
 
     @property
     def is_exact(self) -> bool:
@@ -300,7 +309,15 @@ class ModelRunner:
 
         ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
         float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
+
+        On a GPU rows of a LoRA adapter take the model's own modules, and so do all others of their step.
         """
+        adapted = self.adapters.rows_of(meta.segments)
+        if adapted and isinstance(self._fused, FusedForward):
+            return self._fused.paged(ids, positions, meta, self._backend, last_rows, adapted)
+        if adapted:
+            with adapting(adapted):
+                return self._run_modules(ids, positions, self.paged_step(meta), last_rows)
         if self._graphs is not None:
             logits = self._graphs.replay(ids, positions, meta, last_rows)
             if logits is not None:
@@ -343,6 +360,11 @@ class ModelRunner:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
+        return self._run_modules(ids, positions, step, last_rows)
+
+    def _run_modules(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor:
         ids, positions, last_rows = on_device((ids, positions, last_rows), self._device)
         with attending(step):
             output = self._model(

@@ -84,18 +84,23 @@ def packed_dtypes() -> set[torch.dtype]:
     return dtypes
 
 
+def is_packable(weight: torch.Tensor) -> bool:
+    """Whether oneDNN computes with a weight of this type on this device."""
+    return weight.device.type == "cpu" and weight.dtype in packed_dtypes()
+
+
 def pack_linears(model: Any) -> int:
     """Replace every plain linear layer of ``model`` whose dtype oneDNN computes in and whose weight no other module
     reads; returns how many.
 
     Weights that are tied to an embedding are copied, all others are moved.
     """
-    dtypes, packed = packed_dtypes(), 0
+    packed = 0
     for parent in list(model.modules()):
         kind: Any = type(parent)
         for name, child in list(parent.named_children()):
             # Not subclasses: they may compute something else. Nor what is not called, but read.
-            is_plain = type(child) is torch.nn.Linear and child.weight.dtype in dtypes
+            is_plain = type(child) is torch.nn.Linear and is_packable(child.weight)
             if is_plain and not _reads_weight(kind, name):
                 setattr(parent, name, PackedLinear(child))
                 packed += 1

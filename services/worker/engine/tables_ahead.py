@@ -7,6 +7,7 @@ only if the next step is what was expected, and is a function of what is compare
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -33,7 +34,7 @@ class TablesAhead:
         """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
         if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
             return
-        after = [Segment(1, segment.length, segment.pages, segment.running) for segment in segments]
+        after = [replace(segment, rows=1, context=segment.length) for segment in segments]
         if all(segment.length <= len(segment.pages) * self._page_size for segment in after):
             self._ahead = ForwardMeta.build(after, self._page_size, self._device)
 

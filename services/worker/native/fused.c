@@ -18,13 +18,21 @@ typedef struct {
     float eps;
 } shape_t;
 
-/* x, normed [rows, hidden]; cosines and sines [positions, head_dim / 2]; slots of the pool, one a row. */
+/* Places of the linear layers among the TERMS that an adapter has for each layer. */
+enum { QKV_TERM, OUT_TERM, GATE_UP_TERM, DOWN_TERM, TERMS };
+
+/* x, normed [rows, hidden]; cosines and sines [positions, head_dim / 2]; slots of the pool, one a row. adapters [rows],
+   NULL where no row has one, are places in adapted, whose entries have TERMS for each of layers. */
 typedef struct {
     int32_t rows, threads;
     element *x, *normed;
     const element *cosines, *sines;
     const int64_t *positions, *slots;
     uint8_t *scratch;
+    const layer_t *layers;
+    const int32_t *adapters;
+    const low_rank_t *const *adapted;
+    int64_t most_ranks;
 } step_t;
 
 typedef void job_t(const void *work, int row, int rows, team_t *team);
@@ -125,26 +133,40 @@ static void place_row(const between_t *work, int64_t row) {
     memcpy(work->v_pool + step->slots[row] * kv_width, head, kv_width * sizeof(element));
 }
 
+/* target with the adapters of rows from row on, at one linear layer of layer. */
+static target_t adapted(target_t target, const step_t *step, int64_t row, const layer_t *layer, int term) {
+    if (!step->adapters) return target;
+    target.adapters = step->adapters + row;
+    target.adapted = step->adapted;
+    target.term = (layer - step->layers) * TERMS + term;
+    target.most_ranks = step->most_ranks;
+    return target;
+}
+
 static void between_block(const void *argument, int row, int rows, team_t *team) {
     const between_t *work = argument;
     const shape_t *shape = work->shape;
-    int64_t hidden = shape->hidden, attended = (int64_t)shape->query_heads * shape->head_dim;
+    int64_t hidden = shape->hidden, width = (int64_t)shape->query_heads * shape->head_dim;
     element *x = work->step->x + row * hidden, *normed = work->step->normed + row * hidden;
     if (work->ended) {
         const layer_t *layer = work->ended;
-        target_t residual = {ADD, x, NULL, hidden, hidden, layer->out_bias};
-        linear(team, &layer->out, work->attended + row * attended, attended, rows, &residual);
+        const step_t *step = work->step;
+        target_t out = adapted((target_t){ADD, x, NULL, hidden, hidden, layer->out_bias}, step, row, layer, OUT_TERM);
+        linear(team, &layer->out, work->attended + row * width, width, rows, &out);
         norm_rows(team, x, rows, shape->hidden, layer->post_norm, shape->eps, normed);
         target_t gated = {GATED, team->gated, NULL, shape->intermediate, shape->intermediate, layer->gate_up_bias};
+        gated = adapted(gated, step, row, layer, GATE_UP_TERM);
         linear(team, &layer->gate_up, normed, hidden, rows, &gated);
-        residual.bias = layer->down_bias;
-        linear(team, &layer->down, team->gated, shape->intermediate, rows, &residual);
+        target_t down = {ADD, x, NULL, hidden, hidden, layer->down_bias};
+        down = adapted(down, step, row, layer, DOWN_TERM);
+        linear(team, &layer->down, team->gated, shape->intermediate, rows, &down);
     }
     if (work->begun) {
         const layer_t *layer = work->begun;
-        int64_t width = attended + 2 * (int64_t)shape->kv_heads * shape->head_dim;
+        width += 2 * (int64_t)shape->kv_heads * shape->head_dim;
         norm_rows(team, x, rows, shape->hidden, layer->input_norm, shape->eps, normed);
         target_t qkv = {STORE, work->qkv + row * width, NULL, width, width, layer->qkv_bias};
+        qkv = adapted(qkv, work->step, row, layer, QKV_TERM);
         linear(team, &layer->qkv, normed, hidden, rows, &qkv);
         for (int r; (r = claim(team)) < rows;) place_row(work, row + r);
     }

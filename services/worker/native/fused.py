@@ -13,6 +13,9 @@ from services.worker.native.build import NotCompiled, load
 LANES = 16
 """Outputs of one strip of weights."""
 
+TERMS = ("qkv", "out", "gate_up", "down")
+"""Linear layers of a layer, in the order of an adapter's terms for it."""
+
 _FLAGS = (
     *("-fopenmp", "-fno-strict-aliasing"),
     # Products of the rotation are rounded before they are added, as torch does it; sums of weights ask for fused steps.
@@ -30,6 +33,12 @@ class MatrixStruct(ctypes.Structure):
     """``matrix_t``."""
 
     _fields_ = (("weights", ctypes.c_void_p), ("depth", ctypes.c_int64), ("strips", ctypes.c_int32))
+
+
+class LowRankStruct(ctypes.Structure):
+    """``low_rank_t``."""
+
+    _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("ranks", ctypes.c_int64))
 
 
 class LayerStruct(ctypes.Structure):
@@ -57,6 +66,8 @@ class StepStruct(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("rows", "threads")),
         *((name, ctypes.c_void_p) for name in ("x", "normed", "cosines", "sines", "positions", "slots", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("layers", "adapters", "adapted")),
+        ("most_ranks", ctypes.c_int64),
     )
 
 
@@ -72,6 +83,7 @@ class DecodeStruct(ctypes.Structure):
 
 MIRRORS = {
     "matrix_t": MatrixStruct,
+    "low_rank_t": LowRankStruct,
     "layer_t": LayerStruct,
     "shape_t": ShapeStruct,
     "step_t": StepStruct,

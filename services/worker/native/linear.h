@@ -158,6 +158,14 @@ INLINE lanes exp_of(lanes x) {
     return (p * r * r + r + 1.0f) * (lanes)((__builtin_convertvector(n, integers) + 127) << 23);
 }
 
+/* What an adapter adds to a linear layer for its rows: b @ (a @ x) (LoRA), in float whatever the type of x. a
+   [ranks, inputs] is stored as strips of LANES ranks, one input a step, b [outputs, ranks] as strips of LANES outputs,
+   one rank a step. ranks is a multiple of LANES, some of which may be zeros; 0 adds nothing. */
+typedef struct {
+    const lanes *a, *b;
+    int64_t ranks;
+} low_rank_t;
+
 /* What becomes of outputs. STORE: they are the result. ADD: they are added to what is there. GATED: the first half of
    them through SiLU times the second half. LOGITS: as STORE, to float32, columns of them. */
 typedef enum { STORE, ADD, GATED, LOGITS } kind_t;
@@ -167,27 +175,67 @@ typedef struct {
     float *logits;
     int64_t stride, columns;
     const element *bias;
+    const int32_t *adapters;          /* Of each row, -1 without one; NULL: of none. */
+    const low_rank_t *const *adapted; /* Terms of each adapter, those of this layer at place term. */
+    int64_t term, most_ranks;
 } target_t;
+
+/* The terms of a row, or NULL. */
+INLINE const low_rank_t *term_of(const target_t *target, int64_t row) {
+    if (!target->adapters || target->adapters[row] < 0) return NULL;
+    const low_rank_t *term = target->adapted[target->adapters[row]] + target->term;
+    return term->ranks ? term : NULL;
+}
+
+/* a @ x of every row that has an adapter, into low [rows, most_ranks]; four sums, always the same. */
+static void lower(const target_t *target, const element *x, int64_t stride, int rows, int64_t inputs, float *low) {
+    for (int r = 0; r < rows; r++) {
+        const low_rank_t *term = term_of(target, r);
+        const element *from = x + r * stride;
+        for (int64_t s = 0; term && s < term->ranks / LANES; s++) {
+            const lanes *a = term->a + s * inputs;
+            lanes sums[4] = {{0}};
+            for (int64_t k = 0; k < inputs; k++) sums[k % 4] = add_product(sums[k % 4], a[k], widen(from[k]));
+            lanes sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            memcpy(low + r * target->most_ranks + s * LANES, &sum, sizeof sum);
+        }
+    }
+}
+
+/* y of one strip of outputs, with what the row's adapter adds to it. */
+INLINE lanes with_term(lanes y, const target_t *target, const float *low, int64_t row, int64_t strip) {
+    const low_rank_t *term = term_of(target, row);
+    if (!term) return y;
+    const lanes *b = term->b + strip * term->ranks;
+    lanes sum = {0};
+    for (int64_t k = 0; k < term->ranks; k++) sum = add_product(sum, b[k], low[row * target->most_ranks + k]);
+    return y + sum;
+}
 
 INLINE lanes with_bias(lanes sum, const target_t *target, int64_t column) {
     return target->bias ? sum + load(target->bias + column) : sum;
 }
 
-/* sums [height, width] belong to rows from row on and to output strips from strip on; GATED: gates, then the rest. */
-static void emit(const target_t *target, const lanes *sums, int64_t row, int height, int64_t strip, int width) {
+/* sums [height, width] belong to rows from row on and to output strips from strip on; GATED: gates, then the rest. low
+   is what rows of adapters have there. */
+static void emit(const target_t *target, const lanes *sums, const float *low, int64_t row, int height, int64_t strip,
+                 int width) {
     int outputs = target->kind == GATED ? width / 2 : width;
     for (int r = 0; r < height; r++, sums += width) {
         for (int s = 0; s < outputs; s++) {
             int64_t column = (strip + s) * LANES, at = (row + r) * target->stride + column;
-            lanes y = with_bias(sums[s], target, column);
+            lanes y = with_term(with_bias(sums[s], target, column), target, low, row + r, strip + s);
             if (target->kind == LOGITS) {
                 y = rounded(y);
                 for (int i = 0; i < LANES && column + i < target->columns; i++) target->logits[at + i] = y[i];
                 continue;
             }
             if (target->kind == ADD) y += load(target->to + at);
-            if (target->kind == GATED)
-                y = y / (exp_of(-y) + 1.0f) * with_bias(sums[outputs + s], target, target->columns + column);
+            if (target->kind == GATED) {
+                lanes up = with_bias(sums[outputs + s], target, target->columns + column);
+                up = with_term(up, target, low, row + r, target->columns / LANES + strip + s);
+                y = y / (exp_of(-y) + 1.0f) * up;
+            }
             store(target->to + at, y);
         }
     }
@@ -197,6 +245,8 @@ static void emit(const target_t *target, const lanes *sums, int64_t row, int hei
 static void linear(team_t *team, const matrix_t *matrix, const element *x, int64_t stride, int rows,
                    const target_t *target) {
     int64_t depth = matrix->depth;
+    float low[target->adapters ? rows * target->most_ranks : 1];
+    if (target->adapters) lower(target, x, stride, rows, depth * (int64_t)STEP, low);
     int tiles = (rows + TALL - 1) / TALL;
     for (int t = 0; t < tiles; t++) { /* From rows one behind the other to tiles, step by step. */
         int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
@@ -220,7 +270,7 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
                 int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
                 lanes sums[TALL * WIDE];
                 multiply_tile(height, count * paired, team->packed + first * depth, strips, depth, sums);
-                emit(target, sums, first, height, strip, count * paired);
+                emit(target, sums, low, first, height, strip, count * paired);
             }
         }
     }

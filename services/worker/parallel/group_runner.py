@@ -75,6 +75,7 @@ class GroupRunner:
         self.model_bytes = runner.model_bytes  # Of this rank: the others read theirs meanwhile.
         self.lookup_obstacle = "sums over ranks round by how many rows there are, so proposals could change tokens"
         self._steps = 0
+        self.mixes_adapters = False  # It serves none.
         self.launcher: None = None  # The other ranks are told the tokens of a step.
         self.state_slots = NoSlots()  # Models whose layers carry states are not divided.
         self._restoring: RankRestoring | None = None

@@ -12,7 +12,7 @@ from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
-from shared.errors import ContextTooLong, InvalidRequest, NotFound, ThermoclineError
+from shared.errors import ContextTooLong, InvalidRequest, ThermoclineError
 from shared.importance import METRICS
 from shared.messages.requests import CacheHints, Importance
 
@@ -225,16 +225,6 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
     admission.check_prompt_characters(2 * 10 * 64, 10, 64)
     with pytest.raises(ContextTooLong):
         admission.check_prompt_characters(2 * 10 * 64 + 1, 10, 64)
-
-
-def test_another_model_is_not_found() -> None:
-    """With the code that OpenAI's clients know; no model at all is fine."""
-    admission.check_model(None, "m")
-    admission.check_model("m", "m")
-    with pytest.raises(NotFound) as refusal:
-        admission.check_model("gpt-4", "m")
-
-    assert (refusal.value.code, refusal.value.param, refusal.value.status) == ("model_not_found", "model", 404)
 
 
 def test_seeds_of_choices_differ_and_are_reproducible() -> None:

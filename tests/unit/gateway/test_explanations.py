@@ -134,11 +134,11 @@ def test_another_tenants_prefix_is_told_to_operators_alone() -> None:
 def test_the_attempt_of_the_first_token_is_explained() -> None:
     """Later ones have a prefix of their own to tell of."""
     second = admission(attempt=2, prompt=(PromptSpan(start=0, end=26, source="device"),))
-    known = RecentRequest("http-1", "r", "r-0", "0" * 32, "", "/v1/completions", 26, 0, None, 0.0)
+    known = RecentRequest("http-1", "r", "r-0", "0" * 32, "", "/v1/completions", "m", 26, 0, None, 0.0)
     known.ended = figures(workers={1: "worker-0", 2: "worker-1"})
     known.admissions = (admission(), second)
 
-    made = explain(known, "m", 0.0, str, is_admin=True)
+    made = explain(known, 0.0, str, is_admin=True)
 
     assert (made.attempts, made.workers, made.prompt[0].source) == (2, ["worker-0", "worker-1"], "computed")
     assert (made.ttft_ms, made.total_ms) == (41, 60)

@@ -46,6 +46,15 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     assert settings == Settings(name="flag", nats=("x",), limit=2, pool_bytes=4096)
 
 
+def test_a_flag_with_several_values_may_be_repeated() -> None:
+    """Its values are joined; of any other flag the last one counts."""
+    argv = ["--name", "a", "--keys", "k", "--name", "b", "--keys", "l,m", "--nats", "x"]
+
+    settings = from_command_line(Settings, "service", argv, environ={}, description="x")
+
+    assert (settings.name, settings.keys, settings.nats) == ("b", ("k", "l", "m"), ("x",))
+
+
 def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     """An unknown key, a bad value and a missing one are told together."""
     file = tmp_path / "cell.toml"

@@ -66,6 +66,7 @@ class FakeRunner:
     proofs = NOTHING_TO_PROVE
     launcher: Launcher | None = None
     state_slots = NoSlots()
+    mixes_adapters = True
 
     def __init__(self, pages: int = 64) -> None:
         self.pool = DevicePool.create(GEOMETRY, pages, device="cpu", shm_prefix=SHM_PREFIX)

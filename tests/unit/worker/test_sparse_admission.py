@@ -127,3 +127,15 @@ def test_a_refused_order_ends_its_request(driven: Driven) -> None:
 
     (finished,) = driven.finished()
     assert (finished.reason, driven.executor.counters.requests_refused) == ("error", 1)
+
+
+def test_an_adapter_has_neither_sparse_prefixes_nor_hidden_leases() -> None:
+    """Both know the base model alone."""
+    told = [
+        replace(order(sparse()), adapter="1" * 32),
+        replace(admit(TOKENS, range(8), hidden_lease=hidden_lease(TOKENS, range(8), SIZE)), adapter="1" * 32),
+    ]
+
+    faults = {fault_of(each) for each in told}
+
+    assert faults == {"KV of an adapter is neither read in part nor restored from hidden states"}

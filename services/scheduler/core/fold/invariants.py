@@ -21,7 +21,7 @@ from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidde
 from services.scheduler.core.kept_texts import check_texts
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain import check_drain, check_node_drains
-from services.scheduler.core.queue.placement import takes_requests
+from services.scheduler.core.queue.placement import has_adapter, takes_requests
 from services.scheduler.core.queue.queue_invariants import check_queues
 from services.scheduler.core.quotas.quota_invariants import check_quotas
 from services.scheduler.core.require import require
@@ -315,7 +315,10 @@ def _check_requests(state: CellState) -> None:
             require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
     for request_id in state.unplaced:
         places[request_id] = places.get(request_id, 0) + 1
-    require(not state.unplaced or not takes_requests(state), "a request is unplaced though there are workers")
+    for name in state.unplaced:
+        adapter = state.requests[name].submit.adapter
+        require(not takes_requests(state, adapter), f"{name} is unplaced though there are workers")
+    _check_adapters(state)
     queued = tokens = 0
     for request in state.requests.values():
         name = request.request_id
@@ -329,6 +332,26 @@ def _check_requests(state: CellState) -> None:
             continue
         _check_page_table(state, request.request_id)
     require((queued, tokens) == (state.queued, state.queued_tokens), "the queue is miscounted")
+
+
+def _check_adapters(state: CellState) -> None:
+    """Each adapter counts its requests, stays while it has any or a name, and is at the workers that need it."""
+    counts = dict.fromkeys(state.adapters, 0)
+    for request in state.requests.values():
+        if request.submit.adapter:
+            counts[request.submit.adapter] += 1
+            worker = state.workers.get(request.worker_id)
+            require(
+                worker is None or has_adapter(worker, request.submit.adapter), f"{request.request_id} lacks its adapter"
+            )
+    names: list[str] = []
+    for digest, adapter in state.adapters.items():
+        require(adapter.requests == counts[digest], f"adapter {digest} miscounts its requests")
+        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays for nobody")
+        names += adapter.names
+    require(len(names) == len(set(names)), "two adapters have one name")
+    for worker in state.workers.values():
+        require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter for nobody")
 
 
 def _check_last_match(state: CellState, request: Request) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from services.scheduler.core import adapters
 from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.fold.configure import configure, flush
 from services.scheduler.core.hidden.hidden_leases import hidden_saved
@@ -26,7 +27,7 @@ from services.scheduler.core.queue.completion import (
     text_missing,
 )
 from services.scheduler.core.queue.leases import request_lease
-from services.scheduler.core.queue.queueing import submit
+from services.scheduler.core.queue.queueing import place_unplaced, submit
 from services.scheduler.core.restoring.fetches import chunks_fetched
 from services.scheduler.core.state import MOST_QUARANTINED, Quarantined
 from services.scheduler.core.tiers.backups import finish_backup
@@ -179,6 +180,12 @@ def _text_missing(step: Step, message: worker_events.TextMissing) -> None:
         text_missing(step, worker, _runs_at(step, worker, message.request_id, message.attempt))
 
 
+def _adapter_attached(step: Step, message: worker_events.AdapterAttached) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None and adapters.attached(step, worker, message):
+        place_unplaced(step, message.digest)
+
+
 def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
     storage = _storage(step, message.storage_id, message.incarnation)
     if storage is not None:
@@ -327,6 +334,7 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     worker_events.PagesPromoted: _pages_promoted,
     worker_events.HiddenSaved: _hidden_saved,
     worker_events.TextMissing: _text_missing,
+    worker_events.AdapterAttached: _adapter_attached,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,
@@ -347,4 +355,6 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     cell_events.FlushCache: flush,
     cell_events.PinPrefix: pin_prefix,
     cell_events.UnpinPrefix: unpin_prefix,
+    cell_events.LoadAdapter: adapters.load,
+    cell_events.UnloadAdapter: adapters.unload,
 }

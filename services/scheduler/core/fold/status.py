@@ -16,6 +16,7 @@ from shared.messages.base import count_int32
 from shared.messages.pools import HIDDEN
 from shared.messages.status import (
     OWNERS_TOLD,
+    AdapterStatus,
     CachedNode,
     CacheListing,
     CellStatus,
@@ -116,7 +117,23 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         ),
         takes_bases=state.config.prefix_caching,
         takes_compact=True,
+        adapters=tuple(_adapters(state)),
     )
+
+
+def _adapters(state: CellState) -> Iterator[AdapterStatus]:
+    """By name, in the order in which adapters came."""
+    for adapter in state.adapters.values():
+        held = {worker.worker_id: worker.adapters.get(adapter.digest) for worker in state.workers.values()}
+        for name in adapter.names:
+            yield AdapterStatus(
+                name=name,
+                digest=adapter.digest,
+                path=adapter.path,
+                workers=tuple(worker_id for worker_id, each in held.items() if each is not None and each.is_loaded),
+                faults={worker_id: each.fault for worker_id, each in held.items() if each is not None and each.fault},
+                requests=adapter.requests,
+            )
 
 
 def _serving(state: CellState) -> list[Worker]:

@@ -161,7 +161,9 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
-    storage = state.storage_of(worker) if is_wanted and request.sparse.span is None else None
+    # What restores would have to project with the adapter, too.
+    is_plain = request.sparse.span is None and not request.submit.adapter
+    storage = state.storage_of(worker) if is_wanted and is_plain else None
     if storage is None or storage.hidden.handle is None or not storage.disk.budget_bytes or not may_save(storage):
         return None
     if not can_restore(worker, storage.hidden.handle.geometry) or not is_worth_keeping(state, storage):

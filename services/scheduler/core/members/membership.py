@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.adapters import attach_all
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
 from services.scheduler.core.cache.residency import DEVICE, unlock_host
@@ -21,6 +22,7 @@ from services.scheduler.core.members.pools import (
     strike,
 )
 from services.scheduler.core.queue.queueing import (
+    MODEL_NOT_FOUND,
     accept,
     dequeue,
     enqueue,
@@ -38,7 +40,7 @@ from services.scheduler.core.tiers.saves import abandon_saves_of_storage, abando
 from services.scheduler.core.waiting.waits import withdraw
 from shared.errors import AttemptsExhausted, Unavailable
 from shared.kept_texts import MOST_KEPT_TOKENS
-from shared.messages.gateway_notices import ResumeNeeded
+from shared.messages.gateway_notices import RequestFailed, ResumeNeeded
 from shared.messages.worker_plans import Dismiss
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
     fit_pools(state)
     state.count("workers_joined")
     attach_worker(step, worker)
+    if state.adapters:
+        attach_all(step, worker)
     attach_neighbours(step)
     replace_waiting(step)
 
@@ -261,6 +265,12 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     state, submit = step.state, message.submit
     if submit.request_id in state.requests or submit.base is not None or submit.compact or fault_of(submit):
         state.count("stale_inputs")
+        return
+    if submit.adapter and submit.adapter not in state.adapters:
+        text = "the adapter that was asked for is not served any more"
+        step.to_gateway(
+            submit.gateway_id, RequestFailed(request_id=submit.request_id, code=MODEL_NOT_FOUND, message=text)
+        )
         return
     state.count("requests_reclaimed")
     request = accept(step, submit, unmatched(submit))

@@ -311,6 +311,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
         text=said.text,
         dropped=said.dropped,
         lent_tokens=lent_tokens,
+        adapter=submit.adapter,
     )
     step.to_worker(worker, compact_admission(order) if worker.takes_compact else order)
 

@@ -48,17 +48,28 @@ class Placement:
 def fits(state: CellState, request: Request, worker: Worker) -> bool:
     """Whether the request, alone on this worker, can run to its last token."""
     tokens = request.max_tokens_total
-    return tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
+    has_room = tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
+    return has_room and has_adapter(worker, request.submit.adapter)
 
 
-def takes_requests(state: CellState) -> bool:
-    """Whether there is a worker that is given new requests. Does not mutate."""
-    return any(worker.drain is None for worker in state.workers.values())
+def has_adapter(worker: Worker, adapter: str) -> bool:
+    """Whether a worker computes for requests with this adapter, "" being the base model."""
+    if not adapter:
+        return True
+    held = worker.adapters.get(adapter)
+    return held is not None and held.is_loaded
+
+
+def takes_requests(state: CellState, adapter: str = "") -> bool:
+    """Whether there is a worker that is given new requests with this adapter. Does not mutate."""
+    return any(
+        worker.drain is None and (not adapter or has_adapter(worker, adapter)) for worker in state.workers.values()
+    )
 
 
 def place(state: CellState, request: Request) -> Placement | None:
     """The best worker for a request, or None when it fits nowhere. Ties: first joined."""
-    if not takes_requests(state):
+    if not takes_requests(state, request.submit.adapter):
         return None
     path = matched_path(state, request)
     coming = tokens_coming(state, request) if state.transient.marks else {}
@@ -145,13 +156,16 @@ def _compared(
 
     Those that hold or bring a part, and the idlest.
     """
-    tokens = request.max_tokens_total
+    tokens, adapter = request.max_tokens_total, request.submit.adapter
     pages = -(-tokens // state.tree.page_size)
     workers = state.workers
     fitting = [
         worker
         for worker in workers.values()
-        if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
+        if tokens <= worker.max_context
+        and pages <= worker.pool.total
+        and worker.drain is None
+        and (not adapter or has_adapter(worker, adapter))
     ]
     backlogs = backlogs_us(state, fitting)
     if len(backlogs) <= _ALL_COMPARED:

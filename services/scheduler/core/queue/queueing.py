@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.core.adapters import adapter_left, fault_everywhere, is_served
 from services.scheduler.core.cache.prefix_match import matched_path
 from services.scheduler.core.cache.prompt_blocks import PromptBlocks, blocks_behind, find_base, prompt_behind
 from services.scheduler.core.hidden.hidden_runs import drop_run
@@ -28,8 +29,16 @@ from services.scheduler.core.waiting.waits import (
     withdraw,
 )
 from shared.compact_messages import whole_request
-from shared.errors import CodecError, DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
-from shared.ids import DIGEST_BYTES, TOKEN_BYTES
+from shared.errors import (
+    CodecError,
+    DeadlineExceeded,
+    DuplicateRequest,
+    InvalidRequest,
+    QueueFull,
+    RequestCancelled,
+    Unavailable,
+)
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, is_digest
 from shared.messages.gateway_notices import PromptWanted, RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
 from shared.prompt_chain import block_digests
@@ -41,7 +50,10 @@ if TYPE_CHECKING:
     from shared.messages.requests import PromptBase
 
 _RETRY_AFTER_MS = 1000
-_NAMESPACE_DIGITS = 32
+
+MODEL_NOT_FOUND = "model_not_found"
+"""Code of a refusal, as OpenAI has it, for an adapter that nobody serves."""
+
 _ENDED_REMEMBERED = 4096
 _NO_CACHE = CacheHints(read=False, write=False)
 
@@ -69,6 +81,9 @@ def submit(step: Step, message: SubmitRequest) -> None:
     fault = fault or fault_of(message)
     if fault:
         _refuse(step, message, InvalidRequest.code, fault)
+        return
+    if message.adapter and not is_served(state, message.adapter):
+        _refuse(step, message, MODEL_NOT_FOUND, "the adapter that was asked for is not served any more")
         return
     exceeded = _exceeded_bound(state, message)
     if exceeded:
@@ -111,6 +126,8 @@ def accept(step: Step, message: SubmitRequest, match: PromptMatch) -> Request:
     attempt = state.ended.pop(message.request_id, 0) + 1
     request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt, match=match)
     state.requests[message.request_id] = request
+    if message.adapter:
+        state.adapters[message.adapter].requests += 1
     if message.key_id:
         remember_key(state, message)
     if message.quota is not None or state.tree.owners:
@@ -133,9 +150,10 @@ def fault_of(message: SubmitRequest) -> str:
         return "the prompt must hold at least one packed int32 token"
     if message.sampling.max_tokens < 1:
         return "max_tokens must be at least 1"
-    digits = message.namespace
-    if len(digits) != _NAMESPACE_DIGITS or digits.strip("0123456789abcdef"):
+    if not is_digest(message.namespace):
         return "the namespace must be a digest of 32 hex digits"
+    if message.adapter and message.cache.importance is not None:
+        return "prefixes of an adapter are read whole: fidelity must be exact"
     return ""
 
 
@@ -164,8 +182,12 @@ def enqueue(step: Step, request: Request) -> None:
     """Put a WAITING request into the queue of the worker that suits it best."""
     state = step.state
     placement = place(state, request)
-    if placement is None and takes_requests(state):
+    adapter = request.submit.adapter
+    if placement is None and takes_requests(state, adapter):
         fail(step, request, "context_length_exceeded", "prompt and answer do not fit any worker's context and pool")
+        return
+    if placement is None and adapter and (fault := fault_everywhere(state, adapter)):
+        fail(step, request, Unavailable.code, f"no worker could load the adapter: {fault}")
         return
     count_waiting(state, request, 1)
     if placement is None:
@@ -245,6 +267,16 @@ def replace_waiting(step: Step) -> None:
         enqueue(step, request)
 
 
+def place_unplaced(step: Step, adapter: str) -> None:
+    """Place the requests that no worker took so far for want of this adapter."""
+    state = step.state
+    for name in list(state.unplaced):
+        request = state.requests[name]
+        if request.submit.adapter == adapter:
+            dequeue(state, request)
+            enqueue(step, request)
+
+
 def fail(step: Step, request: Request, code: str, text: str = "") -> None:
     """End a request that is in no queue and owns no pages, and say so to its gateway."""
     step.state.count(f"failed_{code}")
@@ -266,6 +298,8 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
     if request.submit.cache.leases:
         state.cache_leases.take_pending(request.request_id)
     del state.requests[request.request_id]
+    if request.submit.adapter:
+        adapter_left(step, request.submit.adapter)
     state.ended[request.request_id] = request.attempt
     if len(state.ended) > _ENDED_REMEMBERED:
         del state.ended[next(iter(state.ended))]

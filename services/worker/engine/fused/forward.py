@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from services.worker.engine.adapters import AdapterRows
 from services.worker.engine.attention import AttentionCall, AttentionStep
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate
@@ -16,6 +17,7 @@ from services.worker.engine.fused.hooks import Hooks, are_any
 from services.worker.engine.fused.last_layer import LastLayer, last_layer
 from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.fused.rotations import Rotations
+from services.worker.engine.fused.terms import FusedTerms, StepTerms
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.kv.device_pool import DevicePool
 from services.worker.native.fused import FusedKernels, StepStruct
@@ -42,6 +44,7 @@ class FusedForward:
     def __init__(self, model: FusedModel, kernels: FusedKernels, pool: DevicePool) -> None:
         self._model, self._kernels, self._pool = model, kernels, pool
         self._rotations = Rotations(model.rotary, kernels.dtype)
+        self._terms = FusedTerms(model)
         self._width = (model.query_heads + 2 * model.kv_heads) * model.head_dim
         self._buffers = self._make_buffers(0)
         self._decode_steps: list[DecodeSteps | None] = []  # Empty until the first step brings its attention.
@@ -53,8 +56,12 @@ class FusedForward:
         meta: ForwardMeta,
         attention: AttentionBackend,
         last_rows: torch.Tensor,
+        adapted: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
-        """See ``ModelRunner.forward``. K and V go straight to the pool, over which ``attention`` is."""
+        """See ``ModelRunner.forward``. K and V go straight to the pool, over which ``attention`` is. Rows of adapters
+        are ``adapted``.
+        """
+        terms = self._terms.of_step(len(ids), adapted)
         ids, positions, last_rows, slots = map(_plain, (ids, positions, last_rows, meta.slots))
         gate = meta.gate
         self._check(slots, self._pool.pages * self._pool.geometry.page_size, "slot of the pool")
@@ -64,14 +71,15 @@ class FusedForward:
         if only_decode and gate is None and not are_any(self._model.attention):
             decode = self._decode_with(attention)
             if decode is not None:
-                step = self._begin(ids, positions, last_rows, slots)
+                step = self._begin(ids, positions, last_rows, slots, terms)
                 decode.compute(meta, step, self._buffers.qkv)
                 return self._finish(step, last_rows)
         left, last = last_layer(meta, last_rows), None
         if left is not None:
             attend = attention.for_step(left.meta) if left.meta is not None else _attend_to_nothing
             last = left, _behind(gate, attend)
-        return self._by_layer(ids, positions, _behind(gate, attention.for_step(meta)), last_rows, slots, last=last)
+        attend = _behind(gate, attention.for_step(meta))
+        return self._by_layer(ids, positions, attend, last_rows, slots, last=last, terms=terms)
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -89,10 +97,13 @@ class FusedForward:
         slots: torch.Tensor | None,
         step: AttentionStep | None = None,
         last: tuple[LastLayer, Attend] | None = None,
+        terms: StepTerms | None = None,
     ) -> torch.Tensor:
-        """``last`` is what of the last layer has to be computed, if that is not all of it, and the attention there."""
+        """``last`` is what of the last layer has to be computed, if that is not all of it, and the attention there;
+        ``terms`` are those of adapters.
+        """
         model, between, rows = self._model, self._kernels.between, len(ids)
-        struct = self._begin(ids, positions, last_rows, slots)
+        struct = self._begin(ids, positions, last_rows, slots, terms)
         hooks = Hooks(model.attention, self._buffers.normed[:rows], positions, self._rotations)
         shape, this = model.shape, ctypes.addressof(struct)
         ended: int | None = None
@@ -112,6 +123,8 @@ class FusedForward:
                 kept_x, kept_qkv = self._buffers.x[left.rows], qkv[left.rows]
                 struct.rows, struct.x = len(kept_x), kept_x.data_ptr()
                 last_rows, heads = left.last_rows, self._heads(kept_qkv)
+                if terms is not None:
+                    terms.tell(struct, left.rows)
             attended = attend(AttentionCall(layer, *heads, model.scaling, model.windows[layer], None, {})).contiguous()
             attended_at, ended = attended.data_ptr(), begun
         if len(last_rows):
@@ -119,7 +132,12 @@ class FusedForward:
         return self._finish(struct, last_rows)
 
     def _begin(
-        self, ids: torch.Tensor, positions: torch.Tensor, last_rows: torch.Tensor, slots: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        last_rows: torch.Tensor,
+        slots: torch.Tensor | None,
+        terms: StepTerms | None,
     ) -> StepStruct:
         """Embed ``ids``. What the structure points to is valid until the next step, and while the arguments are."""
         model, rotations, rows = self._model, self._rotations, len(ids)
@@ -130,7 +148,7 @@ class FusedForward:
             self._buffers = self._make_buffers(rows)
         buffers = self._buffers
         buffers.x[:rows] = model.embedding(ids)
-        return StepStruct(
+        step = StepStruct(
             rows,
             torch.get_num_threads(),
             buffers.x.data_ptr(),
@@ -140,7 +158,11 @@ class FusedForward:
             positions.data_ptr(),
             None if slots is None else slots.data_ptr(),
             self._kernels.scratch(model.inputs, model.intermediate),
+            model.layers[0],
         )
+        if terms is not None:
+            terms.tell(step)
+        return step
 
     def _finish(self, step: StepStruct, last_rows: torch.Tensor) -> torch.Tensor:
         """Logits of ``last_rows``, float32 [R, vocabulary]."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +12,31 @@ import torch
 from services.worker.engine.fused.family import Family, LayerModules, linears
 from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
 from services.worker.native.fused import FusedKernels, LayerStruct, ShapeStruct
+
+MERGED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""Linear layers that are one matrix, by its name in ``layer_t``: the first two of attention, the others of the MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPart:
+    """A linear layer of the model, by its name there, as outputs of a merged matrix from ``first`` on."""
+
+    name: str
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLayer:
+    """A merged matrix [outputs, inputs]."""
+
+    parts: tuple[MergedPart, ...]
+    inputs: int
+    outputs: int
 
 
 class FusedModel:
@@ -32,6 +59,8 @@ class FusedModel:
             family.hidden, family.query_heads, family.kv_heads, family.head_dim, family.intermediate, family.eps
         )
         memory = StripMemory(_weight_shapes(family), family.dtype)
+        # Before any module is let go, whose number another may get.
+        self.merged = _merged_layers(model, family)
         self._structs = (LayerStruct * len(family.layers))()
         for struct, layer in zip(self._structs, family.layers, strict=True):
             self._take_attention(struct, layer, memory)
@@ -59,13 +88,12 @@ class FusedModel:
         return self._final_norm.data_ptr()
 
     def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
-        attention = layer.attention
-        struct.qkv, struct.qkv_bias = self._merge(attention, ("q_proj", "k_proj", "v_proj"), memory)
-        struct.out, struct.out_bias = self._merge(attention, ("o_proj",), memory)
+        struct.qkv, struct.qkv_bias = self._merge(layer.attention, MERGED["qkv"], memory)
+        struct.out, struct.out_bias = self._merge(layer.attention, MERGED["out"], memory)
 
     def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
-        struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, ("gate_proj", "up_proj"), memory)
-        struct.down, struct.down_bias = self._merge(layer.mlp, ("down_proj",), memory)
+        struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, MERGED["gate_up"], memory)
+        struct.down, struct.down_bias = self._merge(layer.mlp, MERGED["down"], memory)
 
     def _take_norms(self, struct: LayerStruct, layer: LayerModules, eps: float) -> None:
         struct.input_norm = self._keep(layer.input_norm.weight)
@@ -96,6 +124,22 @@ class FusedModel:
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _merged_layers(model: Any, family: Family) -> list[dict[str, MergedLayer]]:
+    """The merged matrices of every layer, by the keys of MERGED."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[dict[str, MergedLayer]] = []
+    for layer in family.layers:
+        found.append({})
+        for merged, children in MERGED.items():
+            parent = layer.attention if merged in ("qkv", "out") else layer.mlp
+            modules = [getattr(parent, child) for child in children]
+            ends = list(itertools.accumulate(module.out_features for module in modules))
+            firsts = (0, *ends[:-1])
+            parts = (MergedPart(names[id(module)], first) for module, first in zip(modules, firsts, strict=True))
+            found[-1][merged] = MergedLayer(tuple(parts), modules[0].in_features, ends[-1])
+    return found
 
 
 def _bias_of(module: Any) -> torch.Tensor:

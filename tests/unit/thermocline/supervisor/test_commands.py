@@ -256,3 +256,13 @@ def test_sizes_and_devices_that_were_chosen_reach_every_worker() -> None:
     flags = flags_of(next(child for child in service_children(make_cell(config), {}) if child.name == "worker-0"))
 
     assert (flags["device"], flags["dtype"], flags["device-kv-bytes"]) == ("cuda", "float16", "7")
+
+
+def test_folders_of_adapters_mean_the_same_to_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are relative to where the cell was started; what is no NAME=DIR is left for the gateway to refuse."""
+    monkeypatch.chdir(tmp_path)
+    config = load(SupervisorConfig, "up", flags={"adapter": "a=x,b=/y/z,c"})
+
+    (gateway,) = (child for child in service_children(make_cell(config), {}) if child.name == "gateway")
+
+    assert flags_of(gateway)["adapter"] == f"a={tmp_path}/x,b=/y/z,c"

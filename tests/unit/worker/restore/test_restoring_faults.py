@@ -248,3 +248,17 @@ def test_what_stands_on_restored_pages_falls_with_them(make_cell: MakeCell) -> N
 
     assert sorted(done.failed) == ["chunk", "r", "restored"]
     assert (done.restores_refused, done.restored_tokens, done.computed_tokens) == (("r",), 0, 0)
+
+
+def test_requests_of_an_adapter_are_not_restored(make_cell: MakeCell) -> None:
+    """Hidden states are projected by the base model's layers, so the run is rejected."""
+    cell = make_cell()
+    cell.driven.give(cell.admission(cell.table))
+    cell.driven.run()
+    cell.driven.executor._roster.requests["r"].adapter = "1" * 32
+
+    cell.driven.give(batch(restores=[cell.restore(0, TOKENS)]))
+    cell.driven.run()
+
+    done = cell.driven.done()[-1]
+    assert (done.failed, done.restores_refused) == (("r",), ())

@@ -1,0 +1,79 @@
+"""LoRA adapters that a gateway was given with ``--adapter``: the cell is told of them once it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from services.gateway.cache_calls import CacheCalls
+from services.gateway.cell import CellView
+from shared import logs
+from shared.adapters import AdapterFiles, is_adapter_name, read_adapter
+from shared.bus.protocol import Bus
+from shared.errors import AdapterRefused, ConfigError, Unavailable
+from shared.ids import new_id
+from shared.messages.cell_events import LoadAdapter
+
+RETRY_S = 1.0
+
+_log = logs.get_logger("gateway.adapters")
+
+
+class StartAdapters:
+    """By name. Later orders may unload them; a gateway tells of them once, when it starts."""
+
+    def __init__(self, files: Mapping[str, AdapterFiles] | None = None) -> None:
+        self.files = dict(files or {})
+        self._told_seq = 0 if not self.files else None  # The scheduler had folded all of them by then.
+
+    def reasons_not_ready(self, cell: CellView) -> list[str]:
+        """Those of which no worker has said yet whether it has them; nobody waits for one that was unloaded since."""
+        if self._told_seq is None or cell.status is None or cell.status.seq < self._told_seq:
+            return [f"adapter {name} was not asked for yet" for name in self.files]
+        silent = [each.name for each in cell.adapters() if not each.workers and not each.faults]
+        return [f"adapter {name} is being loaded" for name in self.files if name in silent]
+
+    def faults(self, cell: CellView) -> Iterator[tuple[str, str]]:
+        """Names, and why some worker has not what they mean."""
+        for name in self.files:
+            adapter = cell.adapter(name)
+            for worker, fault in adapter.faults.items() if adapter is not None else ():
+                yield name, f"{worker}: {fault}"
+
+    async def tell(self, bus: Bus) -> None:
+        """Have the cell load them, however long the scheduler is silent."""
+        calls = CacheCalls(bus)
+        seq = 0
+        for name, files in self.files.items():
+            order = LoadAdapter(name=name, path=str(files.directory), digest=files.digest)
+            message_id = new_id("start-adapter")
+            while True:
+                try:
+                    seq = (await calls.fold(order, message_id)).seq
+                    break
+                except Unavailable as error:
+                    _log.warning("adapter_not_told", name=name, reason=error.message)
+                    await asyncio.sleep(RETRY_S)
+            _log.info("adapter_told", name=name, digest=files.digest, path=str(files.directory), rank=files.rank)
+        self._told_seq = seq
+
+
+def start_adapters(given: Sequence[str], base: str) -> StartAdapters:
+    """Read what ``--adapter`` names. Raises ConfigError with every fault."""
+    found: dict[str, AdapterFiles] = {}
+    faults = []
+    for each in given:
+        name, equals, folder = each.partition("=")
+        if not equals or not folder or not is_adapter_name(name):
+            faults.append(f"--adapter {each!r}: give NAME=DIR, the name as model ids are")
+        elif name == base or name in found:
+            faults.append(f"--adapter {each!r}: the name {name} is taken")
+        else:
+            try:
+                found[name] = read_adapter(Path(folder).expanduser().resolve())
+            except AdapterRefused as error:
+                faults.append(f"--adapter {each!r}: {error.message}")
+    if faults:
+        raise ConfigError.of(faults)
+    return StartAdapters(found)

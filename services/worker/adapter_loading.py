@@ -1,0 +1,203 @@
+"""LoRA adapters come to a worker and go: read by a thread of their own, and put beside the model between two steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import safetensors
+import safetensors.torch
+
+from services.worker.engine.adapters import Adapter, Adapters
+from shared import logs
+from shared.adapters import AdapterFiles, load_adapter
+from shared.errors import AdapterRefused, ThermoclineError
+from shared.messages.worker_plans import AttachAdapter, DetachAdapter
+
+_log = logs.get_logger("worker")
+
+Submit = Callable[[Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBounds:
+    """How much of adapters a worker takes; ``most_bytes`` is for the weights of all of them, as float32."""
+
+    most: int = 16
+    most_rank: int = 64
+    most_bytes: int = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What became of an order; ``fault`` is "" where the adapter is served now."""
+
+    order: AttachAdapter
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An order whose files have been read; one of ``adapter`` and ``fault``."""
+
+    order: AttachAdapter
+    nbytes: int = 0
+    adapter: Adapter | None = None
+    fault: str = ""
+
+
+class AdapterLoading(Protocol):
+    """What the executor does with orders that are about adapters."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`settle` has something to do; may be asked at any time."""
+
+    def attach(self, order: AttachAdapter) -> None:
+        """Begin to load an adapter."""
+
+    def detach(self, order: DetachAdapter) -> None:
+        """Forget an adapter, loaded or not."""
+
+    def settle(self) -> list[Attached]:
+        """Serve what has been read; between two steps. What became of each order, in the order in which they ended."""
+
+    def serves(self, digest: str) -> bool:
+        """Whether requests may have this adapter."""
+
+    def close(self) -> None:
+        """Load no more."""
+
+
+class NoAdapters:
+    """Of a worker that serves none; it says why."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._refused: list[Attached] = []
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._refused)
+
+    def attach(self, order: AttachAdapter) -> None:
+        self._refused.append(Attached(order, self._reason))
+
+    def detach(self, order: DetachAdapter) -> None:
+        self._refused = [each for each in self._refused if each.order.digest != order.digest]
+
+    def settle(self) -> list[Attached]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def serves(self, digest: str) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class WorkerAdapters:
+    """Used by the compute thread; what is read is read by ``submit``, by default in one thread of its own.
+
+    Orders are bounded: the scheduler has one for each adapter of the cell at the most, and detaches what it gives up.
+    """
+
+    def __init__(
+        self, model: Adapters, bounds: AdapterBounds, wake: Callable[[], None], submit: Submit | None = None
+    ) -> None:
+        """``wake`` is called from whatever thread when there is news."""
+        self._model, self._bounds, self._wake = model, bounds, wake
+        self._submit = submit
+        self._thread: ThreadPoolExecutor | None = None
+        self._wanted: dict[str, AttachAdapter] = {}  # By digest, until they are settled.
+        self._read: deque[_Read] = deque()  # Filled by the thread.
+        self._nbytes: dict[str, int] = {}  # Of what is served, by digest.
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._read)
+
+    def attach(self, order: AttachAdapter) -> None:
+        self._wanted[order.digest] = order
+        if self._submit is None:
+            # Most workers have no adapters, so no thread is taken before the first.
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+            self._submit = self._thread.submit
+        self._submit(lambda: self._read_files(order))
+
+    def detach(self, order: DetachAdapter) -> None:
+        self._wanted.pop(order.digest, None)
+        self._nbytes.pop(order.digest, None)
+        self._model.drop(order.digest)
+
+    def settle(self) -> list[Attached]:
+        ended = []
+        while self._read:
+            read = self._read.popleft()
+            if self._wanted.get(read.order.digest) is not read.order:
+                continue  # It was detached meanwhile.
+            del self._wanted[read.order.digest]
+            fault = self._serve(read)
+            _log.info(
+                "adapter_refused" if fault else "adapter_attached",
+                digest=read.order.digest,
+                path=read.order.path,
+                nbytes=read.nbytes,
+                reason=fault,
+            )
+            ended.append(Attached(read.order, fault))
+        return ended
+
+    def serves(self, digest: str) -> bool:
+        return digest in self._model
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _read_files(self, order: AttachAdapter) -> None:
+        try:
+            self._read.append(self._prepared(order))
+        except ThermoclineError as error:
+            self._read.append(_Read(order, fault=error.message))
+        except Exception as error:  # Whatever it is, the order has to be answered.
+            _log.exception("adapter_failed", path=order.path)
+            self._read.append(_Read(order, fault=f"it could not be read: {error!r}"))
+        self._wake()
+
+    def _prepared(self, order: AttachAdapter) -> _Read:
+        # Weights of half the size become as large as the bound when they are float32.
+        files, weights = load_adapter(Path(order.path), self._bounds.most_bytes)
+        self._check(files, order)
+        try:
+            tensors = safetensors.torch.load(weights)
+        except safetensors.SafetensorError as error:
+            raise AdapterRefused(f"its weights cannot be read: {error}") from error
+        return _Read(order, files.nbytes, self._model.prepare(files, tensors))
+
+    def _check(self, files: AdapterFiles, order: AttachAdapter) -> None:
+        if files.digest != order.digest:
+            raise AdapterRefused(f"the files in {order.path} have changed since it was asked for: load it again")
+        if files.rank > self._bounds.most_rank:
+            raise AdapterRefused(f"its rank {files.rank} is above {self._bounds.most_rank} (--max-adapter-rank)")
+
+    def _serve(self, read: _Read) -> str:
+        """Why it is not served, or ""."""
+        if read.adapter is None:
+            return read.fault
+        if len(self._nbytes) >= self._bounds.most:
+            return f"{self._bounds.most} adapters are loaded already (--max-adapters)"
+        room = self._bounds.most_bytes - sum(self._nbytes.values())
+        if read.nbytes > room:
+            return f"it takes {read.nbytes} bytes, and {room} of {self._bounds.most_bytes} are left (--adapter-bytes)"
+        try:
+            self._model.put(read.adapter)
+        except AdapterRefused as error:
+            return error.message
+        self._nbytes[read.order.digest] = read.nbytes
+        return ""

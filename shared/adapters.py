@@ -1,0 +1,336 @@
+"""LoRA adapters in the PEFT format: what their files say, without their weights, and the digest that stands for them.
+
+An adapter adds ``scale * B @ A @ x`` to what some linear layers of the base model make of x (LoRA, Hu et al. 2021,
+section 4.1). It is a directory with ``adapter_config.json`` and ``adapter_model.safetensors``. What PEFT can say there
+and workers do not compute is refused here, by name. The digest covers every byte of both files and is a part of
+namespaces: KV is shared with nobody who has not the same adapter, whatever it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shared.errors import AdapterRefused
+from shared.ids import DIGEST_BYTES
+from shared.undecodable import UNPARSABLE
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+MOST_CONFIG_BYTES = 2**20
+MOST_HEADER_BYTES = 16 * 2**20
+"""A header names every tensor; those of adapters with thousands of them have less than a megabyte."""
+
+_PREFIX = "base_model.model."
+_PARTS = (".lora_A.weight", ".lora_B.weight")
+_DTYPES = ("F32", "F16", "BF16")
+_READ_BYTES = 4 * 2**20
+
+_READ_KEYS = frozenset({
+    "peft_type", "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "rank_pattern",
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "layers_to_transform",
+})  # fmt: skip
+"""What :func:`_config` looks at."""
+
+_HARMLESS_KEYS = frozenset({
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "megatron_config",
+    "megatron_core", "runtime_config", "peft_version", "qalora_group_size", "layers_pattern",
+})  # fmt: skip
+"""What changes nothing of an adapter that is loaded for inference. Any other key has to say that it is off."""
+
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
+"""Ways to begin training that leave the weights of the base model alone; others keep a changed base."""
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may be served under this name: as model ids are, at most 128 characters."""
+    return bool(_NAME.match(name))
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModule:
+    """One linear layer that is adapted: A is [rank, inputs], B is [outputs, rank]."""
+
+    name: str
+    rank: int
+    inputs: int
+    outputs: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """What an adapter's files say. ``digest`` is 32 hex digits, ``nbytes`` the size of its weights as float32."""
+
+    directory: Path
+    digest: str
+    modules: tuple[AdaptedModule, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest of any module."""
+        return max(module.rank for module in self.modules)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(4 * module.rank * (module.inputs + module.outputs) for module in self.modules)
+
+
+def read_adapter(directory: Path) -> AdapterFiles:
+    """Read both files of an adapter. Raises AdapterRefused, with the reason, for what cannot be served exactly."""
+    config = _config_bytes(directory)
+    with _weights(directory) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest, header = _begun(config, size), file.read(8)
+        header += file.read(_header_length(file.name, header, size))
+        digest.update(header)
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return _described(directory, config, header, digest.hexdigest())
+
+
+def load_adapter(directory: Path, most_bytes: int) -> tuple[AdapterFiles, bytes]:
+    """The same, with the bytes of the weights' file: those that the digest is of. Raises AdapterRefused for more than
+    ``most_bytes`` of them, too.
+    """
+    config = _config_bytes(directory)
+    with _weights(directory) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise AdapterRefused(f"{file.name} has {size} bytes, and there is room for {most_bytes}")
+        weights = file.read(most_bytes + 1)
+    digest = _begun(config, len(weights))
+    digest.update(weights)
+    header = weights[: 8 + _header_length(file.name, weights[:8], len(weights))]
+    return _described(directory, config, header, digest.hexdigest()), weights
+
+
+def _begun(config: bytes, weight_bytes: int) -> hashlib.blake2b:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"tc-adapter-1")
+    # The lengths go first so that no two different pairs of files feed the same bytes.
+    digest.update(len(config).to_bytes(8, "little") + weight_bytes.to_bytes(8, "little") + config)
+    return digest
+
+
+def _described(directory: Path, config: bytes, header: bytes, digest: str) -> AdapterFiles:
+    modules = tuple(_modules(_config(_read_config(directory, config)), _shapes(directory / WEIGHTS_FILE, header)))
+    return AdapterFiles(directory, digest, modules)
+
+
+@contextmanager
+def _weights(directory: Path) -> Iterator[BinaryIO]:
+    path = directory / WEIGHTS_FILE
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise AdapterRefused(f"{directory} holds no readable {WEIGHTS_FILE}: {error.strerror or error}") from error
+
+
+def _header_length(name: str, first: bytes, size: int) -> int:
+    """Bytes of the header behind the first eight, which say it."""
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+        raise AdapterRefused(f"{name} is no safetensors file")
+    return length
+
+
+def tensor_names(module: str) -> tuple[str, str]:
+    """Names of A and B of a module in the file."""
+    return f"{_PREFIX}{module}{_PARTS[0]}", f"{_PREFIX}{module}{_PARTS[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    rank: int
+    alpha: float
+    ranks: Mapping[str, Any]
+    alphas: Mapping[str, Any]
+    targets: str | list[str]
+    excluded: str | list[str]
+    layers: list[int] | None
+    is_rank_stabilised: bool
+
+
+def _config_bytes(directory: Path) -> bytes:
+    path = directory / CONFIG_FILE
+    try:
+        with path.open("rb") as file:
+            config = file.read(MOST_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise AdapterRefused(f"{directory} holds no readable {CONFIG_FILE}: {error.strerror or error}") from error
+    if len(config) > MOST_CONFIG_BYTES:
+        raise AdapterRefused(f"{path} is larger than {MOST_CONFIG_BYTES} bytes")
+    return config
+
+
+def _read_config(directory: Path, config: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(config)
+    except UNPARSABLE as error:
+        raise AdapterRefused(f"{directory / CONFIG_FILE} is no JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise AdapterRefused(f"{directory / CONFIG_FILE} is no JSON object")
+    return raw
+
+
+def _config(raw: Mapping[str, Any]) -> _Config:
+    """Raises AdapterRefused with every reason at once."""
+    reasons = list(_reasons_against(raw))
+    if reasons:
+        raise AdapterRefused(f"this adapter cannot be served exactly: {'; '.join(reasons)}")
+    return _Config(
+        rank=raw["r"],
+        alpha=float(raw["lora_alpha"]),
+        ranks=raw.get("rank_pattern") or {},
+        alphas=raw.get("alpha_pattern") or {},
+        targets=raw["target_modules"],
+        excluded=raw.get("exclude_modules") or [],
+        layers=_as_layers(raw.get("layers_to_transform")),
+        is_rank_stabilised=bool(raw.get("use_rslora")),
+    )
+
+
+def _reasons_against(raw: Mapping[str, Any]) -> Iterator[str]:
+    if raw.get("peft_type") != "LORA":
+        yield f"peft_type is {raw.get('peft_type')!r}, and only LORA is served"
+    if raw.get("task_type") not in (None, "CAUSAL_LM"):
+        yield f"task_type is {raw.get('task_type')!r}, and only CAUSAL_LM is served"
+    if not _is_count(raw.get("r")):
+        yield "r is no rank"
+    if not _is_number(raw.get("lora_alpha")):
+        yield "lora_alpha is no number"
+    if raw.get("bias", "none") != "none":
+        yield "it changes biases (bias), which is not served"
+    if raw.get("fan_in_fan_out"):
+        yield "its layers are transposed (fan_in_fan_out), which is not served"
+    if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        yield f"init_lora_weights {raw['init_lora_weights']!r} changes weights of the base model"
+    if not _is_names(raw.get("target_modules")):
+        yield "target_modules names no modules"
+    if raw.get("exclude_modules") and not _is_names(raw["exclude_modules"]):
+        yield "exclude_modules names no modules"
+    layers = raw.get("layers_to_transform")
+    if layers is not None and _as_layers(layers) is None:
+        yield "layers_to_transform are no numbers of layers"
+    for key, is_fine in (("rank_pattern", _is_count), ("alpha_pattern", _is_number)):
+        given = raw.get(key) or {}
+        if not isinstance(given, dict) or not all(map(is_fine, given.values())):
+            yield f"{key} does not give numbers to modules"
+        else:
+            yield from (f"{key} has the pattern {pattern!r}: {fault}" for pattern, fault in _bad_patterns(given))
+    for key, value in raw.items():
+        # What is off says so in one of these ways, in every release of PEFT so far.
+        if key not in _READ_KEYS and key not in _HARMLESS_KEYS and value not in (None, False, [], {}, ""):
+            yield f"{key} is not served"
+
+
+def _bad_patterns(patterns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield pattern, str(error)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_names(value: object) -> bool:
+    """One pattern, or a list of names."""
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error:
+            return False
+        return bool(value)
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+def _as_layers(value: object) -> list[int] | None:
+    numbers = value if isinstance(value, list) else [value]
+    found = [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
+    return found if value is not None and len(found) == len(numbers) else None
+
+
+def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
+    """Shapes of all tensors of a safetensors file, by name, from its first eight bytes and its header."""
+    try:
+        header = json.loads(head[8:])
+    except UNPARSABLE as error:
+        raise AdapterRefused(f"{path} is no safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise AdapterRefused(f"{path} is no safetensors file")
+    shapes = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if not isinstance(shape, list) or not all(_is_count(each) for each in shape):
+            raise AdapterRefused(f"{path}: {name} has no shape")
+        if entry.get("dtype") not in _DTYPES:
+            raise AdapterRefused(f"{path}: {name} is of type {entry.get('dtype')}, not one of {', '.join(_DTYPES)}")
+        shapes[name] = shape
+    return shapes
+
+
+def _modules(config: _Config, shapes: Mapping[str, list[int]]) -> Iterator[AdaptedModule]:
+    """Every module that the file has weights of, in order of name. Raises AdapterRefused."""
+    names: set[str] = set()
+    for tensor in shapes:
+        part = next((part for part in _PARTS if tensor.endswith(part)), None)
+        if part is None or not tensor.startswith(_PREFIX):
+            raise AdapterRefused(f"the file holds {tensor}, which is no weight of a low-rank pair")
+        names.add(tensor.removeprefix(_PREFIX).removesuffix(part))
+    if not names:
+        raise AdapterRefused("the file holds no weights")
+    for name in sorted(names):
+        if not _is_targeted(config, name):
+            raise AdapterRefused(f"the file holds weights of {name}, which the configuration does not target")
+        yield _module(config, name, *(shapes.get(tensor) for tensor in tensor_names(name)))
+
+
+def _module(config: _Config, name: str, a: list[int] | None, b: list[int] | None) -> AdaptedModule:
+    rank = int(_by_pattern(config.ranks, name, config.rank))
+    if a is None or b is None or len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+        raise AdapterRefused(f"{name} has A of shape {a} and B of shape {b}, which are no pair of rank {rank}")
+    alpha = float(_by_pattern(config.alphas, name, config.alpha))
+    # Rank-stabilised LoRA divides by the root (Kalajdzievski 2023, section 3).
+    scale = alpha / (math.sqrt(rank) if config.is_rank_stabilised else rank)
+    return AdaptedModule(name=name, rank=rank, inputs=a[1], outputs=b[0], scale=scale)
+
+
+def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """The value of the first pattern that is the end of a name, at a dot, as PEFT takes them."""
+    found: float = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
+    return found
+
+
+def _is_targeted(config: _Config, name: str) -> bool:
+    if config.layers is not None:
+        number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        if number not in config.layers:
+            return False
+    return (config.targets == "all-linear" or _is_named(config.targets, name)) and not _is_named(config.excluded, name)
+
+
+def _is_named(names: str | list[str], name: str) -> bool:
+    if isinstance(names, str):
+        return re.fullmatch(names, name) is not None
+    return any(name == each or name.endswith(f".{each}") for each in names)

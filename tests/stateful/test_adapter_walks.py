@@ -1,0 +1,96 @@
+"""Seeded walks of cells whose adapters come, go, change names and fail to load, while everything else goes wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shared.messages.cell_events import CellConfig, LoadAdapter, UnloadAdapter
+from tests.stateful.cell_driver import DRAINS, NOISES, TROUBLES, VARIANTS, CellDriver
+from tests.stateful.walking import added_up, move
+
+WALKS = 60
+DIGESTS = tuple(str(number) * 32 for number in range(1, 4))
+NAMES = ("a", "b")
+
+MUST_HAPPEN = (
+    "adapters_attached",
+    "adapters_failed",
+    "adapters_loaded",
+    "adapters_unloaded",
+    "failed_service_unavailable",
+    "hidden_leases_answered",
+    "hit_tokens_device",
+    "hit_tokens_host",
+    "hit_tokens_neighbour",
+    "preemptions",
+    "refused_model_not_found",
+    "requests_resumed",
+    "requests_stolen",
+    "workers_lost",
+)
+
+
+def orders(driver: CellDriver, chance: random.Random) -> None:
+    """An operator does something with adapters."""
+    if chance.random() < 0.4:
+        driver.cell.feed(UnloadAdapter(name=chance.choice(NAMES)))
+    else:
+        path = chance.choice(["folder", "folder", "folder", "bad folder"])
+        driver.cell.feed(LoadAdapter(name=chance.choice(NAMES), path=path, digest=chance.choice(DIGESTS)))
+
+
+def walk(seed: int, steps: int) -> dict[str, int]:
+    """Drive one cell; returns its counters."""
+    chance = random.Random(seed)
+    keeps_hidden = seed % 4 == 0
+    config = CellConfig(
+        max_batch_tokens=chance.choice([24, 200]),
+        max_running=chance.randint(1, 4),
+        batches_ahead=chance.randint(1, 3),
+        lease_tokens=chance.choice([1, 8]),
+        min_host_load_tokens=1,
+        max_attempts=chance.choice([2, 6]),
+        hidden_form="0/1/0",
+        **{name: chance.choice(values) for name, values in VARIANTS.items()},
+    )
+    driver = CellDriver(
+        config,
+        page_size=16 if keeps_hidden else chance.choice([1, 4, 6, 16]),
+        workers=chance.randint(1, 3),
+        pages=chance.choice([12, 20, 40]),
+        host_pages=30 if keeps_hidden else chance.choice([0, 30]),
+        disk_chunks=40 if keeps_hidden else chance.choice([0, 40]),
+        hidden_pages=128 if keeps_hidden else 0,
+        kept_tokens=chance.choice([0, 200]),
+    )
+    troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])
+    for _ in range(steps):
+        point = chance.random()
+        if point < troubles:
+            driver.trouble(chance.choice((*TROUBLES, *DRAINS)), chance.randrange(1000))
+        elif point < troubles + noises:
+            driver.noise(chance.choice(NOISES), chance.randrange(1000))
+        elif point < troubles + noises + 0.06:
+            orders(driver, chance)
+        elif point < troubles + noises + 0.35:
+            shape = [chance.randrange(3) for _ in range(chance.randint(1, 4))]
+            adapter = chance.choice(["", *driver.cell.state.adapters, *DIGESTS[:1]])
+            driver.submit(shape, chance.randrange(3), chance.choice([1, 4, 24]), adapter=adapter)
+        else:
+            move(driver, chance, chance.choice(["all", "worker", "heard", "storage", "fetch"]))
+    driver.finish()
+    return driver.cell.state.counters
+
+
+@pytest.fixture(scope="module")
+def totals() -> dict[str, int]:
+    """The counters of all walks, added up."""
+    return added_up(walk(seed, 150) for seed in range(WALKS))
+
+
+@pytest.mark.parametrize("name", MUST_HAPPEN)
+def test_walks_with_adapters_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
+    """Every walk ended with the right tokens and nothing lost, replayed alike, and this happened on the way."""
+    assert totals.get(name, 0) > 0
