@@ -35,6 +35,13 @@ CASES = [
     ("gemma2", 32),
     ("opt", 16),
 ]
+KINDS = [
+    *(("gpt_oss", size) for size in (1, 16)),
+    *(("llama4", size) for size in (1, 16)),
+    ("roberta", 16),
+    *(("bloom", size) for size in (1, 16)),
+]
+"""Sinks; chunks and queries scaled by position; positions of its own; attention of its own."""
 
 
 class Scenario:
@@ -90,7 +97,7 @@ def test_every_proven_family_is_covered() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), CASES)
+@pytest.mark.parametrize(("family", "page_size"), [*CASES, *KINDS])
 async def test_served_tokens_equal_generate(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:

@@ -24,8 +24,10 @@ from tests.reference import Reference
 DEVICE_TOKENS = 512
 DOCUMENT_TOKENS = 200
 ANSWER_TOKENS = 8
-CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("opt", 64)]
-"""Llama here has grouped-query attention, OPT as many KV heads as query heads."""
+CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("opt", 64), ("gpt_oss", 16), ("llama4", 1), ("bloom", 16)]
+"""Llama here has grouped-query attention, OPT as many KV heads as query heads; gpt-oss has sinks, Llama 4 chunks, and
+BLOOM attends by code of its own.
+"""
 
 
 def segment(cell: Cell, kind: str) -> SharedSegment:
@@ -130,7 +132,9 @@ async def test_every_way_back_gives_the_same_answer(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 16)])
+@pytest.mark.parametrize(
+    ("family", "page_size"), [("llama", 16), ("opt", 16), ("gpt_oss", 1), ("llama4", 16), ("bloom", 1)]
+)
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     family: str,
     page_size: int,
