@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.engine.attention import ATTENTION_NAME
-from services.worker.engine.model_faults import attends_elsewhere, refusing
+from services.worker.engine.model_faults import AttendsOtherwise, refusing
 from services.worker.engine.model_loading import load_model
 from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
 from services.worker.engine.probe import find_geometry, find_own_geometry
@@ -47,9 +47,7 @@ def find_model(
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
         with refusing(name, "probed"):
             return FoundModel(model, find_geometry(model, list(windows), page_size, context), ATTENTION_NAME)
-    except UnsupportedModel as error:
-        if model is None and not attends_elsewhere(error):
-            raise
+    except AttendsOtherwise as error:
         if any(window is not None for window in windows):
             # The library's cache drops what lies before a window, and the model's own masks may not hide it.
             raise
@@ -61,6 +59,6 @@ def find_model(
             attend_itself(model)
             geometry = find_own_geometry(model, len(windows), page_size)
     except UnsupportedModel as error:
-        raise UnsupportedModel(reason if error.message == reason else f"{reason}; {error.message}") from error
+        raise UnsupportedModel(f"{reason}; {error.message}") from error
     get_logger("worker.engine").info("model_attends_itself", model=type(model).__name__, reason=reason)
     return FoundModel(model, geometry, OWN_ATTENTION)

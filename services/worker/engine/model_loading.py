@@ -21,7 +21,7 @@ from services.worker.engine.chunks import CHUNKED, expected_chunks, tell_chunks
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
-from services.worker.engine.text_parts import tensor_names, text_part
+from services.worker.engine.text_parts import convert_as_whole, tensor_names, text_part
 from services.worker.engine.told_positions import tell_positions
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
@@ -72,6 +72,7 @@ def load_model(
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     transformers_logging.disable_progress_bar()
+    convert_as_whole(config)
     with refusing(config.model_type, "loaded"):
         with _LOADING, progress.phase(PHASE), told_progress():
             model, report = AutoModelForCausalLM.from_pretrained(

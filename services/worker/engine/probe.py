@@ -17,6 +17,7 @@ from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, atte
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.model_faults import AttendsOtherwise
 from services.worker.engine.own_attention import OWN_ATTENTION, recorded
 from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
@@ -55,11 +56,11 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int, context
 
     Raises UnsupportedModel unless each layer calls attention once, in order, all alike, with the windows that
     the configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether
-    the batch is short or reaches to position ``context - 1``.
+    the batch is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
     name, calls = model.config.model_type, _layout(model, (1, 2))
     if [call.layer for call in calls] != list(range(len(windows))):
-        raise UnsupportedModel(
+        raise AttendsOtherwise(
             f"{name} has {len(windows)} layers but made {len(calls)} calls through the attention interface"
         )
     for call, window in zip(calls, windows, strict=True):
@@ -67,7 +68,7 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int, context
             raise UnsupportedModel(f"layer {call.layer} of {name} has window {call.window}, configured is {window}")
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
-            raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
+            raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
     return _geometry(calls, name, page_size)
 

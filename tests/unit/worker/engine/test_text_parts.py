@@ -23,7 +23,7 @@ def checkpoint_of(model_type: str, path: Path) -> Path:
     return save_random(next(iter(tiny_configs(model_type))), path, seed=0)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "llava", "mistral3"])
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "llama4", "minimax_m3_vl", "mistral3", "qianfan_ocr"])
 def test_answers_are_those_of_the_whole_model(model_type: str, tmp_path: Path) -> None:
     """Token for token the whole model's own generate, whichever class of the library the text part has."""
     path = checkpoint_of(model_type, tmp_path)
