@@ -154,7 +154,8 @@ def max_context_tokens(config: Any, bound: int = 0) -> int:
 def _reasons_against(config: Any) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield IS_ENCODER_DECODER
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    # "vision" is of images alone, which are not served.
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         yield "its attention is not causal"
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
 
 from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import save_random
@@ -49,6 +49,16 @@ def test_tensors_are_found_under_older_and_newer_names(prefix: str, tmp_path: Pa
 
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_model_that_sees_images_both_ways_is_served_over_text(tmp_path: Path) -> None:
+    """Gemma 4's unified type, here with heads of one size: what its masks show of text is causal."""
+    made = next(iter(tiny_configs("gemma4_unified_text"))).to_dict() | {"per_layer_config": {"1": {"head_dim": 16}}}
+    config = CONFIG_MAPPING["gemma4_unified_text"](**{key: made[key] for key in made if key != "model_type"})
+    path = save_random(config, tmp_path, seed=0)
+
+    assert config.use_bidirectional_attention == "vision"
+    assert paged(path) == generated(path)
 
 
 def test_a_type_that_was_not_compared_is_refused(tmp_path: Path) -> None:
