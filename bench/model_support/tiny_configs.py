@@ -65,9 +65,11 @@ _SIZES: dict[str, Any] = {
 
 _OF_TYPE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1},
+    "xmod": {"default_language": "en_XX"},
     "zamba2": {"layer_types": ["mamba", "hybrid"], "num_hidden_layers": 2},
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note": {"per_layer_config": None},

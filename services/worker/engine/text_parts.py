@@ -24,6 +24,7 @@ PROVEN = frozenset(
         "aria",
         "aya_vision",
         "cohere2_vision",
+        "cohere_compass",
         "deepseek_vl",
         "deepseek_vl_hybrid",
         "exaone4_5",
