@@ -8,7 +8,15 @@ from typing import Any
 _FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """Names of the longest context, those that are most to the point first: MPT has max_seq_len, BLOOM seq_length."""
 
-BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
+BEHIND_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 """Model types whose first position is the one behind the number of the padding token."""
 
 _PADDING = 1

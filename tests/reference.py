@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from services.worker.engine.uniform import uniform
+from shared.model_context import first_of
 
 LOGIT_MARGIN = 1e-3
 """Least distance between the two highest logits of a decided greedy token."""
@@ -87,12 +88,18 @@ class Reference:
                     do_sample=False,
                     output_logits=True,
                     return_dict_in_generate=True,
+                    **self._positions(len(prompt)),
                     **({"eos_token_id": -1, "pad_token_id": 0} if ignore_eos else {}),
                 )
             highest = torch.stack([logits[0].topk(2).values for logits in answer.logits])
             margin = float((highest[:, 0] - highest[:, 1]).min())
             self._greedy[key] = answer.sequences[0, len(prompt) :].tolist(), margin
         return self._greedy[key]
+
+    def _positions(self, tokens: int) -> dict[str, torch.Tensor]:
+        """Where the model counts from elsewhere than 0, which ``generate`` does not do by itself."""
+        first = first_of(self._model.config)
+        return {"position_ids": torch.arange(first, first + tokens)[None]} if first else {}
 
     def _draw(
         self, prompt: list[int], max_tokens: int, temperature: float, seeds: range

@@ -77,6 +77,7 @@ _CONVOLVED = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
 
 _OF_TYPE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     **dict.fromkeys(
@@ -91,6 +92,7 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1, "chunk_size": 16},
     "nemotron_h": {"chunk_size": 16, "n_groups": 1},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid"],

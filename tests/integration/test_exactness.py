@@ -34,6 +34,13 @@ CASES = [
     *itertools.product(["mla", "gemma4"], [1, 16, 64]),
 ]
 """The last two have pages that do not hold K and V of all layers alike."""
+KINDS = [
+    *(("gpt_oss", size) for size in (1, 16)),
+    *(("llama4", size) for size in (1, 16)),
+    ("roberta", 16),
+    *(("bloom", size) for size in (1, 16)),
+]
+"""Sinks; chunks and queries scaled by position; positions of its own; attention of its own."""
 
 
 def test_every_proven_family_is_covered() -> None:
@@ -43,7 +50,7 @@ def test_every_proven_family_is_covered() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), CASES)
+@pytest.mark.parametrize(("family", "page_size"), [*CASES, *KINDS])
 async def test_served_tokens_equal_generate(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:

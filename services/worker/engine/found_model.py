@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.engine.attention import ATTENTION_NAME
-from services.worker.engine.model_faults import attends_elsewhere, refusing
+from services.worker.engine.model_faults import AttendsOtherwise, refusing
 from services.worker.engine.model_loading import load_model, model_bytes_of
 from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
 from services.worker.engine.probe import LayoutProbe, find_own_planes, find_planes
@@ -64,9 +64,7 @@ def find_model(
                 nbytes = sum(each.nbytes for each in states)
                 _log.info("page_size_chosen", page_tokens=planes.geometry.page_size, layer_state_bytes=nbytes)
             return FoundModel(model, planes, ATTENTION_NAME, states)
-    except UnsupportedModel as error:
-        if model is None and not attends_elsewhere(error):
-            raise
+    except AttendsOtherwise as error:
         if any(window is not None for window in windows) or state_layers(config):
             # The library's cache drops what lies before a window, and the model's own masks may not hide it. Nor is it
             # asked for what layers with states keep.

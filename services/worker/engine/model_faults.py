@@ -25,6 +25,12 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate mem
 _LONGEST_REASON = 300
 
 
+class AttendsOtherwise(UnsupportedModel):
+    """The model does not go through the attention interface, or asks more of it than ours does. Its own attention may
+    serve it.
+    """
+
+
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether ``error`` says nothing about the model: no memory, failed reads or a failed accelerator."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
@@ -49,21 +55,14 @@ def refusing(model_type: str, doing: str) -> Iterator[None]:
     except Exception as error:
         if is_of_the_machine(error):
             raise
-        if _names_ours(error):
-            reason = "it picks its attention from a table of its own, and not through the library's attention interface"
-        else:
-            get_logger("worker.engine").info("model_raised", model_type=model_type, doing=doing, exc_info=error)
-            reason = in_one_line(error)
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            raise AttendsOtherwise(
+                f"{model_type} cannot be {doing} here: it picks its attention from a table of its own, and not through "
+                "the library's attention interface"
+            ) from error
+        get_logger("worker.engine").info("model_raised", model_type=model_type, doing=doing, exc_info=error)
+        reason = in_one_line(error)
         raise UnsupportedModel(f"{model_type} cannot be {doing} here: {reason}") from error
-
-
-def attends_elsewhere(error: UnsupportedModel) -> bool:
-    """Whether :func:`refusing` found that the model looks our attention up in a table of its own, which lacks it."""
-    return _names_ours(error.__cause__)
-
-
-def _names_ours(error: BaseException | None) -> bool:
-    return isinstance(error, KeyError) and error.args == (ATTENTION_NAME,)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.shared_modules import name_layers
 from services.worker.engine.states.accesses import own_layer_types
 from services.worker.engine.states.layers import STATE_LAYER_TYPES
-from services.worker.engine.text_parts import tensor_names, text_part
+from services.worker.engine.text_parts import convert_as_whole, tensor_names, text_part
 from services.worker.engine.told_positions import tell_positions
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
@@ -79,6 +79,7 @@ def load_model(
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     transformers_logging.disable_progress_bar()
+    convert_as_whole(config)
     with refusing(config.model_type, "loaded"):
         with _LOADING, progress.phase(PHASE), told_progress():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -162,7 +163,8 @@ def max_context_tokens(config: Any, bound: int = 0) -> int:
 def _reasons_against(config: Any) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield IS_ENCODER_DECODER
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    # "vision" is of images alone, which are not served.
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         yield "its attention is not causal"
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:

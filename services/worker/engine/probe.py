@@ -17,6 +17,7 @@ from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, atte
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.model_faults import AttendsOtherwise
 from services.worker.engine.own_attention import OWN_ATTENTION, recorded
 from services.worker.engine.states.layers import StateModule, layers_with_attention
 from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
@@ -72,13 +73,13 @@ def find_planes(
 
     Raises UnsupportedModel unless each layer that attends calls attention once, in order, with the windows that the
     configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch
-    is short or reaches to position ``context - 1``.
+    is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
     name, calls = model.config.model_type, _layout(model, (1, 2))
     attending_layers = layers_with_attention(model.config, len(windows))
     if [call.layer for call in calls] != attending_layers:
         kind = "layers" if len(attending_layers) == len(windows) else "layers with attention"
-        raise UnsupportedModel(
+        raise AttendsOtherwise(
             f"{name} has {len(attending_layers)} {kind} but made {len(calls)} calls through the attention interface"
         )
     for call in calls:
@@ -87,7 +88,7 @@ def find_planes(
             raise UnsupportedModel(f"layer {call.layer} of {name} has window {call.window}, configured is {window}")
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
         if odd or call.extras.get("is_causal") is False:
-            raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
+            raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
     for call in calls:
         _check_shapes(call, calls[0], name)

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shared.errors import UnsupportedModel
@@ -19,6 +23,7 @@ PROVEN = frozenset(
         "aria",
         "aya_vision",
         "cohere2_vision",
+        "cohere_compass",
         "deepseek_vl",
         "deepseek_vl_hybrid",
         "exaone4_5",
@@ -36,14 +41,17 @@ PROVEN = frozenset(
         "janus",
         "lfm2_vl",
         "lighton_ocr",
+        "llama4",
         "llava",
         "llava_next",
         "llava_next_video",
         "llava_onevision",
+        "minimax_m3_vl",
         "mistral3",
         "moss_transcribe_diarize",
         "ovis2",
         "pp_chart2table",
+        "qianfan_ocr",
         "qwen2_audio",
         "qwen3_asr",
         "shieldgemma2",
@@ -58,10 +66,25 @@ PROVEN = frozenset(
 
 _PREFIXES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    # The library writes Qianfan-OCR and Kimi K2.5 so: it takes their text's layers for those of a vision part.
+    r"^(?:model\.)?(?:language_model|text_model)\.model\.(?:encoder\.layers|blocks)\.": "model.layers.",
     r"^(?:model\.)?(?:language_model|text_model)\.model\.": "model.",
     r"^model\.(?:language_model|text_model)\.": "model.",
 }
 """Where whole models keep the tensors of their text part, and where its own class has them."""
+
+
+_CONVERTED_AS = {"minimax_m3_vl_text": "minimax_m3_vl"}
+"""Text parts whose tensors have other names, or lie otherwise, in checkpoints of the whole model, which the library
+knows of that alone.
+"""
+
+
+def convert_as_whole(config: Any) -> None:
+    """Have the library convert tensors of the text part ``config`` as it does those of the whole model."""
+    whole = _CONVERTED_AS.get(config.model_type)
+    if whole is not None and get_checkpoint_conversion_mapping(config.model_type) is None:
+        register_checkpoint_conversion_mapping(config.model_type, get_checkpoint_conversion_mapping(whole))
 
 
 def text_part(config: Any) -> Any:

@@ -27,7 +27,7 @@ def tell_positions(model: Any) -> None:
     for module in model.modules():
         if first and hasattr(module, "create_position_ids_from_input_ids"):
             module.forward = partial(_shifted, module.forward, first)
-        attention = getattr(module, "self_attn", None)
+        attention: Any = getattr(module, "self_attn", None)
         if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:
             module.forward = partial(_counting, module.forward)
 

@@ -99,7 +99,9 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
 
 def kinds(shape: ServedShape) -> list[dict[str, Any]]:
     """Each kind of layer: window, softcap, chunk and sinks, as attention takes them by name."""
-    bounds = [(min(window, SHORT_WINDOW) or None, None) for window in shape.windows]
+    bounds: list[tuple[int | None, int | None]] = [
+        (min(window, SHORT_WINDOW) or None, None) for window in shape.windows
+    ]
     bounds += [(None, min(chunk, SHORT_WINDOW)) for chunk in shape.chunks]
     sinks: list[torch.Tensor | None] = [None]
     if shape.has_sinks:  # Some layers of a model may have none.

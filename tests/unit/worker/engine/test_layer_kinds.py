@@ -63,10 +63,11 @@ def test_answers_are_the_librarys(
 def without(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     """Attention that knows nothing of a field of its calls."""
     real = CpuAttention.for_step
+    changes: dict[str, Any] = {field: None}
 
     def for_step(self: CpuAttention, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
         attend = real(self, meta)
-        return lambda call: attend(replace(call, **{field: None}))
+        return lambda call: attend(replace(call, **changes))
 
     monkeypatch.setattr(CpuAttention, "for_step", for_step)
 

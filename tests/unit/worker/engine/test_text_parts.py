@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
 
 from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import save_random
@@ -31,7 +31,7 @@ def renamed(name: str, patterns: Mapping[str, str]) -> str:
     return name if found is None else re.sub(found, patterns[found], name)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "llava", "mistral3"])
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "llama4", "minimax_m3_vl", "mistral3", "qianfan_ocr"])
 def test_answers_are_those_of_the_whole_model(model_type: str, tmp_path: Path) -> None:
     """Token for token the whole model's own generate, whichever class of the library the text part has."""
     path = checkpoint_of(model_type, tmp_path)
@@ -58,6 +58,16 @@ def test_tensors_are_found_under_older_and_newer_names(prefix: str, tmp_path: Pa
 
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_model_that_sees_images_both_ways_is_served_over_text(tmp_path: Path) -> None:
+    """Gemma 4's unified type, here with heads of one size: what its masks show of text is causal."""
+    made = next(iter(tiny_configs("gemma4_unified_text"))).to_dict() | {"per_layer_config": {"1": {"head_dim": 16}}}
+    config = CONFIG_MAPPING["gemma4_unified_text"](**{key: made[key] for key in made if key != "model_type"})
+    path = save_random(config, tmp_path, seed=0)
+
+    assert config.use_bidirectional_attention == "vision"
+    assert paged(path) == generated(path)
 
 
 def test_a_type_that_was_not_compared_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from services.worker.evaluation.scorer import QuestionScore
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule
 from services.worker.importance.selection import Budget
-from shared.errors import ConfigError, ContextTooLong
+from shared.errors import ConfigError, ContextTooLong, UnsupportedModel
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import random_prompt
 from tests.unit.worker.importance.paged_prefix import PagedPrefix
@@ -130,6 +130,14 @@ def test_less_of_the_prefix_changes_answers(load_runner: LoadRunner) -> None:
 
     assert max(abs(a - b) for a, b in zip(likelihoods(whole), likelihoods(part), strict=True)) > 0.01
     assert [one.read for one in part] == pytest.approx([8 / 75] * 4)
+
+
+def test_layers_with_sinks_are_not_scored(load_runner: LoadRunner) -> None:
+    """Methods that choose tokens know nothing of them."""
+    scorer = RunnerScorer(load_runner("gpt_oss"))
+
+    with pytest.raises(UnsupportedModel, match="not measured with attention sinks or chunks"):
+        scorer.score(PREFIX, ASKED, Full())
 
 
 def test_scores_do_not_depend_on_the_batch(load_runner: LoadRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,17 @@ def test_rows_within_the_prefix_are_refused(load_runner: LoadRunner) -> None:
         asked.sparse(60, 71, prefix)
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4"])
+def test_layers_with_sinks_or_chunks_are_refused(family: str, load_runner: LoadRunner) -> None:
+    """For the request's sake alone: it is computed instead."""
+    asked = Asked(load_runner(family), prefix=64, question=7)
+
+    with pytest.raises(SelectionFailed) as failed:
+        asked.sparse(64, 71, ImportantPrefix(asked.stored(), QUARTER, 3))
+
+    assert "knows neither sinks nor chunks" in str(failed.value.__cause__)
+
+
 def test_pages_for_the_prefix_are_not_needed(load_runner: LoadRunner) -> None:
     """Page-table entries within the prefix may name anything."""
     asked = Asked(load_runner("llama_mha"), prefix=64, question=7)

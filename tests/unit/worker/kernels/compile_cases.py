@@ -46,6 +46,9 @@ def attention(
     page_size: int,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
+    *,
+    has_sinks: bool = False,
 ) -> None:
     """A prompt beside a long decode, and a short decode alone: both kernels, with and without joined splits."""
     pool = torch.empty((4, page_size, kv_heads, head_dim), dtype=dtype)
@@ -55,7 +58,8 @@ def attention(
         # As rotary embeddings leave it: [1, heads, T, head_dim].
         query = torch.empty((1, heads, rows, head_dim), dtype=dtype)[0].transpose(0, 1)
         paged = paged_tensors(segments, page_size, CPU)
-        attend(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap)
+        sinks = torch.empty(heads, dtype=dtype) if has_sinks else None
+        attend(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap, chunk=chunk, sinks=sinks)
 
 
 def shared_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
@@ -150,6 +154,11 @@ CASES: dict[str, Callable[[], None]] = {
     "attention bf16 8/4x256 page 64, window, softcap": partial(
         attention, paged_attention, BF16, 8, 4, 256, 64, 4096, 50.0
     ),
+    # gpt-oss: sinks. Llama 4 Scout: chunks.
+    "attention bf16 64/8x64 page 16, sinks": partial(attention, paged_attention, BF16, 64, 8, 64, 16, has_sinks=True),
+    "attention bf16 40/8x128 page 16, chunk": partial(
+        attention, paged_attention, BF16, 40, 8, 128, 16, None, None, 8192
+    ),
     # What pads most, and float32, whose blocks are largest.
     "attention fp16 32/32x80 page 1, window": partial(attention, paged_attention, FP16, 32, 32, 80, 1, 2048),
     "attention fp32 64/8x64 page 32, softcap": partial(attention, paged_attention, FP32, 64, 8, 64, 32, None, 30.0),
@@ -168,6 +177,9 @@ CASES: dict[str, Callable[[], None]] = {
     "exact attention bf16 32/8x128 page 16": partial(attention, exact_attention, BF16, 32, 8, 128, 16),
     "exact attention bf16 8/4x256 page 64, window, softcap": partial(
         attention, exact_attention, BF16, 8, 4, 256, 64, 4096, 50.0
+    ),
+    "exact attention bf16 64/8x64 page 16, chunk, sinks": partial(
+        attention, exact_attention, BF16, 64, 8, 64, 16, None, None, 8192, has_sinks=True
     ),
     "exact attention fp32 64/8x64 page 32": partial(attention, exact_attention, FP32, 64, 8, 64, 32),
     "exact products bf16 4096": partial(exact_products, BF16, 4096, 4096),

@@ -43,7 +43,9 @@ def attention(
     q = torch.randn(TOKENS, heads, head_dim, generator=random).to(DTYPES[dtype])
     mine, theirs = table[:own], table[own:]
     sinks = torch.linspace(-2, 4, heads).to(DTYPES[dtype]) if has_sinks else None
-    settings = {"scaling": 0.25, "window": window, "softcap": softcap, "chunk": chunk, "sinks": sinks}
+    settings: dict[str, Any] = {
+        "scaling": 0.25, "window": window, "softcap": softcap, "chunk": chunk, "sinks": sinks,
+    }  # fmt: skip
 
     def compute(*segments: tuple[torch.Tensor, int, torch.Tensor]) -> list[torch.Tensor]:
         """The results of segments of (queries, context, pages)."""

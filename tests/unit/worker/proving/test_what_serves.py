@@ -427,6 +427,22 @@ def test_a_model_with_other_heads_than_its_configuration_says_is_proven_again(
     assert not done[2].endswith("heads of 1")
 
 
+def test_a_model_with_sinks_is_proven_with_them(
+    load_on_gpu: Callable[[Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which its configuration does not tell, so it is proven again when they are seen."""
+    shapes: list[ServedShape] = []
+
+    def prove(shape: ServedShape) -> ProofTable:
+        shapes.append(shape)
+        return table(cuda_ipc=("both ways",))
+
+    monkeypatch.setattr(model_runner, "has_sinks", lambda model: True)
+    load_on_gpu(prove)
+
+    assert [shape.has_sinks for shape in shapes] == [False, True]
+
+
 def test_each_rank_proves_its_share_before_it_reads_weights(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
