@@ -84,7 +84,9 @@ def measure_admission(cell: MillionNodes, worker: Worker, storage: Storage, choi
             continue
         copies = []
         if number % RANKED_EVERY == 0:
-            copies = [other for other in state.tree.nodes.values() if is_host_evictable(other, storage.storage_id)]
+            copies = [
+                other for other in state.tree.nodes.values() if is_host_evictable(state, other, storage.storage_id)
+            ]
             heats = {other.id: hotness(state, other) for other in copies}
         turn = cell.turn()
         start = time.process_time()

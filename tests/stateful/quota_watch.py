@@ -165,7 +165,7 @@ class QuotaWatch:
             if self.host_pages(state, owner, storage_id) <= _most(state, quota.host_bytes):
                 continue
             for node in self._nodes_of(state, owner):
-                may_go = is_host_evictable(node, storage_id) and node.id not in spared
+                may_go = is_host_evictable(state, node, storage_id) and node.id not in spared
                 assert not may_go, f"node {node.id} of {owner}, which is above its quota, stays in {storage_id}"
         self._saw("host_choices")
 

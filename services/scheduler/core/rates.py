@@ -134,6 +134,17 @@ def lender_bytes_per_us(storage: Storage) -> float:
     return storage.fetching.lender_rate.per_us(UNMEASURED_LENDER_BYTES_PER_US)
 
 
+def lent_cost(state: CellState, storage: Storage) -> float:
+    """What a token costs that another node lends, relative to computing one at the top: 1, the neutral value, where
+    nothing is lent or was measured, and at the most. Does not mutate.
+    """
+    geometry, rate = state.geometry, storage.fetching.lender_rate
+    if geometry is None or not rate.observations or state.speed.flat <= 0:
+        return 1.0
+    _, loading = state.speed.restoration_costs()
+    return min(1.0, loading + geometry.token_bytes / rate.per_us(0.0) / state.speed.flat)
+
+
 def expected_disk_bytes_per_us(storage: Storage) -> float:
     """The same without any observation. Pure."""
     return _measured_disk_bytes_per_us(storage) or UNMEASURED_DISK_BYTES_PER_US

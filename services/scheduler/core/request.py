@@ -80,8 +80,9 @@ class Prefetch(msgspec.Struct):
     counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
     is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
     brought_lent: int = 0  # Of what was fetched for it: tokens that came from another node's host memory.
-    is_loan_over: bool = False  # A lender did not bring what it was to: no other one is asked.
+    is_loan_over: bool = False  # A lender did not bring what it was to, or is too slow: no other one is asked.
     raised_to: int = 0  # Disks of other nodes were asked for its prefix up to this many tokens.
+    looks_again: bool = False  # Another node may have what comes next before its turn: it is looked for again.
 
     def forget_brought(self) -> None:
         """What was fetched for it is of no account any more."""

@@ -49,7 +49,8 @@ class ThermoclinePolicy(Policy):
 
     ``cost_depth_tokens`` is the depth at which computing a token costs twice what it does at the top (attention
     grows with depth); 0 takes cost as flat, so that the hit ratio is what is kept high. ``host_cost`` is the cost of
-    a token with a copy in a lower tier, relative to one that must be computed.
+    a token with a copy in a lower tier, relative to one that must be computed; ``lent_cost`` that of one with a copy on
+    another node, which is lent again (a sole copy is worth more: Dahlin et al., OSDI 1994, 2.4).
     """
 
     name = "thermocline"
@@ -57,6 +58,7 @@ class ThermoclinePolicy(Policy):
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
+    lent_cost: float = 1.0
     clock: float = 0.0  # Seconds since the learner began.
     requests: int = 0
     tokens_seen: int = 0
@@ -74,6 +76,7 @@ class ThermoclinePolicy(Policy):
             learner.began_ns = moment.time_ns
         self.clock = max((moment.time_ns - learner.began_ns) / 1e9, self.clock + TICK)
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
+        self.lent_cost = moment.lent_cost
         contexts = self.prefixes.contexts
         leads = learner.is_led_by(self.member, self.requests)
         if self.requests:
@@ -213,6 +216,8 @@ class ThermoclinePolicy(Policy):
         cost = 1.0
         if self.cost_depth_tokens > 0:
             cost += (node.depth + size_of(node) / 2) / self.cost_depth_tokens
+        if len(node.host) > 1 and self.lent_cost < 1 and not node.rare.is_sealed:
+            cost = min(cost, self.lent_cost) / len(node.host)
         cost *= node.importance
         return cost * self.host_cost if node.host else cost
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Renewal
 from services.scheduler.core.cache.residency import DEVICE, HOST, coming_order_of, moment, order_of, tell
+from services.scheduler.core.rates import lent_cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,15 +72,18 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
     held = [node for node in path if worker_id in node.device]
     copied = [node for node in path if storage_id in node.host] if storage_id else []
     order_of(state, DEVICE, worker_id).visit(held, prompt_tokens, now)
-    if storage_id:
-        order_of(state, HOST, storage_id).visit(copied, prompt_tokens, now)
     renewal = state.renewal
     if renewal is not None:
         held = [node for node in held if node.id in renewal.told]
         coming_order_of(state, renewal, DEVICE, worker_id).visit(held, prompt_tokens, now)
-        if storage_id:
-            copied = [node for node in copied if node.id in renewal.told]
-            coming_order_of(state, renewal, HOST, storage_id).visit(copied, prompt_tokens, now)
+    if not storage_id:
+        return
+    storage = state.storages[storage_id]
+    now.lent_cost = lent_cost(state, storage) if storage.shares else 1.0
+    order_of(state, HOST, storage_id).visit(copied, prompt_tokens, now)
+    if renewal is not None:
+        copied = [node for node in copied if node.id in renewal.told]
+        coming_order_of(state, renewal, HOST, storage_id).visit(copied, prompt_tokens, now)
 
 
 def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) -> None:

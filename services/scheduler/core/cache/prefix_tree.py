@@ -66,6 +66,7 @@ _SHORT_NAMES = {
     "importance": "m",
     "owner": "o",
     "is_wide": "w",
+    "is_sealed": "s",
 }
 
 
@@ -79,15 +80,17 @@ class Rare(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False, fr
     importance: float = 1.0
     owner: int = 0
     is_wide: bool = False
+    is_sealed: bool = False
 
 
 NOTHING_RARE = Rare()
 
 
 @lru_cache(maxsize=4096)
-def owned(owner: int, *, is_wide: bool = False) -> Rare:
-    """What a node has whose pages count against somebody's quotas, or whose label is wide, and nothing else."""
-    return Rare(owner=owner, is_wide=is_wide) if owner or is_wide else NOTHING_RARE
+def owned(owner: int, *, is_wide: bool = False, is_sealed: bool = False) -> Rare:
+    """What many nodes have alike: somebody's quotas that they count against, a wide label, a key of their own."""
+    is_common = not (owner or is_wide or is_sealed)
+    return NOTHING_RARE if is_common else Rare(owner=owner, is_wide=is_wide, is_sealed=is_sealed)
 
 
 class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
@@ -104,7 +107,8 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
     while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
     (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is nobody's; that of its root (see
-    :mod:`quotas`). ``is_wide``: its label has packed int32 tokens.
+    :mod:`quotas`). ``is_wide``: its label has packed int32 tokens. ``is_sealed``: its namespace has a key of its own,
+    so that no node lends it to another.
 
     Names, counts and depths are shared with other nodes (see :mod:`holdings`): replace them, do not change them.
     Snapshots leave out fields that have their default, so that a decoded node is as small as a new one. What a node's
@@ -193,7 +197,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     def set_rare(self, **changes: Any) -> None:
         """Give it other values of fields that few nodes have."""
         rare = msgspec.structs.replace(self.rare, **changes)
-        common = owned(rare.owner, is_wide=rare.is_wide)
+        common = owned(rare.owner, is_wide=rare.is_wide, is_sealed=rare.is_sealed)
         self.rare = common if rare == common else rare
 
     def device_pages(self, worker_id: str) -> bytes:
@@ -270,7 +274,7 @@ class PrefixTree(msgspec.Struct):
 
     Without ``has_digests`` nodes have none: nobody remembers them once they are gone. Such nodes are few and soon gone,
     so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against somebody's
-    quotas.
+    quotas. ``sealed`` namespaces have a key of their own.
     """
 
     page_size: int = 0
@@ -279,6 +283,7 @@ class PrefixTree(msgspec.Struct):
     next_id: int = 1
     has_digests: bool = True
     owners: dict[str, int] = {}
+    sealed: dict[str, None] = {}
 
     @property
     def page_token_bytes(self) -> int:
@@ -315,7 +320,7 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     if root_id is not None:
         return tree.nodes[root_id]
     digest = root_digest(namespace)
-    rare = Rare(namespace=namespace, owner=tree.owners.get(namespace, 0))
+    rare = Rare(namespace=namespace, owner=tree.owners.get(namespace, 0), is_sealed=namespace in tree.sealed)
     root = Node(id=tree.next_id, parent=0, label=b"", record=written(digest, digest), rare=rare)
     tree.next_id += 1
     tree.nodes[root.id] = root
@@ -332,7 +337,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
         label=label,
         depth=shared_depth(parent.end),
         record=_digests(tree, parent, tokens),
-        rare=owned(parent.rare.owner, is_wide=is_wide),
+        rare=owned(parent.rare.owner, is_wide=is_wide, is_sealed=parent.rare.is_sealed),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node

@@ -10,7 +10,8 @@ Rules that hold between steps:
   on the device or loading;
 * every node but a root is resident somewhere: on a device, loading, or in a host pool;
 * a node goes from a device only when it is unlocked, no child is on that device, and no backup reads it;
-* a host copy goes only when no load reads it, and the node is also on a device or has no children.
+* a host copy goes only when no load reads it, and the node is also on a device or has no children; where nodes share
+  host memory, when no child is in the same pool and the node is elsewhere too, or has no children.
 
 A pool that is lost stays in ``device``, ``loading`` and ``host`` of its nodes until they are struck (``state.lost``,
 see :mod:`pools`). Nobody asks by its name meanwhile; who goes through all names asks :func:`devices_of` and
@@ -41,6 +42,7 @@ from services.scheduler.core.cache.prefix_tree import (
     split,
 )
 from services.scheduler.core.cache.unsaved import move_up
+from shared.chunks import chunk_tokens
 from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
@@ -79,11 +81,52 @@ def is_left_bare(node: Node, worker_id: str, leaving: Mapping[int, int]) -> bool
     return 0 < node.below.get(worker_id, 0) == leaving.get(node.id)
 
 
-def is_host_evictable(node: Node, storage_id: str) -> bool:
+def is_host_evictable(state: CellState, node: Node, storage_id: str) -> bool:
     """Whether this storage's copy of the node may be given up."""
     if storage_id not in node.host or node.host_locks.get(storage_id):
         return False
-    return bool(node.device) or not node.children
+    if not node.children or node.rare.is_sealed or not state.storages[storage_id].shares:
+        return bool(node.device) or not node.children
+    return _stays_resident(state, node, storage_id) and not _goes_on(state, node, storage_id)
+
+
+CHILDREN_ASKED = 16
+"""A node with more children keeps its copies: asking them all would cost as much, and it is a prefix of many."""
+
+
+def _goes_on(state: CellState, node: Node, storage_id: str) -> bool:
+    """Whether a pool has a copy below a node, or may have one, that is worth the front that it stands on: what is
+    shorter than a chunk, as a question below its document, is never lent.
+    """
+    nodes, least = state.tree.nodes, chunk_tokens(state.tree.page_size)
+    left, asked = list(node.child_ids), 0
+    while left:
+        child = nodes[left.pop()]
+        asked += 1
+        if asked + len(left) > CHILDREN_ASKED:
+            return True
+        if storage_id in child.host:
+            if child.size >= least or child.host_locks.get(storage_id):
+                return True
+            left += child.child_ids
+    return False
+
+
+def _offer_above(state: CellState, node: Node) -> None:
+    """A copy below a node is gone, and may have been all that kept the node's own, or that of one above it."""
+    least = chunk_tokens(state.tree.page_size)
+    while node.parent:
+        offer(state, node)
+        if node.size >= least:
+            return
+        node = state.tree.nodes[node.parent]
+
+
+def _stays_resident(state: CellState, node: Node, storage_id: str) -> bool:
+    """Whether a node is somewhere without the copy of a storage, so that what is below it can still be reached."""
+    if node.device:
+        return True
+    return any(name != storage_id and name not in node.quarantined for name in copies_of(state, node))
 
 
 def devices_of(state: CellState, node: Node) -> Sequence[str]:
@@ -189,7 +232,7 @@ def offer(state: CellState, node: Node) -> None:
         if not below.get(worker_id) and not locks.get(worker_id) and is_device_evictable(state, node, worker_id):
             _offer_to(state, node, DEVICE, worker_id)
     for storage_id in copies_of(state, node):
-        if is_host_evictable(node, storage_id):
+        if is_host_evictable(state, node, storage_id):
             _offer_to(state, node, HOST, storage_id)
     if state.candidates:
         note_node(state, node)
@@ -487,8 +530,11 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
     _forget(state, node, HOST, storage.storage_id)
     if node.owner:
         _leave_host(state, node, storage.storage_id, pages)
+    parent = state.tree.nodes[node.parent]
     if not prune(state, node, departure, HOST):
         offer(state, node)
+    if storage.shares and parent.id in state.tree.nodes:
+        _offer_above(state, parent)
     return len(pages) // 4
 
 
@@ -610,6 +656,8 @@ def remove_struck(state: CellState, node: Node) -> Node | None:
         return None
     if not parent.children:
         offer(state, parent)
+    elif any(storage.shares for storage in state.storages.values()):
+        _offer_above(state, parent)
     return parent
 
 

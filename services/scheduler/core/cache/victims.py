@@ -20,6 +20,7 @@ from services.scheduler.core.cache.residency import (
     order_of,
     split_node,
 )
+from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,9 +77,15 @@ def take_host_victim(state: CellState, storage_id: str, behind: str = "") -> Nod
 
 
 def hold_end(state: CellState, storage: Storage, request_id: str, path: Path) -> None:
-    """Hold the deepest host copy on a waiting request's path."""
-    name = storage.storage_id
-    has_copy = (node.id for node, _ in reversed(path) if name in node.host and name not in node.quarantined)
+    """Hold the deepest host copy on a waiting request's path; where nodes share, the deepest of a chunk or more, which
+    what is shorter does not keep (:func:`residency.is_host_evictable`).
+    """
+    name, least = storage.storage_id, chunk_tokens(state.tree.page_size) if storage.shares else 0
+    has_copy = (
+        node.id
+        for node, _ in reversed(path)
+        if name in node.host and name not in node.quarantined and node.size >= least
+    )
     hold(state, storage, request_id, next(has_copy, 0))
 
 
@@ -128,7 +135,7 @@ def _device_evictable(state: CellState, worker_id: str, leaving: Mapping[int, in
 def _host_evictable(state: CellState, storage_id: str) -> Evictable:
     def evictable(node_id: int) -> Node | None:
         node = state.tree.nodes.get(node_id)
-        return node if node is not None and is_host_evictable(node, storage_id) else None
+        return node if node is not None and is_host_evictable(state, node, storage_id) else None
 
     return evictable
 

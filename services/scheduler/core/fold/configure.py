@@ -225,7 +225,7 @@ def _flush_host(step: Step, node: Node, _awaited: Mapping[str, set[int]]) -> int
     state = step.state
     dropped = 0
     for name in list(copies_of(state, node)):
-        if is_host_evictable(node, name):
+        if is_host_evictable(state, node, name):
             state.count("flushed_pages_host", drop_host(state, node, state.storages[name], "flushed"))
             dropped += 1
     return dropped

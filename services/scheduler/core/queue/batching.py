@@ -14,6 +14,7 @@ from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.restoring.fetch_waits import waits_for_fetch
 from services.scheduler.core.restoring.prefetch import prefetch_for_first
 from services.scheduler.core.sparse.sparse_prefixes import drop_choice, span_for
+from services.scheduler.core.tiers.lending import lies_elsewhere
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from services.scheduler.core.waiting.fair_share import first_in_line
 from services.scheduler.core.waiting.waits import announce, defer
@@ -210,9 +211,13 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
     span, prefetch = finding.span, request.prefetch
     if cached < prefetch.foreseen and not (prefetch.fetch or prefetch.is_again):
         prefetch.is_due = True  # What was there when it was queued has gone.
-    if prefetch.fetch or prefetch.is_due or prefetch.follows or request.hidden.run is not None:
+    elif not prefetch.fetch and cached < sum(pages for _, pages in finding.path) * state.tree.page_size:
+        # What was nowhere when it was queued, or has gone here, may be in another node's memory now.
+        prefetch.is_due |= lies_elsewhere(state, request, worker, finding.path, finding.found.pages)
+    is_due = prefetch.is_due or prefetch.looks_again
+    if prefetch.fetch or is_due or prefetch.follows or request.hidden.run is not None:
         # To make room for a fetch may evict or cut what others matched.
-        builder.stage += bool(prefetch.is_due or prefetch.follows)
+        builder.stage += bool(is_due or prefetch.follows)
         if waits_for_fetch(step, request, worker, cached):
             return None
         span = None if request.sparse.choice is None else span_for(state, request, worker, cached)

@@ -84,7 +84,7 @@ def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) 
     for storage_id in copies_of(state, node):
         pool = f"{HOST}/{storage_id}"
         _add(pages, owner, pool, held)
-        if is_host_evictable(node, storage_id):
+        if is_host_evictable(state, node, storage_id):
             _require_offered(account, node, pool)
     if node.transfer:
         transfer = state.transfers[node.transfer]

@@ -127,7 +127,7 @@ def _offer_all(state: CellState, node: Node) -> None:
         if is_device_evictable(state, node, worker_id):
             state.quotas.offer(node, f"{DEVICE}/{worker_id}")
     for storage_id in copies_of(state, node):
-        if is_host_evictable(node, storage_id):
+        if is_host_evictable(state, node, storage_id):
             state.quotas.offer(node, f"{HOST}/{storage_id}")
 
 

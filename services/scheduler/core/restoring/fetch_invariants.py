@@ -106,4 +106,5 @@ def _check_request(state: CellState, request: Request) -> None:
         require(request.wait.fetch in (0, request.prefetch.fetch), f"{name} waits for another fetch than it wants")
     if request.state is not RequestState.WAITING:
         is_past = not (request.patience.fetch_timer or request.patience.is_fetch_over or request.prefetch.brought_to)
+        is_past &= not request.prefetch.looks_again
         require(is_past, f"{name} does not wait and remembers a fetch")

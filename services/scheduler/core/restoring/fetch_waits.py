@@ -29,7 +29,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
     ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
     """
-    if request.prefetch.is_due or request.prefetch.follows:
+    if request.prefetch.is_due or request.prefetch.looks_again or request.prefetch.follows:
         request.prefetch.follows = 0
         prefetch(step, request, is_next=True)
     if request.hidden.run is not None:

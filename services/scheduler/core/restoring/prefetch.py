@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
-from services.scheduler.core.cache.prefix_match import matched_path, reach
+from services.scheduler.core.cache.prefix_match import find_path, matched_path, reach
 from services.scheduler.core.cache.victims import hold_end
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.rates import has_compute_speed, recompute_us
@@ -46,9 +46,11 @@ from services.scheduler.core.tiers.lending import (
     find_loan,
     find_on_disks,
     is_worth_borrowing,
+    may_be_lent,
     may_borrow,
     raising_us,
 )
+from services.scheduler.core.tiers.writes import copy_to_lend
 from services.scheduler.core.waiting.transient import tokens_coming
 from shared.chunks import chunk_tokens
 from shared.messages.pools import HIDDEN
@@ -96,8 +98,16 @@ def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None
     if storage is None or storage.pool is None:
         return
     for name in names:
-        if state.requests[name].prefetch.is_due and name not in storage.fetching.due:
-            prefetch(step, state.requests[name])
+        request = state.requests[name]
+        is_due = request.prefetch.is_due and name not in storage.fetching.due
+        if is_due or (request.prefetch.looks_again and _is_more_known(state, request)):
+            prefetch(step, request)
+
+
+def _is_more_known(state: CellState, request: Request) -> bool:
+    """Whether the tree has more of a prompt than its worker had when it was looked at last."""
+    known = sum(pages for _, pages in find_path(state, request)) * state.tree.page_size
+    return known > request.prefetch.counted
 
 
 def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
@@ -107,7 +117,7 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     ``is_next`` says that it would run now: it waits neither for another's computation nor behind other fetches.
     """
     state = step.state
-    request.prefetch.is_due = False
+    request.prefetch.is_due = request.prefetch.looks_again = False
     worker = state.workers[request.worker_id]
     storage = state.storage_of(worker)
     is_possible = request.may_reuse and state.config.restoring != "recompute"
@@ -120,6 +130,7 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
             request.prefetch.counted = 0  # It was looked at, and nothing could be fetched again.
         return  # One that let a deadline pass is asked for nothing until it answers.
     has_room = _try(step, request, worker, storage, is_next=is_next)
+    request.prefetch.looks_again &= not request.prefetch.fetch
     if has_room:
         storage.fetching.due.pop(request.request_id, None)
     else:
@@ -151,7 +162,8 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     page_size = tree.page_size
     hold_end(state, storage, request.request_id, path)
     has_gone = covered * page_size < request.prefetch.foreseen
-    if has_gone and is_next and not request.prefetch.is_again:  # What came and went is fetched once more.
+    # What came and went is fetched once more; from another node again and again, as long as the request waits for it.
+    if has_gone and is_next and (bool(storage.shares) or not request.prefetch.is_again):
         request.prefetch.forget_brought()
         request.prefetch.is_again = True
     request.prefetch.counted = max(request.prefetch.counted, covered * page_size)
@@ -174,6 +186,10 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if loan is not None:
         run = KvRun(names, first, loan.end, covered)
         return begin_fetch(step, request, storage, path, run, is_next=is_next, loan=loan)
+    # Another node may have computed what comes next before the request's turn.
+    request.prefetch.looks_again = not is_next and may_borrow(state, storage) and may_be_lent(request, storage)
+    if copy_to_lend(step, request, storage, path, covered):
+        return True
     if end_of_hidden == first and not later and _raise(step, request, worker, storage, path, names, covered):
         return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
@@ -233,6 +249,7 @@ def _loan(
     if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens):
         return loan
     note_declined_loan(storage)
+    request.prefetch.is_loan_over = True  # It is not looked at again for that, whenever it is next.
     return None
 
 

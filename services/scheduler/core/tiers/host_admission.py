@@ -99,7 +99,7 @@ def displace_colder(
     _drop_excess(step, storage, pages, spared)
     if pool.free < pages:
         name = storage.storage_id
-        index = index_of(state, coldest_of_host(name), lambda other: is_host_evictable(other, name))
+        index = index_of(state, coldest_of_host(name), lambda other: is_host_evictable(state, other, name))
 
         def rank_of(node_id: int) -> HeatRank | None:
             return _rank(state, storage, node_id)
@@ -225,7 +225,7 @@ def _drop_end(step: Step, storage: Storage, victim: Node, missing: int) -> None:
     Its chunks may have to be saved now: what is ordered later fills these pages after they were read.
     """
     state = step.state
-    if missing <= 0 or not is_host_evictable(victim, storage.storage_id):
+    if missing <= 0 or not is_host_evictable(state, victim, storage.storage_id):
         return
     trim(state, victim, missing)
     follow_up(storage, victim)
@@ -235,7 +235,7 @@ def _drop_end(step: Step, storage: Storage, victim: Node, missing: int) -> None:
 
 def _rank(state: CellState, storage: Storage, node_id: int) -> HeatRank | None:
     node = state.tree.nodes.get(node_id)
-    if node is None or not is_host_evictable(node, storage.storage_id):
+    if node is None or not is_host_evictable(state, node, storage.storage_id):
         return None
     return worth(state, node), node.last_use
 

@@ -80,7 +80,7 @@ def find_loan(
 
     Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
     """
-    if not _may_borrow(request, storage):
+    if not may_be_lent(request, storage):
         return None
     best: Loan | None = None
     least = covered_pages // names.pages_each
@@ -91,12 +91,24 @@ def find_loan(
     return best
 
 
+def lies_elsewhere(state: CellState, request: Request, worker: Worker, path: Path, covered_pages: int) -> bool:
+    """Whether another node could lend what follows the covered pages to a request that is next and may still wait.
+    Does not mutate.
+    """
+    storage = state.storage_of(worker)
+    if storage is None or request.patience.is_fetch_over or not may_be_lent(request, storage):
+        return False
+    least = max(1, state.config.min_prefetch_tokens)
+    reached = max((end for _, end in _reaches(state, storage, path, covered_pages)), default=0)
+    return (reached * chunk_pages(state.tree.page_size) - covered_pages) * state.tree.page_size >= least
+
+
 def borrowing(state: CellState, request: Request, worker: Worker, path: Path, covered: int) -> tuple[int, float]:
     """(Tokens behind ``covered`` others that other nodes could lend a worker, microseconds until they are on its
     device). Does not mutate.
     """
     storage, geometry = state.storage_of(worker), state.geometry
-    if storage is None or geometry is None or not _may_borrow(request, storage):
+    if storage is None or geometry is None or not may_be_lent(request, storage):
         return 0, 0.0
     page_size = state.tree.page_size
     ends = [end for _, end in _reaches(state, storage, path, covered // page_size)]
@@ -128,7 +140,7 @@ def find_on_disks(
     """Another node whose disk has the chunk ``first``, which one's own does not have, and behind the last of at most
     ``most`` that it has from there on; of several the longest run. Does not mutate.
     """
-    if not _may_borrow(request, storage) or first >= names.count or names[first] in storage.disk.chunks:
+    if not may_be_lent(request, storage) or first >= names.count or names[first] in storage.disk.chunks:
         return None
     best: tuple[Storage, int] | None = None
     for lender in state.storages.values():
@@ -201,9 +213,11 @@ def forget_lender(state: CellState, storage: Storage) -> None:
 
 
 def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
-    """The nodes whose copies a fetch reads, deepest first. They may have been cut since. Does not mutate."""
-    node = state.tree.nodes[node_id]
-    while node.parent and node.depth >= depth:
+    """The nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one above
+    them failed verification and went with all below it. Does not mutate.
+    """
+    node = state.tree.nodes.get(node_id)
+    while node is not None and node.parent and node.depth >= depth:
         yield node
         node = state.tree.nodes[node.parent]
 
@@ -213,7 +227,8 @@ def _unlock(state: CellState, lender_id: str, node_id: int, depth: int) -> None:
         unlock_host(state, node, state.storages[lender_id])
 
 
-def _may_borrow(request: Request, storage: Storage) -> bool:
+def may_be_lent(request: Request, storage: Storage) -> bool:
+    """Whether a storage may have KV of a request from other nodes. Does not mutate."""
     return bool(storage.shares) and not request.submit.key_id and not request.prefetch.is_loan_over
 
 

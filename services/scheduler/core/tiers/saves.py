@@ -263,11 +263,13 @@ def remember_key(state: CellState, message: SubmitRequest) -> None:
     if not message.key_id or message.namespace in state.key_ids:
         return
     state.key_ids[message.namespace] = message.key_id
+    state.tree.sealed[message.namespace] = None
     if len(state.key_ids) > 2 * (len(state.tree.roots) + len(state.requests)) + 64:
         used = dict.fromkeys(state.tree.roots) | dict.fromkeys(
             request.submit.namespace for request in state.requests.values()
         )
         state.key_ids = {name: key for name, key in state.key_ids.items() if name in used or name == message.namespace}
+        state.tree.sealed = dict.fromkeys(state.key_ids)
 
 
 def _close(state: CellState, storage: Storage, save: Save) -> None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_match import match_again
 from services.scheduler.core.cache.prefix_tree import Node, Path, page_count
-from services.scheduler.core.cache.residency import HOST, host_pool, split_node
+from services.scheduler.core.cache.residency import HOST, devices_of, host_pool, split_node
 from services.scheduler.core.cache.victims import TRANSFER_PAGES
 from services.scheduler.core.tiers.backups import backup_target, send_copies
 from services.scheduler.core.tiers.host_admission import admit_to_host
+from services.scheduler.core.tiers.lending import lends_to, may_be_lent
 from services.scheduler.core.tiers.saves import save_path, saves_below
 
 if TYPE_CHECKING:
@@ -108,6 +109,29 @@ def _copy_ahead(step: Step, worker: Worker, path: Path) -> None:
         return
     state.count("copied_ahead_pages", size)
     send_copies(step, worker, storage, chosen)
+
+
+def copy_to_lend(step: Step, request: Request, storage: Storage, path: Path, covered_pages: int) -> bool:
+    """Have another node copy to its host memory what follows the covered pages, if only its devices have that; returns
+    whether it was told to. Then match again.
+    """
+    state = step.state
+    position = index = 0
+    while index < len(path) and position < covered_pages:
+        position += path[index][1]
+        index += 1
+    if index == len(path) or not may_be_lent(request, storage):
+        return False
+    node = path[index][0]
+    if node.host or node.transfer:
+        return False
+    for name in devices_of(state, node):
+        lender = state.storage_of(state.workers[name])
+        if lender is not None and lends_to(lender, storage):
+            state.count("copies_to_lend")
+            _copy_ahead(step, state.workers[name], path[index:])
+            return True
+    return False
 
 
 def _pages_under_way(state: CellState, storage: Storage) -> int:

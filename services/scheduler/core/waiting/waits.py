@@ -228,7 +228,7 @@ def let_go_of_fetch(state: CellState, request: Request) -> None:
             if is_roomier and storage.fetching.due:
                 state.roomy[storage.storage_id] = None
     request.prefetch.counted, request.prefetch.is_again = -1, False
-    request.prefetch.is_due = False
+    request.prefetch.is_due = request.prefetch.looks_again = False
     fetch = state.fetches.get(request.prefetch.fetch)
     request.prefetch.fetch = request.prefetch.end = 0
     if fetch is not None:

@@ -10,12 +10,13 @@ from services.scheduler.core.rates import (
     PAPERS_RATIO,
     UNMEASURED_DISK_BYTES_PER_US,
     disk_bytes_per_us,
+    lent_cost,
     load_compute_ratio,
     load_us,
     observe,
     recompute_us,
 )
-from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.speed_fit import Rate, SpeedFit
 from services.scheduler.core.state import Worker
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_events import BatchDone, RestorationCosts
@@ -147,6 +148,21 @@ def test_restoration_costs_are_neutral_until_measured_and_then_ratios() -> None:
 
     assert depth == pytest.approx(2048, rel=0.05)
     assert host == pytest.approx(0.25, rel=0.05)
+
+
+def test_what_is_lent_costs_its_share_of_computing_as_measured(make_cell: MakeCell) -> None:
+    """Nothing less than computing before both were measured, and never more."""
+    cell = make_cell(host_pages=8)
+    storage, token_bytes = cell.state.storages["storage"], present(cell.state.geometry).token_bytes
+    assert lent_cost(cell.state, storage) == 1.0
+    storage.fetching.lender_rate.note(token_bytes * 100.0, 400.0)
+    assert lent_cost(cell.state, storage) == 1.0
+    cell.state.speed.note_compute(100, 0, 1000)
+    cell.state.speed.note_load(100, 200)
+    assert lent_cost(cell.state, storage) == pytest.approx(0.4 + 0.2)
+
+    storage.fetching.lender_rate = Rate(observations=1, amount=1.0, elapsed_us=1e9)
+    assert lent_cost(cell.state, storage) == 1.0
 
 
 def test_restored_tokens_teach_how_fast_is_restored_and_nothing_of_computing(make_cell: MakeCell) -> None:

@@ -331,6 +331,19 @@ def test_cost_decides_between_equals() -> None:
     assert policy._cost(copied) < policy._cost(shallow) < policy._cost(deep)
 
 
+def test_a_copy_that_another_node_lends_again_costs_what_that_costs() -> None:
+    """Shared out among those who have it; a sole copy, and KV that is never lent, must be computed."""
+    policy = ThermoclinePolicy(cost_depth_tokens=1000.0, lent_cost=0.5)
+    sole, twice, sealed = (Node(id=number, parent=0, label=LABEL, depth=4000) for number in (1, 2, 3))
+    sole.host, twice.host, sealed.host = ("a",), ("a", "b"), ("a", "b")
+    sealed.set_rare(is_sealed=True)
+
+    assert policy._cost(twice) == 0.25
+    assert policy._cost(sole) == policy._cost(sealed) > 4.0
+    policy.lent_cost = 1.0
+    assert policy._cost(twice) == policy._cost(sole)
+
+
 def test_index_looks_ahead_where_the_hazard_rises() -> None:
     """Waiting for a certain reuse is worth more the nearer it is; a falling hazard is worth what it is now."""
     law, fit = Law(), Fit()

@@ -49,6 +49,7 @@ class Moment:
     # What restoring a token costs as measured on the workers, neutral until something is known (see speed_fit).
     cost_depth_tokens: float = 0.0  # Depth at which computing a token takes twice what it takes at the top; 0: never.
     host_cost: float = 1.0  # Of loading a token from host memory, relative to computing one at the top.
+    lent_cost: float = 1.0  # Of having a token lent by another node, relative to the same; of a host pool only.
     admission: int = 0  # For which request something happens, by the number of its admission in the cell; 0: for none.
 
 

@@ -176,7 +176,7 @@ def test_a_policy_that_names_what_may_not_go_is_a_fault_and_no_endless_search(
     cell = make_cell(pages=12, host_pages=10, policy=policy, host_writes="through")
     run(cell, A)
     assert in_host(cell) == [1]
-    monkeypatch.setattr(host_admission, "is_host_evictable", lambda node, storage_id: False)
+    monkeypatch.setattr(host_admission, "is_host_evictable", lambda state, node, storage_id: False)
 
     with pytest.raises(InvariantViolated, match="may not"):
         take_host_pages(Step(cell.state, cell.seq, cell.time_ns), cell.state.storages["storage"], 1)
