@@ -1,0 +1,76 @@
+"""A turn of a session costs what is new in it, and what is done for a whole path at once decides as one by one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.growing_session import GrowingSession, bytecodes
+from services.scheduler.core import Output, encode_state
+from services.scheduler.core.cache import prefix_tree
+from services.scheduler.core.cache.hotness import tracking
+from services.scheduler.core.fold.invariants import check_invariants
+from services.scheduler.policies import thermocline
+
+NEW_TOKENS = 3_436
+NEVER = 10**9
+
+
+def steps_of(session: GrowingSession) -> int:
+    """Bytecodes of all folds of one more turn."""
+    counts: list[int] = []
+    session.turn(NEW_TOKENS, lambda call: counts.append(bytecodes(call)))
+    return sum(counts)
+
+
+def test_the_fortieth_turn_takes_hardly_more_steps_than_the_fifth() -> None:
+    """Of which the prompt is an eighth as long, at the same number of new tokens."""
+    session = GrowingSession(pages=17_600)
+    for _ in range(4):
+        session.turn(NEW_TOKENS)
+    fifth = steps_of(session)
+    for _ in range(34):
+        session.turn(NEW_TOKENS)
+    last = steps_of(session)
+
+    assert len(session.tokens) == 140_000
+    assert len(session.state.tree.nodes) > 110
+    assert last <= 1.5 * fifth
+
+
+def several_sessions(seed: int, monkeypatch: pytest.MonkeyPatch, long_from: int) -> tuple[list[list[Output]], bytes]:
+    """Outputs and the last state of a cell with too little room, in which sessions grow, branch and begin anew.
+
+    Paths of ``long_from`` nodes and more are long.
+    """
+    for module, name in ((thermocline, "LONG_PATH"), (prefix_tree, "_MANY"), (tracking, "MANY")):
+        monkeypatch.setattr(module, name, long_from)
+    chance, outputs = random.Random(seed), list[list[Output]]()
+    cell = GrowingSession(pages=900, host_pages=700, seed=seed)
+    sessions: list[list[int]] = [[] for _ in range(5)]
+    for turn in range(120):
+        number, kind = chance.randrange(len(sessions)), chance.random()
+        cell.tokens = list(sessions[number])
+        if kind < 0.12 and cell.tokens:
+            cell.tokens = cell.tokens[: chance.randrange(len(cell.tokens))]
+        if kind > 0.95 or len(cell.tokens) > 9_000:
+            cell.tokens = []
+        cell.turn(chance.choice([20, 40, 80, 150, 300, 700]))
+        sessions[number] = list(cell.tokens)
+        outputs.append(cell.outputs)
+        if turn % 40 == 39:
+            check_invariants(cell.state)
+    assert cell.state.counters["evicted_pages_device"] > 500
+    assert cell.state.counters["loads_started"] > 0
+    return outputs, encode_state(cell.state)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_long_path_is_taken_as_its_nodes_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output and the state are the same to the byte, while nodes are cut, evicted, loaded and shared."""
+    at_once, one_by_one = (several_sessions(seed, monkeypatch, long_from) for long_from in (2, NEVER))
+
+    for turn, (mine, theirs) in enumerate(zip(at_once[0], one_by_one[0], strict=True)):
+        assert mine == theirs, f"turn {turn}"
+    assert at_once[1] == one_by_one[1]
