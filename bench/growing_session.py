@@ -1,6 +1,6 @@
 """What each turn of a growing session costs the scheduler's fold: processor time, and bytecodes executed.
 
-    python -m bench.growing_session [--turns 40] [--turn-tokens 3436] [--profile TURNS]
+    python -m bench.growing_session [--turns 40] [--turn-tokens 3436] [--disk] [--profile TURNS]
 
 One session sends everything again each turn, with so many new tokens behind it, to a cell of one worker and one
 storage that do at once what they are told. Inputs come as a gateway and a worker send them: a prompt as a base and a
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from msgspec import structs
+
 import services.scheduler.policies  # noqa: F401  The default policy and schedule are among them.
 from services.gateway.prompt_bases import PromptBases
 from services.scheduler.core import CellState, Output, Stamped, new_state, step
@@ -29,8 +31,8 @@ from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SamplingParams, SubmitRequest
-from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined
-from shared.messages.storage_plans import BackupPages, CreateHostPool, StoragePlan
+from shared.messages.storage_events import BackupDone, ChunksSaved, HostPoolCreated, StorageJoined
+from shared.messages.storage_plans import BackupPages, CreateHostPool, SaveChunks, SaveTokens, StoragePlan
 from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import RunBatch, WorkerPlan
 from shared.prompt_chain import block_digests
@@ -40,6 +42,7 @@ PAGE = 16
 ANSWER_TOKENS = 64
 VOCABULARY = 16_384
 STEP_NS = 50_000_000
+DISK_BYTES = 2**34
 KEPT_TOKENS = 1_048_576
 """As a worker says that it keeps."""
 
@@ -79,7 +82,7 @@ class GrowingSession:
     ``outputs`` are those of the last turn. Another session goes on once its ``tokens`` are put in their place.
     """
 
-    def __init__(self, *, pages: int, host_pages: int = 2_000, seed: int = 1) -> None:
+    def __init__(self, *, pages: int, host_pages: int = 2_000, disk_bytes: int = 0, seed: int = 1) -> None:
         self.state: CellState = new_state()
         self.tokens: list[int] = []
         self.outputs: list[Output] = []
@@ -88,7 +91,8 @@ class GrowingSession:
         self._turns, self._host_pages = 0, host_pages
         geometry = KvGeometry(layers=2, kv_heads=1, head_dim=64, page_size=PAGE, dtype="bfloat16")
         self._fold_all(CellConfigured(config=CellConfig()))
-        self._fold_all(StorageJoined(storage_id="s", incarnation="1", node="n", host_bytes=2**29, takes_compact=True))
+        joined = StorageJoined(storage_id="s", incarnation="1", node="n", host_bytes=2**29, takes_compact=True)
+        self._fold_all(structs.replace(joined, disk_bytes=disk_bytes))
         pool = PoolHandle(kind="shm", layout="layer_first", name="pool", nbytes=0, pages=pages, geometry=geometry)
         self._fold_all(
             WorkerJoined(
@@ -162,6 +166,8 @@ class GrowingSession:
             yield HostPoolCreated(storage_id="s", incarnation="1", handle=pool)
         elif isinstance(output, StoragePlan) and isinstance(output.order, BackupPages):
             yield BackupDone(storage_id="s", incarnation="1", transfer_id=output.order.transfer_id, ok=True)
+        elif isinstance(output, StoragePlan) and isinstance(output.order, SaveChunks | SaveTokens):
+            yield ChunksSaved(storage_id="s", incarnation="1", save_id=output.order.save_id, is_all=True)
 
 
 class Meter:
@@ -191,10 +197,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growing_session", description=__doc__)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--turn-tokens", type=int, default=3_500 - ANSWER_TOKENS)
+    parser.add_argument("--disk", action="store_true", help="the storage has a disk, to which all is saved")
     parser.add_argument("--profile", type=int, default=0, metavar="TURNS", help="profile the last so many turns")
     asked = parser.parse_args()
     pages = 2 * asked.turns * (asked.turn_tokens + ANSWER_TOKENS) // PAGE
-    timed, counted, profiled = (GrowingSession(pages=pages) for _ in range(3))
+    disk_bytes = DISK_BYTES if asked.disk else 0
+    timed, counted, profiled = (GrowingSession(pages=pages, disk_bytes=disk_bytes) for _ in range(3))
     whole = Meter()
     for number in range(1, asked.turns + 1):
         meter = Meter()

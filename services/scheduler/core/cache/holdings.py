@@ -47,6 +47,12 @@ def counted_once(name: str) -> dict[str, int]:
 
 
 @lru_cache(maxsize=_MOST_SHARED)
+def counted(name: str, count: int) -> dict[str, int]:
+    """The shared dictionary that counts so many of this name, at least 1, for nodes that are counted together."""
+    return counted_once(name) if count == 1 else _Shared({name: count})
+
+
+@lru_cache(maxsize=_MOST_SHARED)
 def shared_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """An equal tuple, the same one for all that ask for it."""
     return names

@@ -30,7 +30,7 @@ from services.scheduler.core.cache.candidates import (
     note_node,
 )
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
-from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once, with_count, without_count
+from services.scheduler.core.cache.holdings import EMPTY_MAP, counted, counted_once, with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
 from services.scheduler.core.cache.kept import pinned_pages
 from services.scheduler.core.cache.page_pool import LostPool
@@ -236,15 +236,12 @@ def lock_path(state: CellState, node: Node, worker: Worker, *, below: Node | Non
 
     With a node ``below`` whose path is kept already, on the way to this one, what keeps that keeps this from now on.
     """
-    name, nodes, once = worker.worker_id, way_to(state.tree, node).nodes, counted_once(worker.worker_id)
+    name, nodes = worker.worker_id, way_to(state.tree, node).nodes
     if below is not None:
         nodes = nodes[len(way_to(state.tree, below).nodes) :]
-    locked = 0
-    if nodes and name in nodes[-1].device and not (any(map(_LOCKS, nodes)) or any(map(_TRANSFERS, nodes))):
-        for each in nodes:
-            each.locks = once
-        locked = (nodes[-1].end - nodes[0].depth) // state.tree.page_size
-        nodes = []
+    if _lock_together(state, nodes, worker):
+        return
+    once, locked = counted_once(name), 0
     for each in reversed(nodes):
         count = each.locks.get(name, 0)
         each.locks = with_count(each.locks, name, count + 1) if each.locks else once
@@ -264,21 +261,49 @@ def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
             _unlock(state, each, worker)
 
 
+def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
+    """Lock nodes of a path that this worker locks alike, and nobody else does; returns whether they are such."""
+    count = _locked_alike(nodes, worker.worker_id)
+    if count < 0:
+        return False
+    if not count:
+        if worker.worker_id not in nodes[-1].device or any(map(_TRANSFERS, nodes)):
+            return False
+        worker.pool.locked += (nodes[-1].end - nodes[0].depth) // state.tree.page_size
+    locks = counted(worker.worker_id, count + 1)
+    for node in nodes:
+        node.locks = locks
+    return True
+
+
 def _unlock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
-    """Unlock a whole path of nodes that this worker alone holds and locks, and once; returns whether it is one.
+    """Undo :func:`_lock_together` for a whole path, if this worker alone holds it; returns whether it did.
 
     What lies below keeps all of them but the last, so that the last alone is offered.
     """
-    name, once = worker.worker_id, counted_once(worker.worker_id)
-    if state.candidates or not nodes or any(map(_TRANSFERS, nodes)) or not _are_held_by(nodes, name):
+    count, locks = _locked_alike(nodes, worker.worker_id), EMPTY_MAP
+    if count < 1:
         return False
-    if list(map(_LOCKS, nodes)).count(once) < len(nodes):
+    if count > 1:
+        locks = counted(worker.worker_id, count - 1)
+    elif state.candidates or any(map(_TRANSFERS, nodes)) or not _are_held_by(nodes, worker.worker_id):
         return False
-    for each in nodes:
-        each.locks = EMPTY_MAP
-    worker.pool.locked -= (nodes[-1].end - nodes[0].depth) // state.tree.page_size
-    offer(state, nodes[-1])
+    for node in nodes:
+        node.locks = locks
+    if not locks:
+        worker.pool.locked -= (nodes[-1].end - nodes[0].depth) // state.tree.page_size
+        offer(state, nodes[-1])
     return True
+
+
+def _locked_alike(nodes: Sequence[Node], worker_id: str) -> int:
+    """How many locks of this worker each of some nodes has, where all have as many and none of others; else -1."""
+    if not nodes:
+        return -1
+    locks = nodes[-1].locks
+    if len(locks) > 1 or list(map(_LOCKS, nodes)).count(locks) < len(nodes):
+        return -1
+    return locks.get(worker_id, -1) if locks else 0
 
 
 def _are_held_by(nodes: Sequence[Node], worker_id: str) -> bool:

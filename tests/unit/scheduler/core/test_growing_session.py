@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.growing_session import GrowingSession, bytecodes
+from bench.growing_session import DISK_BYTES, GrowingSession, bytecodes
 from services.scheduler.core import Output, encode_state
 from services.scheduler.core.cache import prefix_tree
 from services.scheduler.core.cache.hotness import tracking
@@ -24,9 +24,10 @@ def steps_of(session: GrowingSession) -> int:
     return sum(counts)
 
 
-def test_the_fortieth_turn_takes_hardly_more_steps_than_the_fifth() -> None:
+@pytest.mark.parametrize("disk_bytes", [0, DISK_BYTES], ids=["no disk", "disk"])
+def test_the_fortieth_turn_takes_hardly_more_steps_than_the_fifth(disk_bytes: int) -> None:
     """Of which the prompt is an eighth as long, at the same number of new tokens."""
-    session = GrowingSession(pages=17_600)
+    session = GrowingSession(pages=17_600, disk_bytes=disk_bytes)
     for _ in range(4):
         session.turn(NEW_TOKENS)
     fifth = steps_of(session)
@@ -37,6 +38,7 @@ def test_the_fortieth_turn_takes_hardly_more_steps_than_the_fifth() -> None:
     assert len(session.tokens) == 140_000
     assert len(session.state.tree.nodes) > 110
     assert last <= 1.5 * fifth
+    assert session.state.counters.get("saved_chunks", 0) == (2_187 if disk_bytes else 0)
 
 
 def several_sessions(seed: int, monkeypatch: pytest.MonkeyPatch, long_from: int) -> tuple[list[list[Output]], bytes]:
@@ -47,7 +49,7 @@ def several_sessions(seed: int, monkeypatch: pytest.MonkeyPatch, long_from: int)
     for module, name in ((thermocline, "LONG_PATH"), (prefix_tree, "_MANY"), (tracking, "MANY")):
         monkeypatch.setattr(module, name, long_from)
     chance, outputs = random.Random(seed), list[list[Output]]()
-    cell = GrowingSession(pages=900, host_pages=700, seed=seed)
+    cell = GrowingSession(pages=900, host_pages=700, disk_bytes=DISK_BYTES * (seed % 2), seed=seed)
     sessions: list[list[int]] = [[] for _ in range(5)]
     for turn in range(120):
         number, kind = chance.randrange(len(sessions)), chance.random()
