@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from bench.long_prompts.model import CONTEXT, VOCABULARY, Texts, save_tokenizer
 from services.gateway import admission, conversation
@@ -32,7 +32,8 @@ from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns.front_hash import HashedTexts
 from services.gateway.turns.memory import AnswerMemory
 from services.gateway.turns.spliced_texts import SplicedTexts
-from services.gateway.turns.turns import Turns
+from services.gateway.turns.splicing import Spliced
+from services.gateway.turns.turns import OpenPrompt, Turns
 from shared.codec import encode
 from shared.compact_messages import compact_request
 from shared.messages.base import pack_int32
@@ -44,6 +45,13 @@ MEMORY_BYTES = 64 * 2**20
 PARTS = ("body", "render", "tokens", "submit")
 
 R = TypeVar("R")
+
+
+class Run(Protocol):
+    """Does one part of a turn."""
+
+    def __call__(self, part: str, work: Callable[[], R]) -> R:
+        """What ``work`` returns."""
 
 
 class Gateway:
@@ -59,7 +67,7 @@ class Gateway:
         self._turns = Turns(self.tokenizer, AnswerMemory(2 * share), None, HashedTexts(share), SplicedTexts(share))
         self._known, self._bases = KnownPrompts(), PromptBases()
 
-    def turn(self, new_tokens: int, run: Callable[[str, Callable[[], R]], R]) -> None:
+    def turn(self, new_tokens: int, run: Run) -> None:
         """Ask with so many new tokens, and be answered; ``run`` does each part."""
         tokenizer = self.tokenizer
         self.messages.append({"role": "user", "content": self._texts.text(new_tokens)})
@@ -73,7 +81,7 @@ class Gateway:
         said = sum(message.role == "assistant" for message in request.messages)
         latest = next((each.content for each in reversed(request.messages) if each.role == "assistant"), None)
 
-        def tokens() -> tuple[Any, Any]:
+        def tokens() -> tuple[OpenPrompt, Spliced]:
             opened = self._turns.open(text, tokenizer.shape({}), NAMESPACE, said)
             spliced = self._turns.tokens(opened, CONTEXT, known_in=NAMESPACE)
             admission.check_prompt_tokens(spliced.tokens, VOCABULARY)
@@ -117,16 +125,18 @@ def main() -> None:
         for number in range(1, asked.turns + 1):
             taken: dict[str, float] = {}
 
-            def timed(part: str, work: Callable[[], R], taken: dict[str, float] = taken) -> R:
+            def run(
+                part: str,
+                work: Callable[[], R],
+                taken: dict[str, float] = taken,
+                is_profiled: bool = number > asked.turns - asked.profile,
+            ) -> R:
                 begun = time.thread_time_ns()
-                made = work()
+                made = profile.runcall(work) if is_profiled else work()
                 taken[part] = (time.thread_time_ns() - begun) / 1e6
                 return made
 
-            def profiled(part: str, work: Callable[[], R]) -> R:
-                return profile.runcall(work)
-
-            gateway.turn(asked.turn_tokens, profiled if number > asked.turns - asked.profile else timed)
+            gateway.turn(asked.turn_tokens, run)
             parts = ", ".join(f"{part} {taken[part]:.2f}" for part in PARTS if part in taken)
             print(f"turn {number}: {gateway.prompt_tokens} tokens, {sum(taken.values()):.2f} ms ({parts})")
     if asked.profile:

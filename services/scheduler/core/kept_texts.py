@@ -157,13 +157,10 @@ def _drop(kept: KeptTexts, number: int) -> None:
     _forget_behind(kept, number)
     text = kept.texts.pop(number)
     kept.tokens -= text.tokens
-    digests, by_block = _digests(text.blocks), kept.by_block
-    numbers = list(map(by_block.__getitem__, digests))
-    if numbers.count(number) == len(numbers):
-        deque(map(by_block.pop, digests), maxlen=0)
-    else:
-        for digest in compress(digests, map(number.__eq__, numbers)):
-            del by_block[digest]
+    digests = _digests(text.blocks)
+    last = map(kept.by_block.__getitem__, digests)
+    its = list(compress(digests, map(number.__eq__, last)))  # Others have a later text.
+    deque(map(kept.by_block.pop, its), maxlen=0)
     kept.dropped.append(number)
 
 

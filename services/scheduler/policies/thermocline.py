@@ -467,7 +467,8 @@ def _sizes(path: Sequence[Node]) -> NDArray[np.int64]:
     """Tokens of each node's own span."""
     if list(map(_PARENTS, path[1:])) != list(map(_IDS, path[:-1])):  # Some between them are not in the pool.
         return np.fromiter(map(size_of, path), np.int64, len(path))
-    return np.diff(np.fromiter([*map(_DEPTHS, path), path[-1].end], np.int64, len(path) + 1))
+    depths = np.fromiter([*map(_DEPTHS, path), path[-1].end], np.int64, len(path) + 1)
+    return depths[1:] - depths[:-1]
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encoded)

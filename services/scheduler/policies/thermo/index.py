@@ -43,7 +43,7 @@ class Index(msgspec.Struct):
         mixed = wanted ^ wanted >> np.uint64(29)
         places = mixed & np.uint64(self.mask)
         places = np.where(places < self.split, mixed & np.uint64(2 * self.mask + 1), places)
-        rows = buckets[places].astype(np.int64)
+        rows: NDArray[np.int64] = buckets[places].astype(np.int64)
         while (left := np.flatnonzero((rows != 0) & (all_keys[rows] != wanted))).size:
             rows[left] = following[rows[left]]
         return rows

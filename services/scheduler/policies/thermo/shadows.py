@@ -176,5 +176,5 @@ def lowest(keys: Floats, weights: Floats, wanted: float) -> Ints:
     parted = keys.copy()
     parted.partition(count - 1)
     (near,) = (keys <= parted[count - 1]).nonzero()
-    order = near[keys[near].argsort(kind="stable")]
+    order: Ints = near[keys[near].argsort(kind="stable")]
     return order[: int(weights[order].cumsum().searchsorted(wanted, side="left")) + 1]
