@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -76,10 +77,19 @@ def bytecodes(call: Callable[[], Any]) -> int:
     return count
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that runs, the digests of its prompt's blocks, and that prompt."""
+
+    request: SubmitRequest
+    digests: bytes
+    prompt: list[int]
+
+
 class GrowingSession:
     """A fold, the session's tokens so far, and the gateway's knowledge of what the scheduler holds.
 
-    ``outputs`` are those of the last turn. Another session goes on once its ``tokens`` are put in their place.
+    ``outputs`` are those of the last turn. Others may be asked and answered meanwhile.
     """
 
     def __init__(self, *, pages: int, host_pages: int = 2_000, disk_bytes: int = 0, seed: int = 1) -> None:
@@ -109,30 +119,38 @@ class GrowingSession:
 
     def turn(self, new_tokens: int, measured: Measured = unmeasured) -> None:
         """Ask with so many new tokens, and be answered. ``measured`` calls the fold of each input."""
-        self._turns += 1
         self.outputs = []
-        self.tokens += self._draw(new_tokens)
-        asked = SubmitRequest(
+        self.tokens = self.answer(self.ask(self.tokens, new_tokens, measured), measured)
+
+    def ask(self, tokens: list[int], new_tokens: int, measured: Measured = unmeasured) -> Asked:
+        """Ask with these tokens and so many new ones behind them."""
+        self._turns += 1
+        prompt = [*tokens, *self._draw(new_tokens)]
+        request = SubmitRequest(
             request_id=f"turn-{self._turns}",
             gateway_id="gateway",
             namespace=NAMESPACE,
-            prompt=pack_int32(self.tokens),
+            prompt=pack_int32(prompt),
             sampling=SamplingParams(max_tokens=ANSWER_TOKENS),
         )
-        digests = block_digests(NAMESPACE, asked.prompt)
-        self._fold_all(compact_request(self._bases.abridged(asked, digests)), measured)
+        digests = block_digests(NAMESPACE, request.prompt)
+        self._fold_all(compact_request(self._bases.abridged(request, digests)), measured)
+        return Asked(request, digests, prompt)
+
+    def answer(self, asked: Asked, measured: Measured = unmeasured) -> list[int]:
+        """Answer what was asked; returns the prompt with the answer behind it."""
         answer = self._draw(ANSWER_TOKENS)
         finished = RequestFinished(
             worker_id="w",
             incarnation="1",
-            request_id=asked.request_id,
+            request_id=asked.request.request_id,
             attempt=1,
             reason="length",
             output=pack_int32(answer),
         )
         self._fold_all(finished, measured)
-        self._bases.answered(asked, digests, answer)
-        self.tokens += answer
+        self._bases.answered(asked.request, asked.digests, answer)
+        return asked.prompt + answer
 
     def _draw(self, count: int) -> list[int]:
         return [self._rng.randrange(VOCABULARY) for _ in range(count)]

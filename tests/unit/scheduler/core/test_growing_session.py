@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from bench.growing_session import DISK_BYTES, GrowingSession, bytecodes
+from bench.growing_session import DISK_BYTES, Asked, GrowingSession, bytecodes
 from services.scheduler.core import Output, encode_state
 from services.scheduler.core.cache import prefix_tree
 from services.scheduler.core.cache.hotness import tracking
@@ -41,38 +42,42 @@ def test_the_fortieth_turn_takes_hardly_more_steps_than_the_fifth(disk_bytes: in
     assert session.state.counters.get("saved_chunks", 0) == (2_187 if disk_bytes else 0)
 
 
-def several_sessions(seed: int, monkeypatch: pytest.MonkeyPatch, long_from: int) -> tuple[list[list[Output]], bytes]:
-    """Outputs and the last state of a cell with too little room, in which sessions grow, branch and begin anew.
-
-    Paths of ``long_from`` nodes and more are long.
+def several_sessions(
+    seed: int, monkeypatch: pytest.MonkeyPatch, long_from: int
+) -> Iterator[tuple[list[Output], bytes]]:
+    """Outputs of each turn, and the state behind it, of a cell with too little room, in which sessions grow and branch,
+    go back to where they were and begin anew, two at a time. Paths of ``long_from`` nodes and more are long.
     """
     for module, name in ((thermocline, "LONG_PATH"), (prefix_tree, "_MANY"), (tracking, "MANY")):
         monkeypatch.setattr(module, name, long_from)
-    chance, outputs = random.Random(seed), list[list[Output]]()
+    chance = random.Random(seed)
     cell = GrowingSession(pages=900, host_pages=700, disk_bytes=DISK_BYTES * (seed % 2), seed=seed)
-    sessions: list[list[int]] = [[] for _ in range(5)]
+    said: list[list[int]] = [[]]
+    running: Asked | None = None
     for turn in range(120):
-        number, kind = chance.randrange(len(sessions)), chance.random()
-        cell.tokens = list(sessions[number])
-        if kind < 0.12 and cell.tokens:
-            cell.tokens = cell.tokens[: chance.randrange(len(cell.tokens))]
-        if kind > 0.95 or len(cell.tokens) > 9_000:
-            cell.tokens = []
-        cell.turn(chance.choice([20, 40, 80, 150, 300, 700]))
-        sessions[number] = list(cell.tokens)
-        outputs.append(cell.outputs)
+        cell.outputs = []
+        tokens, kind = chance.choice(said[-4:]), chance.random()
+        if kind < 0.12 and tokens:
+            tokens = tokens[: chance.randrange(len(tokens))]
+        elif kind < 0.3:
+            tokens = chance.choice(said)
+        asked = cell.ask(tokens if len(tokens) < 9_000 else [], chance.choice([20, 40, 80, 150, 300, 700]))
+        if running is not None:
+            said.append(cell.answer(running))
+        running = asked
         if turn % 40 == 39:
             check_invariants(cell.state)
+        yield cell.outputs, encode_state(cell.state)
     assert cell.state.counters["evicted_pages_device"] > 500
     assert cell.state.counters["loads_started"] > 0
-    return outputs, encode_state(cell.state)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_long_path_is_taken_as_its_nodes_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output and the state are the same to the byte, while nodes are cut, evicted, loaded and shared."""
-    at_once, one_by_one = (several_sessions(seed, monkeypatch, long_from) for long_from in (2, NEVER))
+    at_once, one_by_one = (list(several_sessions(seed, monkeypatch, long_from)) for long_from in (2, NEVER))
 
-    for turn, (mine, theirs) in enumerate(zip(at_once[0], one_by_one[0], strict=True)):
-        assert mine == theirs, f"turn {turn}"
-    assert at_once[1] == one_by_one[1]
+    assert len(at_once) == 120
+    for turn, (mine, theirs) in enumerate(zip(at_once, one_by_one, strict=True)):
+        assert mine[0] == theirs[0], f"outputs of turn {turn}"
+        assert mine[1] == theirs[1], f"the state behind turn {turn}"
