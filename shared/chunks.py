@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from itertools import chain
 from struct import iter_unpack
 
 from shared.ids import DIGEST_BYTES
@@ -53,4 +54,4 @@ def chunk_names(identities: bytes, pages: int) -> list[bytes]:
     """The names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a chunk."""
     step = pages * DIGEST_BYTES
     whole = identities[: len(identities) // step * step]
-    return [name for (name,) in iter_unpack(f"{step - DIGEST_BYTES}x{DIGEST_BYTES}s", whole)]
+    return list(chain.from_iterable(iter_unpack(f"{step - DIGEST_BYTES}x{DIGEST_BYTES}s", whole)))

@@ -40,6 +40,12 @@ def make_model(out: Path, *, seed: int, vocab_size: int = VOCABULARY) -> Path:
         pad_token_id=0,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
+    save_tokenizer(out, vocab_size)
+    return out
+
+
+def save_tokenizer(out: Path, vocab_size: int = VOCABULARY) -> None:
+    """The model's tokenizer and chat template alone."""
     trained = train_tokenizer(vocab_size, SPECIAL)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=CONTEXT)
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"})
@@ -49,7 +55,6 @@ def make_model(out: Path, *, seed: int, vocab_size: int = VOCABULARY) -> Path:
     named = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
     named |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (out / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
-    return out
 
 
 class Texts:

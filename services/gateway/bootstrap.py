@@ -45,6 +45,7 @@ from services.gateway.turns import measures
 from services.gateway.turns.answer_store import AnswerStore
 from services.gateway.turns.front_hash import HashedTexts
 from services.gateway.turns.memory import AnswerMemory
+from services.gateway.turns.spliced_texts import SplicedTexts
 from services.gateway.turns.turns import Turns
 from services.gateway.views.tenant_view import tenant_view
 from shared import logs, progress, subjects, tracing
@@ -108,14 +109,15 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
 
 def turns_of(config: GatewayConfig, bus: Bus, tokenizer: Tokenizer) -> Turns:
     """What keeps answers' ids between turns, as the settings have it."""
-    memory = store = texts = None
+    memory = store = texts = fronts = None
     if config.answer_memory_bytes:
         for_texts = config.answer_memory_bytes // TEXTS_SHARE
-        memory = AnswerMemory(config.answer_memory_bytes - for_texts, measures.MEMORY_BYTES.set)
+        memory = AnswerMemory(config.answer_memory_bytes - 2 * for_texts, measures.MEMORY_BYTES.set)
         texts = HashedTexts(for_texts, measures.TEXT_BYTES.set)
+        fronts = SplicedTexts(for_texts, measures.FRONT_BYTES.set)
     if memory is not None and config.answer_lookup_ms:
         store = AnswerStore(bus, config.answer_lookup_ms / 1000, time.monotonic)
-    return Turns(tokenizer, memory, store, texts)
+    return Turns(tokenizer, memory, store, texts, fronts)
 
 
 def compose(

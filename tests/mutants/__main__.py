@@ -24,7 +24,7 @@ import torch  # noqa: F401
 from tests.mutants.listed import LIST, Group, Mutant, mutated, read
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("services", "shared", "thermocline", "tools", "tests", "pyproject.toml")
+COPIED = ("bench", "services", "shared", "thermocline", "tools", "tests", "pyproject.toml")
 TIMEOUT_S = 300
 MOST_BYTES = 16 * 2**30
 """Address space of a run, because a fault may fill a list without end. PyTorch maps much that it never uses."""

@@ -14,3 +14,4 @@ LOOKUPS = counter("gateway_answer_lookups", "Earlier answers looked up in the ce
 LOOKUP_TIME = histogram("gateway_answer_lookup_seconds", "What looking up a conversation's answers took")
 MEMORY_BYTES = gauge("gateway_answer_memory_bytes", "Memory of answers' ids and texts")
 TEXT_BYTES = gauge("gateway_answer_text_bytes", "Memory of long conversations that are compared with")
+FRONT_BYTES = gauge("gateway_answer_front_bytes", "Memory of long conversations that are gone on from")

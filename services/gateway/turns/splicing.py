@@ -7,6 +7,7 @@ prompt's ids, and what stands behind begins with a token of the template's own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +15,7 @@ from enum import Enum
 from services.gateway.turns.memory import Alternatives, Said
 from services.gateway.turns.places import Place
 from shared.messages.base import unpack_int32
-from shared.packed_tokens import PackedTokens
+from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -44,11 +45,41 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """One answer's place in a text that was spliced, and what was decided there.
+
+    The text up to ``end``, in characters, has the first ``count`` tokens. ``seen`` is how far the text was looked at,
+    for this place and all before it: another text that agrees with it so far is decided alike by the same
+    ``alternatives``.
+    """
+
+    name: str
+    alternatives: Alternatives
+    kept: Kept
+    end: int
+    count: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What a text begins with whose earlier answers stand in it already: joints of its places, and its ids, packed."""
+
+    joints: tuple[Joint, ...] = ()
+    closing: str = ""
+    tokens: bytes = b""
+
+
+NO_FRONT = Front()
+
+
+@dataclass(frozen=True, slots=True)
 class Spliced:
-    """A prompt's ids, and the fate of each answer before the end, in order."""
+    """A prompt's ids, and the fate of each answer before the end, in order. ``front`` is for prompts that go on."""
 
     tokens: PackedTokens
     fates: tuple[Fate, ...]
+    front: Front = NO_FRONT
 
 
 def splice(
@@ -58,22 +89,72 @@ def splice(
     closing: str,
     encode: Callable[[str], PackedTokens],
     decode: Decode,
+    front: tuple[Front, int] = (NO_FRONT, 0),
 ) -> Spliced:
-    """Tokens of ``text``. ``decode`` gives the text of tokens as it stands in ``text``."""
-    parts: list[Sequence[int]] = []
-    fates: list[Fate] = []
-    start = 0
-    for place in places:
+    """Tokens of ``text``. ``decode`` gives the text of tokens as it stands in ``text``.
+
+    ``front`` is that of an earlier text, and how many characters both begin with: what was decided there is decided
+    alike here, and its tokens are not computed again.
+    """
+    known = front[0]
+    joints = list(known.joints[: _holding(*front, text, places, said, closing, decode)])
+    start, count, seen = (joints[-1].end, joints[-1].count, joints[-1].seen) if joints else (0, 0, 0)
+    parts: list[bytes | memoryview] = [memoryview(known.tokens)[: count * TOKEN_BYTES]] if count else []
+    for place in places[len(joints) :]:
         if place.offset >= len(text):
             break
-        kept = Kept() if place.offset < start else best(said.get(place.name, ()), text, place.offset, closing, decode)
-        fates.append(kept.fate)
+        alternatives = said.get(place.name, ())
+        kept = Kept() if place.offset < start else best(alternatives, text, place.offset, closing, decode)
         if kept.tokens:
-            parts += (encode(text[start : place.offset]), kept.tokens)
+            made = (encode(text[start : place.offset]).packed, PackedTokens.of(kept.tokens).packed)
+            parts += made
+            count += sum(map(len, made)) // TOKEN_BYTES
             start = place.offset + kept.characters
+        seen = max(seen, _seen(alternatives, kept, text, place.offset, closing))
+        joints.append(Joint(place.name, alternatives, kept, start, count, seen))
     if start < len(text) or not parts:
-        parts.append(encode(text[start:]))
-    return Spliced(PackedTokens.joined(parts), tuple(fates))
+        parts.append(encode(text[start:]).packed)
+    packed = b"".join(parts)
+    fates = tuple(joint.kept.fate for joint in joints)
+    return Spliced(PackedTokens(packed), fates, Front(tuple(joints), closing, packed))
+
+
+def _holding(
+    front: Front,
+    agreed: int,
+    text: str,
+    places: Sequence[Place],
+    said: Mapping[str, Alternatives],
+    closing: str,
+    decode: Decode,
+) -> int:
+    """How many joints of a front hold in a text that agrees with its text for so many characters. The last has ids."""
+    if front.closing != closing:
+        return 0
+    holding = 0
+    most = bisect_right(front.joints, agreed, key=lambda joint: joint.seen)
+    for number, (joint, place) in enumerate(zip(front.joints[:most], places, strict=False)):
+        if joint.name != place.name:
+            break
+        alternatives = said.get(place.name, ())
+        is_known = alternatives == joint.alternatives
+        # What was heard of since, or was forgotten, may decide otherwise.
+        if not is_known and best(alternatives, text, place.offset, closing, decode) != joint.kept:
+            break
+        if joint.kept.tokens:
+            holding = number + 1
+    return holding
+
+
+def _seen(alternatives: Alternatives, kept: Kept, text: str, offset: int, closing: str) -> int:
+    """How far a text was looked at to decide what is kept of the ``alternatives`` at ``offset``, at the most."""
+    if not alternatives:
+        return offset
+    seen = offset + max(len(said.text) for said in alternatives) + len(closing)
+    if kept.fate is Fate.KEPT:
+        return seen
+    end = text.find(closing, offset) if closing else -1
+    return max(seen, end + len(closing) if end >= 0 else len(text) + 1)
 
 
 def best(alternatives: Alternatives, text: str, offset: int, closing: str, decode: Decode) -> Kept:

@@ -22,12 +22,13 @@ from services.gateway.turns.answer_store import AnswerStore
 from services.gateway.turns.front_hash import HashedTexts
 from services.gateway.turns.memory import MOST_ALTERNATIVES, Alternatives, AnswerMemory, Said
 from services.gateway.turns.places import Entry, Place, entry, places
-from services.gateway.turns.splicing import Fate, Spliced, is_whole, splice
+from services.gateway.turns.spliced_texts import SplicedTexts, keep_front
+from services.gateway.turns.splicing import NO_FRONT, Fate, Spliced, is_whole, splice
 from services.gateway.turns.template_shape import TemplateShape
 from shared import logs
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.requests import SamplingParams
-from shared.packed_tokens import PackedTokens
+from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 
 MOST_WAITING = 1_024
 """Answers that wait to be compared with what the tokenizer makes of them; beyond it they are not shared."""
@@ -39,7 +40,7 @@ SHORT_TOKENS = 2_000
 """A longer answer is decoded in a thread, and known a moment after its end."""
 
 TAIL_TOKENS = 512
-"""Tokens between the last special token of a prompt and its end, beyond which an answer is stored uncompared."""
+"""Tokens from the last special token of a prompt to its end; where there are more, an answer is stored uncompared."""
 
 _log = logs.get_logger("gateway.turns")
 
@@ -89,10 +90,12 @@ class Turns:
         memory: AnswerMemory | None,
         store: AnswerStore | None,
         texts: HashedTexts | None = None,
+        fronts: SplicedTexts | None = None,
     ) -> None:
-        """Without ``texts`` every conversation is hashed from its front."""
+        """Without ``texts`` every conversation is hashed from its front, and without ``fronts`` spliced from it."""
         self._tokenizer = tokenizer
         self._texts = texts
+        self._fronts = fronts
         self._memory = memory if tokenizer.can_splice else None
         self._store = store
         self._waiting: deque[_Job] = deque()
@@ -156,6 +159,8 @@ class Turns:
                 self._memory.note_absent(asked.name)
         if opened.heard:
             opened.said = self._memory.recall(place.name for place in opened.places)
+        fronts = self._fronts if known_in is not None and opened.namespace else None
+        found = fronts.nearest(opened.namespace, opened.text) if fronts is not None else None
         spliced = splice(
             opened.text,
             opened.places,
@@ -163,7 +168,10 @@ class Turns:
             opened.shape.closing,
             encode,
             self._tokenizer.rendered_text,
+            (found[0].value, found[1]) if found is not None else (NO_FRONT, 0),
         )
+        if fronts is not None:
+            keep_front(fronts, opened.namespace, opened.text, spliced.front, found)
         return self._checked(opened.text, spliced, most, encode)
 
     def turn(self, opened: OpenPrompt, spliced: Spliced, latest: str | None) -> Turn:
@@ -244,11 +252,11 @@ class Turns:
         said = job.said = job.said or self._remembered(job)
         if self._shown(job) != said.text:
             return False
-        prompt = unpack_int32(job.prompt)
+        prompt = unpack_int32(job.prompt[-TAIL_TOKENS * TOKEN_BYTES :])
         start = next(
             (place for place in range(len(prompt) - 1, -1, -1) if prompt[place] in tokenizer.added_ids), len(prompt)
         )
-        if len(prompt) - start > TAIL_TOKENS or start == len(prompt):
+        if start == len(prompt):
             return False
         expected = prompt[start:] + unpack_int32(job.packed)
         text = tokenizer.decode_exactly(prompt[start:]) + said.text + job.turn.closing

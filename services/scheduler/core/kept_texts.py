@@ -8,6 +8,10 @@ first; what is used is kept anew, so these are the ones unused for longest.
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import chain, compress
+from struct import Struct
+
 import msgspec
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
@@ -15,6 +19,8 @@ from services.scheduler.core.require import require
 from shared import prompt_chain
 from shared.ids import DIGEST_BYTES
 from shared.messages.worker_plans import TextBase
+
+_DIGEST = Struct(f"{DIGEST_BYTES}s")
 
 
 class KeptText(msgspec.Struct):
@@ -151,14 +157,15 @@ def _drop(kept: KeptTexts, number: int) -> None:
     _forget_behind(kept, number)
     text = kept.texts.pop(number)
     kept.tokens -= text.tokens
-    for digest in _digests(text.blocks):
-        if kept.by_block[digest] == number:
-            del kept.by_block[digest]
+    digests = _digests(text.blocks)
+    last = map(kept.by_block.__getitem__, digests)
+    its = list(compress(digests, map(number.__eq__, last)))  # Others have a later text.
+    deque(map(kept.by_block.pop, its), maxlen=0)
     kept.dropped.append(number)
 
 
 def _digests(blocks: bytes) -> list[bytes]:
-    return [blocks[start : start + DIGEST_BYTES] for start in range(0, len(blocks), DIGEST_BYTES)]
+    return list(chain.from_iterable(_DIGEST.iter_unpack(blocks)))
 
 
 def check_texts(name: str, kept: KeptTexts) -> None:

@@ -14,16 +14,19 @@ Pools of one tier learn together: one of them leads, and what it learns ranks th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import msgspec
+import numpy as np
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
 from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS
 from services.scheduler.policies.thermo.columns import decoded, encoded
 from services.scheduler.policies.thermo.features import code_of, code_of_request, code_with
 from services.scheduler.policies.thermo.learner import MOST_LATER, NOBODY, Learner
+from services.scheduler.policies.thermo.path_uses import MEMORY, PathUses
 from services.scheduler.policies.thermo.prefixes import NO_SAMPLE, Prefixes, head_of
 from services.scheduler.policies.thermo.ranking import Ranking
 from services.scheduler.policies.thermo.rules import MOST_USES
@@ -33,13 +36,16 @@ from shared.undecodable import UNDECODABLE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from services.scheduler.core.cache.prefix_tree import Node
 
-MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
+LONG_PATH = 64  # Nodes from which on arrays take fewer steps than they spare.
 MOST_RUNNING = 1024  # Requests whose end is waited for; what is known of more is taken for all that there is to know.
 MOST_OFFERED = 64  # Nodes that wait to be ranked; they are, all together, before more do.
 HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
 _MOST_ANSWER = 2**31 - 1
+_IDS, _PARENTS, _DEPTHS = map(attrgetter, ("id", "parent", "depth"))
 TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
 
 
@@ -99,8 +105,7 @@ class ThermoclinePolicy(Policy):
         self.running[number] = []
         if len(self.running) > MOST_RUNNING:
             self._leave(next(iter(self.running)))
-        of_node = self.prefixes.of_node
-        self._reuse([(row, size_of(node)) for node in path if (row := of_node(node.id))], context)
+        self._reuse_path(path, context)
 
     def ended(self, admission: int, answer_tokens: int) -> None:
         if admission in self.running:
@@ -259,11 +264,58 @@ class ThermoclinePolicy(Policy):
             prefixes.children[parent] += 1
         return row
 
+    def _reuse_path(self, path: Sequence[Node], context: int) -> None:
+        """Nodes of a path are used again, top first. Of a long one, those at which nothing else happens are written
+        together; what :meth:`_reuse` does with each of the others is done here, too.
+        """
+        prefixes, learner = self.prefixes, self.learner
+        if len(path) < LONG_PATH:
+            of_node = prefixes.of_node
+            self._reuse([(row, size_of(node)) for node in path if (row := of_node(node.id))], context)
+            return
+        rows, sizes = prefixes.of_nodes(np.fromiter(map(_IDS, path), np.uint64, len(path))), _sizes(path)
+        is_known = rows != 0
+        uses = PathUses(prefixes, rows[is_known], context, self.clock)
+        if not uses.rows or context in uses.befores:
+            self._reuse(list(zip(uses.rows, sizes[is_known].tolist(), strict=True)), context)
+            return
+        of_duel, of_law, is_watched = learner.duel.spacing, learner.spacing, self.leads and self.requests > 0
+        shadows = [each for each in (learner.duel.shadows, learner.duel.scouts) if self.leads and each is not None]
+        noted, ends = uses.noted(prefixes, [shadow.rows for shadow in shadows]), np.cumsum(sizes[is_known]).tolist()
+        places, last = iter(noted), len(uses.rows)
+        at, done, place = 0, 0, next(places)
+        while at < last:
+            while place < at:
+                place = next(places)
+            following = place
+            if is_watched:
+                following = _first_reached(ends, at, place, min(of_duel.left, of_law.left), done)
+                passed = ends[following - 1] - done if following > at else 0
+                of_duel.left -= passed  # Of whole numbers the differences are exact.
+                of_law.left -= passed
+                done += passed
+            if following == last:
+                break
+            row, digest, size = uses.rows[following], uses.digests[following], ends[following] - done
+            if prefixes.sample[row] != NO_SAMPLE:
+                self._close_sample(row)
+            for shadow in shadows:
+                if digest in shadow.rows:
+                    shadow.reused(digest)
+            uses.take(prefixes, following)
+            if is_watched and of_duel.left > size and of_law.left > size:
+                of_duel.left -= size
+                of_law.left -= size
+            elif is_watched:
+                self._sample(row, size)
+            if following:
+                self._follow(uses.rows[following - 1], row)
+            at, done = following + 1, ends[following]
+        uses.take_all(prefixes)
+
     def _reuse(self, used: Sequence[tuple[int, int]], context: int, above: int = 0, *, is_path: bool = True) -> None:
         """Prefixes, by row and size, are used again. On a path each goes on from the one before, the first one from
         ``above``, and some of its tokens are sampled.
-
-        A session's path has a hundred of them: what is the same for all is looked up once.
         """
         prefixes, learner, clock, leads = self.prefixes, self.learner, self.clock, self.leads
         contexts, duel = prefixes.contexts, learner.duel
@@ -404,6 +456,24 @@ class ThermoclinePolicy(Policy):
                 if prefixes.contexts.number[prefixes.context[row]] in self.running and len(learner.later) < MOST_LATER:
                     learner.later.append(digest)
         learner.try_fit(self.clock)
+
+
+def _first_reached(ends: list[int], start: int, stop: int, left: float, done: int) -> int:
+    """The first place from ``start`` on of which the end is ``left`` or more behind ``done``, or ``stop``."""
+    place = bisect_left(ends, left + done, start, stop)
+    while place > start and ends[place - 1] - done >= left:  # The sum may have been rounded.
+        place -= 1
+    while place < stop and ends[place] - done < left:
+        place += 1
+    return place
+
+
+def _sizes(path: Sequence[Node]) -> NDArray[np.int64]:
+    """Tokens of each node's own span."""
+    if list(map(_PARENTS, path[1:])) != list(map(_IDS, path[:-1])):  # Some between them are not in the pool.
+        return np.fromiter(map(size_of, path), np.int64, len(path))
+    depths = np.fromiter([*map(_DEPTHS, path), path[-1].end], np.int64, len(path) + 1)
+    return depths[1:] - depths[:-1]
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encoded)

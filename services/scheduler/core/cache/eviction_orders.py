@@ -5,6 +5,7 @@ What happens to nodes they are told where it happens, see :mod:`residency`.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Renewal
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
+
+_HOSTS = attrgetter("host")
 
 RENEWAL_UNITS = 1 << 12
 """Nodes that new policies are told of in one step (20 to 50 ms); sixteen children that are put off count as one."""
@@ -69,8 +72,11 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
     """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
     now = moment(state, state.admissions)
     now.cost_depth_tokens, now.host_cost = state.speed.restoration_costs()
-    held = [node for node in path if worker_id in node.device]
-    copied = [node for node in path if storage_id in node.host] if storage_id else []
+    held = path
+    if path and worker_id not in path[-1].device:  # Else it has all above, too.
+        held = [node for node in path if worker_id in node.device]
+    has_copies = storage_id and any(map(_HOSTS, path))
+    copied = [node for node in path if storage_id in node.host] if has_copies else []
     order_of(state, DEVICE, worker_id).visit(held, prompt_tokens, now)
     renewal = state.renewal
     if renewal is not None:

@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MOST_SHARED = 4096
 """Values that are shared at the most; those that were not asked for lately are made again."""
@@ -43,6 +44,12 @@ EMPTY_MAP: dict[Any, Any] = _Shared()
 def counted_once(name: str) -> dict[str, int]:
     """The shared dictionary that counts one of this name."""
     return _Shared({name: 1})
+
+
+@lru_cache(maxsize=_MOST_SHARED)
+def counted(name: str, count: int) -> dict[str, int]:
+    """The shared dictionary that counts so many of this name, at least 1, for nodes that are counted together."""
+    return counted_once(name) if count == 1 else _Shared({name: count})
 
 
 @lru_cache(maxsize=_MOST_SHARED)
@@ -89,6 +96,7 @@ def copied(held: dict[str, int]) -> dict[str, int]:
 
 
 DIGESTS_BYTES = 16
+DIGEST_BYTES = 8  # Of a record's first digest.
 LEAST_RUN = 4
 """Pages from which on a run is written as such."""
 
@@ -136,11 +144,6 @@ def digests_of(record: bytes) -> tuple[int, int]:
     return digest, end_digest
 
 
-def digest_bytes(record: bytes) -> bytes:
-    """The digest alone, as uint64."""
-    return record[:8]
-
-
 def listed(record: bytes, pools: int, place: int) -> bytes:
     """Packed page numbers in one of the pools that hold the node."""
     if len(record) & 3:
@@ -155,6 +158,21 @@ def run_at(record: bytes, place: int) -> bytes:
     (first,) = _unpack_number(record, DIGESTS_BYTES + _NUMBER * place)
     (count,) = _unpack_number(record, len(record) - _NUMBER)
     return run_of(first, count >> 8)
+
+
+def runs_at(records: list[bytes], place: int, begins: NDArray[np.int64]) -> tuple[NDArray[np.int32], list[int]]:
+    """The same of many records, one behind the other, each of which begins at ``begins``, which has their end, too.
+
+    Also places of records that are none of runs: their page numbers are for the caller to fill in.
+    """
+    sizes = np.fromiter(map(len, records), np.int64, len(records))
+    starts = np.cumsum(sizes) - sizes + (DIGESTS_BYTES + _NUMBER * place)
+    table = np.frombuffer(b"".join(records), np.uint8)
+    # Of a record without a pool there is nothing behind, but then it is none of runs, and what is read is not used.
+    first = table[np.minimum(starts[:, None] + np.arange(_NUMBER), len(table) - 1)].view("<u4")[:, 0]
+    pages = np.repeat(first - begins[:-1], np.diff(begins))
+    pages += np.arange(len(pages))
+    return pages.astype("<i4"), np.flatnonzero(sizes & 3 == 0).tolist()
 
 
 def inserted(record: bytes, pools: int, place: int, pages: bytes) -> bytes:

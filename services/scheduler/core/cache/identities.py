@@ -6,9 +6,13 @@ after another, as far as somebody asks.
 
 from __future__ import annotations
 
+from operator import attrgetter, itemgetter
+
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, Path, PrefixTree
 from shared.chunks import chunk_pages
 from shared.ids import TOKEN_BYTES, chain_pages, chain_root
+
+_NODES, _IDENTITIES = itemgetter(0), attrgetter("rare.identities")
 
 
 class ChunkNames:
@@ -25,8 +29,11 @@ class ChunkNames:
         self._tokens = tokens
         self._root = chain_root(namespace)
         self._known = bytearray()
-        for node, pages in path:
-            self._known += page_identities(tree, node)[: pages * IDENTITY_BYTES]
+        if path:
+            deepest, pages = path[-1]
+            page_identities(tree, deepest)  # Which gives all above it theirs.
+            self._known += b"".join(map(_IDENTITIES, map(_NODES, path)))
+            del self._known[(deepest.depth // tree.page_size + pages) * IDENTITY_BYTES :]
 
     def __getitem__(self, index: int) -> bytes:
         """The name of a chunk (16 bytes): the identity of its last page."""

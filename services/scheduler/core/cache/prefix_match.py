@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.scheduler.core.cache.labels import NARROW_BYTES, child_of, narrow_behind, page_key
-from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, page_count
+from services.scheduler.core.cache.prefix_tree import Node, Path, PrefixTree, page_count, way_to
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ NARROWED_TOKENS = 4096
 """Tokens of a prompt that are narrowed at first, at least; then twice as many, as short nodes would cost much alone."""
 _MOST_NARROWED = 16384 * TOKEN_BYTES  # What is made of more no cache of a core holds, and the allocator maps it anew.
 _NOTHING = bytearray()
+_NODES, _PAGES = itemgetter(0), itemgetter(1)  # Of an entry of a path.
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
@@ -117,11 +119,11 @@ def reach(
         return found
     worker_id, storage_id = worker.worker_id, state.storage_id_of(worker)
     may_ask = state.config.neighbour_loads and bool(worker.moves.neighbours)
-    for node, pages in path:
-        if worker_id in node.device:
-            found.device.append(node)
-            found.device_pages += pages
-        elif worker_id in node.loading:
+    held = held_on(path, worker_id)
+    found.device = list(map(_NODES, path[:held]))
+    found.device_pages = sum(map(_PAGES, path[:held]))
+    for node, pages in path[held:]:
+        if worker_id in node.loading:
             if node.id not in joinable:
                 found.awaited = node
                 break
@@ -145,6 +147,23 @@ def reach(
     if found.loaded and found.loaded_pages * state.tree.page_size < state.config.min_host_load_tokens:
         _load_nothing(found, path)
     return found
+
+
+def held_on(path: Path, worker_id: str) -> int:
+    """How many nodes of a path, from its top on, are on this worker's device. Does not mutate.
+
+    What is on a device is closed upwards, so that its end is found by halves.
+    """
+    low, high = 0, len(path)
+    if high and worker_id in path[-1][0].device:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if worker_id in path[middle][0].device:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _load_nothing(found: PrefixMatch, path: Path) -> None:
@@ -187,16 +206,15 @@ def match_again(
     page_size = tree.page_size
     end = _end_of_match(tree, tokens, max_pages)
     known = min(matched_tokens, end // TOKEN_BYTES)
-    path: Path = []
-    below = node.end
-    while node.parent:
-        if node.depth < known:
-            path.append((node, (min(below, known) - node.depth) // page_size))
-        below = node.depth
-        node = tree.nodes[node.parent]
-    path.reverse()
+    path = way_to(tree, node).path.copy()
+    while path and path[-1][0].depth >= known:
+        node = path.pop()[0]
     if path:
-        node = path[-1][0]
+        node, pages = path[-1]
+        path[-1] = (node, min(pages, (known - node.depth) // page_size))
+    else:
+        node = way_to(tree, node).root
+    if path:
         following = node.end
         if known < following:
             # It may go on within this node only if the first match ended at its cap.

@@ -7,10 +7,12 @@ packed, so that matching is a comparison of bytes in place and no loop runs over
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.holdings import (
@@ -23,6 +25,7 @@ from services.scheduler.core.cache.holdings import (
     listed,
     lists_of,
     run_at,
+    runs_at,
     shared_depth,
     shared_names,
     taken,
@@ -269,7 +272,7 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
     return shared_names(tuple(each for each in names if each != name)) if len(names) > 1 else ()
 
 
-class PrefixTree(msgspec.Struct):
+class PrefixTree(msgspec.Struct, dict=True):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
     Without ``has_digests`` nodes have none: nobody remembers them once they are gone. Such nodes are few and soon gone,
@@ -295,6 +298,11 @@ class PrefixTree(msgspec.Struct):
         """Tokens by which a node is remembered: whole pages, at least HEAD_TOKENS."""
         return -(-HEAD_TOKENS // self.page_size) * self.page_size
 
+    @cached_property
+    def ways(self) -> KeptWays:
+        """Ways that were walked lately. They follow from the nodes, and are in no snapshot."""
+        return KeptWays()
+
     def owner_of(self, namespace: str) -> int:
         """The number of who owns a namespace's KV; 0 where no quota is for it. Does not mutate."""
         return self.owners.get(namespace, 0)
@@ -302,6 +310,146 @@ class PrefixTree(msgspec.Struct):
 
 Path = list[tuple[Node, int]]
 """Nodes from below the root downwards, each with how many of its pages match; only the last may match in part."""
+
+_MANY = 8
+"""Nodes from which on it is cheaper to look at all of them together."""
+
+_MOST_KEPT = 1 << 17
+_OF_A_WAY = 8
+"""Nodes of all kept ways together, at the most, where what a way takes by itself counts as so many: 8 MB."""
+
+_MOST_TOKEN_BYTES = 1 << 25
+"""Of tokens of ways to which prompts refer: sixty sessions of 131,072 tokens."""
+
+_PARENTS, _RECORDS, _DEVICES, _DEPTHS = map(attrgetter, ("parent", "record", "device", "depth"))
+
+
+class Way(msgspec.Struct, frozen=True, gc=False):
+    """What lies between a root and the end of a node, as it is known without walking there. Its lists never change.
+
+    ``path`` has its nodes, top first, each with all of its pages, ``nodes`` the same without pages, and ``parents`` the
+    ids of their parents.
+    """
+
+    root: Node
+    path: Path
+    nodes: list[Node]
+    parents: list[int]
+
+
+class KeptWays:
+    """Ways by the ids of the nodes in which they end, the one kept longest ago first.
+
+    While a node lives so does all above it, and only a cut puts another node between them, which the lower part has as
+    its parent then. So a session that goes on pays for the nodes that it is longer by.
+    """
+
+    def __init__(self) -> None:
+        self._by_end: dict[int, Way] = {}
+        self._kept = 0
+        self._tokens: dict[int, bytes] = {}
+        self._token_bytes = 0
+
+    def get(self, node_id: int) -> Way | None:
+        """The kept way to the end of a node that lives, if no node on it was cut since."""
+        way = self._by_end.get(node_id)
+        if way is not None and list(map(_PARENTS, way.nodes)) != way.parents:
+            self.drop(node_id)
+            return None
+        return way
+
+    def keep(self, node_id: int, way: Way) -> None:
+        """Keep a way to the end of this node, which has none."""
+        self._by_end[node_id] = way
+        self._kept += _OF_A_WAY + len(way.nodes)
+        while self._kept > _MOST_KEPT:
+            self.drop(next(iter(self._by_end)))
+
+    def tokens(self, node_id: int) -> bytes | None:
+        """The tokens of the whole way to the end of a node that lives, packed int32, where they are kept."""
+        return self._tokens.get(node_id)
+
+    def keep_tokens(self, node_id: int, tokens: bytes) -> None:
+        """Keep the tokens of a way, which never change."""
+        self._tokens[node_id] = tokens
+        self._token_bytes += len(tokens)
+        while self._token_bytes > _MOST_TOKEN_BYTES:
+            self.drop_tokens(next(iter(self._tokens)))
+
+    def drop_tokens(self, node_id: int) -> None:
+        """Keep the tokens of the way to this node no more, if they were."""
+        self._token_bytes -= len(self._tokens.pop(node_id, b""))
+
+    def forget(self, node_id: int) -> None:
+        """The node is gone."""
+        self.drop(node_id)
+        self.drop_tokens(node_id)
+
+    def drop(self, node_id: int) -> None:
+        """Keep no way to the end of this node, if one was."""
+        way = self._by_end.pop(node_id, None)
+        self._kept -= 0 if way is None else _OF_A_WAY + len(way.nodes)
+
+
+def way_to(tree: PrefixTree, node: Node) -> Way:
+    """The way from the root to the end of a node, which may be a root itself. Does not mutate the tree."""
+    kept = tree.ways
+    found = kept.get(node.id)
+    if found is not None:
+        return found
+    below: Path = []
+    at = node
+    while at.parent and found is None:
+        below.append((at, page_count(tree, at)))
+        at = tree.nodes[at.parent]
+        found = kept.get(at.id)
+    below.reverse()
+    path = below if found is None else found.path + below
+    nodes = [each for each, _ in below]
+    parents = [each.parent for each in nodes]
+    if found is None:
+        way = Way(at, path, nodes, parents)
+    else:
+        way = Way(found.root, path, found.nodes + nodes, found.parents + parents)
+    kept.keep(node.id, way)
+    return way
+
+
+def tokens_to(tree: PrefixTree, node: Node) -> bytes:
+    """The tokens from the root to the end of a node, packed int32. Does not mutate the tree.
+
+    They are kept, so that those to a node below cost what is new.
+    """
+    kept, nodes = tree.ways, way_to(tree, node).nodes
+    known, place = b"", len(nodes)
+    while place:
+        found = kept.tokens(nodes[place - 1].id)
+        if found is not None:
+            known = found
+            break
+        place -= 1
+    if place == len(nodes):
+        return known
+    tokens = b"".join((known, *(each.tokens for each in nodes[place:])))
+    if place:
+        kept.drop_tokens(nodes[place - 1].id)
+    kept.keep_tokens(node.id, tokens)
+    return tokens
+
+
+def device_pages_of(tree: PrefixTree, nodes: list[Node], worker_id: str) -> bytes:
+    """Numbers of the pages of these nodes of one way on a worker that has each of them, top first, packed int32."""
+    if len(nodes) < _MANY:
+        return b"".join([node.device_pages(worker_id) for node in nodes])
+    names, last = nodes[-1].device, nodes[-1]
+    if list(map(_DEVICES, nodes)).count(names) < len(nodes):
+        return b"".join([node.device_pages(worker_id) for node in nodes])
+    begins = np.fromiter([*map(_DEPTHS, nodes), last.end], np.int64, len(nodes) + 1) // tree.page_size
+    begins -= begins[0]
+    pages, others = runs_at(list(map(_RECORDS, nodes)), names.index(worker_id), begins)
+    for place in others:
+        pages[begins[place] : begins[place + 1]] = np.frombuffer(nodes[place].device_pages(worker_id), "<i4")
+    return pages.tobytes()
 
 
 def page_count(tree: PrefixTree, node: Node) -> int:
@@ -408,6 +556,7 @@ def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
     """Remove a node without children; returns its parent, or None when the parent was an emptied root."""
     parent = tree.nodes[node.parent]
     detach(tree, parent, node)
+    tree.ways.forget(node.id)
     del tree.nodes[node.id]
     if parent.parent == 0 and not parent.children:
         del tree.nodes[parent.id]
@@ -424,6 +573,7 @@ def remove_subtree(tree: PrefixTree, top: Node) -> tuple[list[Node], Node | None
     for node in gone:
         node.children = 0
         if node is not top:
+            tree.ways.forget(node.id)
             del tree.nodes[node.id]
     return gone, remove_leaf(tree, top)
 
@@ -441,15 +591,9 @@ def descendants_first(tree: PrefixTree, top: Node) -> list[Node]:
 
 def ancestors(tree: PrefixTree, node: Node) -> list[Node]:
     """``node`` and every node above it, without the root, lowest first. Does not mutate."""
-    chain = []
-    while node.parent:
-        chain.append(node)
-        node = tree.nodes[node.parent]
-    return chain
+    return way_to(tree, node).nodes[::-1]
 
 
 def namespace_of(tree: PrefixTree, node: Node) -> str:
     """The namespace whose tree this node is in. Does not mutate."""
-    while node.parent:
-        node = tree.nodes[node.parent]
-    return node.namespace
+    return way_to(tree, node).root.namespace

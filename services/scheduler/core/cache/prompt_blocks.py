@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of
+from services.scheduler.core.cache.prefix_tree import namespace_of, tokens_to
 from services.scheduler.core.require import require
 from shared import prompt_chain
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES
@@ -64,12 +64,7 @@ def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: Prompt
 
 def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -> bytes:
     """The first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed."""
-    spans: list[bytes | memoryview] = [each.tokens for each in ancestors(tree, node) if each.depth < base_tokens]
-    if spans:
-        spans.reverse()
-        last = base_tokens * TOKEN_BYTES - sum(len(span) for span in spans[:-1])
-        spans[-1] = memoryview(spans[-1])[:last]
-    return b"".join((*spans, tail))
+    return b"".join((memoryview(tokens_to(tree, node))[: base_tokens * TOKEN_BYTES], tail))
 
 
 def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:

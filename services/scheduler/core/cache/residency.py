@@ -20,6 +20,7 @@ see :mod:`pools`). Nobody asks by its name meanwhile; who goes through all names
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import (
@@ -30,7 +31,7 @@ from services.scheduler.core.cache.candidates import (
     note_node,
 )
 from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
-from services.scheduler.core.cache.holdings import counted_once, with_count, without_count
+from services.scheduler.core.cache.holdings import EMPTY_MAP, counted, counted_once, with_count, without_count
 from services.scheduler.core.cache.hotness.tracking import node_split
 from services.scheduler.core.cache.kept import pinned_pages
 from services.scheduler.core.cache.page_pool import LostPool
@@ -40,6 +41,7 @@ from services.scheduler.core.cache.prefix_tree import (
     remove_leaf,
     remove_subtree,
     split,
+    way_to,
 )
 from services.scheduler.core.cache.unsaved import move_up
 from shared.chunks import chunk_tokens
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import PrefixTree
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.explanations import Departure
+
+_LOCKS, _TRANSFERS, _DEVICES, _HOSTS = map(attrgetter, ("locks", "transfer", "device", "host"))
 
 DEVICE = "device"
 HOST = "host"
@@ -260,6 +264,10 @@ def touch_locked(state: CellState, nodes: Sequence[Node], worker: Worker, seq: i
     """The same of nodes that are locked on this worker. One that only this pool holds is offered to nobody."""
     name = worker.worker_id
     is_plain = not state.candidates
+    if nodes and is_plain and _are_held_by(nodes, name):
+        for node in nodes:
+            node.last_use = seq
+        return
     for node in nodes:
         node.last_use = seq
         if not is_plain or node.host or len(node.device) != 1 or node.device[0] != name:
@@ -271,26 +279,82 @@ def lock_path(state: CellState, node: Node, worker: Worker, *, below: Node | Non
 
     With a node ``below`` whose path is kept already, on the way to this one, what keeps that keeps this from now on.
     """
-    name, nodes, once = worker.worker_id, state.tree.nodes, counted_once(worker.worker_id)
-    end, locked = 0 if below is None else below.id, 0
-    while node.parent and node.id != end:
-        count = node.locks.get(name, 0)
-        node.locks = with_count(node.locks, name, count + 1) if node.locks else once
-        if not count and name in node.device:
-            pages = page_count(state.tree, node)
+    name, nodes = worker.worker_id, way_to(state.tree, node).nodes
+    if below is not None:
+        nodes = nodes[len(way_to(state.tree, below).nodes) :]
+    if _lock_together(state, nodes, worker):
+        return
+    once, locked = counted_once(name), 0
+    for each in reversed(nodes):
+        count = each.locks.get(name, 0)
+        each.locks = with_count(each.locks, name, count + 1) if each.locks else once
+        if not count and name in each.device:
+            pages = page_count(state.tree, each)
             locked += pages
-            if node.transfer and leaves_with_backup(state, node, name):
-                count_leaving(state, node, worker, -pages)
-        node = nodes[node.parent]
+            if each.transfer and leaves_with_backup(state, each, name):
+                count_leaving(state, each, worker, -pages)
     worker.pool.locked += locked
 
 
 def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
     """Undo :func:`lock_path`."""
-    nodes = state.tree.nodes
-    while node.parent:
-        _unlock(state, node, worker)
-        node = nodes[node.parent]
+    nodes = way_to(state.tree, node).nodes
+    if not _unlock_together(state, nodes, worker):
+        for each in reversed(nodes):
+            _unlock(state, each, worker)
+
+
+def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
+    """Lock nodes of a path that this worker locks alike, and nobody else does; returns whether they are such."""
+    count = _locked_alike(nodes, worker.worker_id)
+    if count < 0:
+        return False
+    if not count:
+        if worker.worker_id not in nodes[-1].device or any(map(_TRANSFERS, nodes)):
+            return False
+        worker.pool.locked += (nodes[-1].end - nodes[0].depth) // state.tree.page_size
+    locks = counted(worker.worker_id, count + 1)
+    for node in nodes:
+        node.locks = locks
+    return True
+
+
+def _unlock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
+    """Undo :func:`_lock_together` for a whole path, if this worker alone holds it; returns whether it did.
+
+    What lies below keeps all of them but the last, so that the last alone is offered.
+    """
+    count, locks = _locked_alike(nodes, worker.worker_id), EMPTY_MAP
+    if count < 1:
+        return False
+    if count > 1:
+        locks = counted(worker.worker_id, count - 1)
+    elif state.candidates or any(map(_TRANSFERS, nodes)) or not _are_held_by(nodes, worker.worker_id):
+        return False
+    for node in nodes:
+        node.locks = locks
+    if not locks:
+        worker.pool.locked -= (nodes[-1].end - nodes[0].depth) // state.tree.page_size
+        offer(state, nodes[-1])
+    return True
+
+
+def _locked_alike(nodes: Sequence[Node], worker_id: str) -> int:
+    """How many locks of this worker each of some nodes has, where all have as many and none of others; else -1."""
+    if not nodes:
+        return -1
+    locks = nodes[-1].locks
+    if len(locks) > 1 or list(map(_LOCKS, nodes)).count(locks) < len(nodes):
+        return -1
+    return locks.get(worker_id, -1) if locks else 0
+
+
+def _are_held_by(nodes: Sequence[Node], worker_id: str) -> bool:
+    """Whether the device of this worker, and no other pool, has each of these nodes."""
+    held = nodes[0].device
+    if len(held) != 1 or held[0] != worker_id or any(map(_HOSTS, nodes)):
+        return False
+    return list(map(_DEVICES, nodes)).count(held) == len(nodes)
 
 
 def _unlock(state: CellState, node: Node, worker: Worker) -> None:

@@ -5,6 +5,7 @@ A victim that is much larger than the pages that are missing is cut, so that onl
 
 from __future__ import annotations
 
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import Node, page_count
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.state import CellState, Storage
 
+
+_NODES, _HOSTS = itemgetter(0), attrgetter("host")
 
 NO_CHILDREN: Mapping[int, int] = {}
 
@@ -81,12 +84,15 @@ def hold_end(state: CellState, storage: Storage, request_id: str, path: Path) ->
     what is shorter does not keep (:func:`residency.is_host_evictable`).
     """
     name, least = storage.storage_id, chunk_tokens(state.tree.page_size) if storage.shares else 0
-    has_copy = (
-        node.id
-        for node, _ in reversed(path)
-        if name in node.host and name not in node.quarantined and node.size >= least
-    )
-    hold(state, storage, request_id, next(has_copy, 0))
+    deepest = 0
+    if any(map(_HOSTS, map(_NODES, path))):
+        has_copy = (
+            node.id
+            for node, _ in reversed(path)
+            if name in node.host and name not in node.quarantined and node.size >= least
+        )
+        deepest = next(has_copy, 0)
+    hold(state, storage, request_id, deepest)
 
 
 def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> None:

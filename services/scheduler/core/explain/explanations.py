@@ -139,9 +139,8 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
     sources: list[Source] = ["device"] * len(found.device)
     sources += ["neighbour" if name else "host" for name in found.sources]
     fetched_to = request.prefetch.brought_to
-    for place, (node, source) in enumerate(zip(found.nodes, sources, strict=True)):
-        if source == "device" and place + 1 < len(found.device):
-            continue  # What is on the device is one span, which ends with the last of them.
+    first = max(0, len(found.device) - 1)  # What is on the device is one span, which ends with the last of them.
+    for node, source in zip(found.nodes[first:], sources[first:], strict=True):
         end = node.end
         if source == "host" and request.prefetch.brought_from < fetched_to:
             cut = min(max(node.depth, request.prefetch.brought_from), end)

@@ -5,6 +5,8 @@ It says where the tokens of a hit come from, for usage and counters: neighbours,
 
 from __future__ import annotations
 
+from itertools import dropwhile
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction_orders import visit
@@ -12,7 +14,7 @@ from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.leasing import answers_to, grant_leases
 from services.scheduler.core.cache.prefix_match import PrefixMatch, matched_path, reach
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, ancestors, page_count
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, device_pages_of, page_count, way_to
 from services.scheduler.core.cache.residency import (
     begin_loading,
     lock_host,
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
 
 
+_PAGES = itemgetter(1)  # Of an entry of a path.
+
 _GROWTH = 2
 """Leases are so many times what is generated, and the first is so many times the least."""
 
@@ -80,7 +84,8 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     choice = request.sparse.choice
     span = None if choice is None else span_for(state, request, worker, found.pages * state.tree.page_size)
     fresh = _fresh_pages(state, worker, request, found, span)
-    locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
+    name = worker.worker_id  # All above a locked node is locked.
+    locked_anew = sum(map(_PAGES, dropwhile(lambda each: name in each[0].locks, path[: len(found.device)])))
     if not worker.pool.can_free(fresh + locked_anew):
         return False
     upper = cut_to_fit(state, path, found)
@@ -175,8 +180,10 @@ def _take_over(
     request.state = next_state(request.state, RequestEvent.ADMIT)
     request.worker_id = worker.worker_id
     name = worker.worker_id
-    shared = [node.device_pages(name) for node in found.device] + [node.loading_pages(name) for node in found.joined]
-    request.pages = b"".join(shared) + own
+    shared = [node.loading_pages(name) for node in found.joined]
+    if found.device:
+        shared.insert(0, device_pages_of(state.tree, found.device, name))
+    request.pages = b"".join((*shared, own))
     request.shared = found.pages
     held = found.deepest_held
     request.node = held.id if held is not None else 0
@@ -348,7 +355,7 @@ def follow_cuts(state: CellState, found: PrefixMatch) -> None:
     has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
     """
     if found.device:
-        found.device = ancestors(state.tree, found.device[-1])[::-1]
+        found.device = way_to(state.tree, found.device[-1]).nodes.copy()
 
 
 def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:

@@ -24,6 +24,7 @@ may bring once those came, so that a prompt that nobody has seen displaces few h
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.lending import Loan
     from shared.messages.pools import ChunkForm
+
+_NODES, _LOADING = itemgetter(0), attrgetter("loading")
 
 FETCH_CHUNKS = 256
 """Chunks of one fetch at the most. Bounds the size of its order and what one request takes of the pool at once."""
@@ -213,7 +216,9 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
 
 def _covered_pages(state: CellState, path: Path, worker: Worker) -> int:
     """Leading pages that the worker has, is about to have, or can load."""
-    loading = {node.id: None for node, _ in path if worker.worker_id in node.loading}
+    loading: dict[int, str | None] = {}
+    if any(map(_LOADING, map(_NODES, path))):
+        loading = {node.id: None for node, _ in path if worker.worker_id in node.loading}
     return reach(state, path, worker, loading).pages
 
 

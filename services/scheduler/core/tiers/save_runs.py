@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import attrgetter, itemgetter, not_
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, Path, ancestors, namespace_of, page_count
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, Path, namespace_of, way_to
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages
@@ -17,6 +19,9 @@ from shared.ids import DIGEST_BYTES, chain_root
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage
+
+
+_NODES, _IDENTITIES = itemgetter(0), attrgetter("rare.identities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def runs_to_save(
 def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int]:
     """The places of those chunks that the storage neither has nor is about to have."""
     held, saving, taken = storage.disk.chunks, storage.disk.saving, storage.disk.taken
-    missing = [index for index, name in enumerate(names) if name not in held]
+    missing = list(compress(range(len(names)), map(not_, map(held.__contains__, names))))
     if storage.hidden.pool is not None and state.config.restoring != "kv":
         missing = [index for index in missing if not is_hidden_kept(storage, names[index])]
     if missing and (saving or taken):
@@ -132,24 +137,20 @@ def _runs(state: CellState, span: _Span, found: _Pages, missing: list[int], most
 
 def path_to(state: CellState, node: Node) -> Path:
     """All of the path that ends with a node, as :func:`prefix_match.match_prefix` returns it. Does not mutate."""
-    return [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
+    return way_to(state.tree, node).path.copy()
 
 
 def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, bytes]:
     """The identities of a path's pages from page ``base`` on, and that of the page above."""
     tree = state.tree
-    before = chain_root(namespace_of(tree, path[0][0])) if path else b""
-    parts = []
-    for node, pages in path:
-        start = node.depth // tree.page_size
-        if start + pages < base:
-            continue
-        identities = page_identities(tree, node)
-        skipped = max(0, base - start)
-        if skipped:
-            before = identities[(skipped - 1) * DIGEST_BYTES : skipped * DIGEST_BYTES]
-        parts.append(identities[skipped * DIGEST_BYTES : pages * DIGEST_BYTES])
-    return b"".join(parts), before
+    if not path:
+        return b"", b""
+    deepest, pages = path[-1]
+    page_identities(tree, deepest)  # Which gives all above it theirs.
+    end = (deepest.depth // tree.page_size + pages) * DIGEST_BYTES
+    identities = b"".join(map(_IDENTITIES, map(_NODES, path)))
+    before = identities[(base - 1) * DIGEST_BYTES : base * DIGEST_BYTES]
+    return identities[base * DIGEST_BYTES : end], before if base else chain_root(namespace_of(tree, deepest))
 
 
 def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, base: int) -> _Pages:
@@ -157,7 +158,8 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
     tree = state.tree
     found = _Pages()
     is_lost = f"host/{storage_id}" in state.lost  # Then nodes still name a pool that is gone.
-    for node, pages in path:
+    first = bisect_right(path, base * tree.page_size, key=_depth) - 1
+    for node, pages in path[max(0, first) :]:
         start = node.depth // tree.page_size
         skipped = max(0, base - start)
         if pages <= skipped:
@@ -177,6 +179,10 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
         found.ends.append((found.ends[-1] if found.ends else 0) + size)
         found.is_on_device.append(bool(device))
     return found
+
+
+def _depth(place: tuple[Node, int]) -> int:
+    return place[0].depth
 
 
 def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     _Wholes = array[int]
@@ -45,17 +47,22 @@ def grow(columns: tuple[_Wholes | _Reals, ...], rows: int) -> None:
         column.frombytes(bytes(column.itemsize * rows))
 
 
-def encoded(column: object) -> bytes:
+def column(numbers: _Wholes | _Reals) -> NDArray[Any]:
+    """A column as an array that changes with it, for a moment: as long as it is there the column cannot grow."""
+    return np.frombuffer(numbers, dtype=numbers.typecode)
+
+
+def encoded(told: object) -> bytes:
     """For msgspec: a column as bytes. Raises NotImplementedError for anything else."""
-    if isinstance(column, array):
-        return column.typecode.encode() + column.tobytes()
-    raise NotImplementedError(f"{type(column).__name__} is no column")
+    if isinstance(told, array):
+        return told.typecode.encode() + told.tobytes()
+    raise NotImplementedError(f"{type(told).__name__} is no column")
 
 
 def decoded(kind: type, data: Any) -> object:
     """Undo :func:`encoded`. Raises ValueError for bytes that it did not make."""
     if not isinstance(data, bytes) or not data or data[:1] not in b"BHIQiqfd":
         raise ValueError("not a column")
-    column: array[Any] = kind(chr(data[0]))
-    column.frombytes(memoryview(data)[1:])
-    return column
+    made: array[Any] = kind(chr(data[0]))
+    made.frombytes(memoryview(data)[1:])
+    return made

@@ -7,8 +7,10 @@ one at a time, so that no insertion waits for all rows to be placed anew.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from services.scheduler.policies.thermo.columns import Wholes, grow, wholes
+from services.scheduler.policies.thermo.columns import Wholes, column, grow, wholes
 
 _FIRST_BUCKETS = 8
 _SPARE = 63  # Rows for which there is room when there must be for one more.
@@ -34,6 +36,17 @@ class Index(msgspec.Struct):
         while row and keys[row] != key:
             row = self.following[row]
         return row
+
+    def find_all(self, keys: Wholes, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The row with each of these keys, or 0, as :meth:`find` has it."""
+        buckets, following, all_keys = column(self.buckets), column(self.following), column(keys)
+        mixed = wanted ^ wanted >> np.uint64(29)
+        places = mixed & np.uint64(self.mask)
+        places = np.where(places < self.split, mixed & np.uint64(2 * self.mask + 1), places)
+        rows: NDArray[np.int64] = buckets[places].astype(np.int64)
+        while (left := np.flatnonzero((rows != 0) & (all_keys[rows] != wanted))).size:
+            rows[left] = following[rows[left]]
+        return rows
 
     def add(self, keys: Wholes, row: int) -> None:
         """Find this row by its key from now on. No other one may have the key."""

@@ -14,6 +14,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node
@@ -60,6 +61,10 @@ class Prefixes(msgspec.Struct):
     def of_node(self, node_id: int) -> int:
         """The row of a resident node, or 0."""
         return self.by_node.find(self.node, node_id)
+
+    def of_nodes(self, node_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The row of each of these nodes, or 0."""
+        return self.by_node.find_all(self.node, node_ids)
 
     def resident(self) -> int:
         """How many nodes are."""

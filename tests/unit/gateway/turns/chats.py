@@ -126,7 +126,7 @@ class Prompt:
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         text = tokenizer.render(messages, add_generation_prompt=True)
         self.opened = turns.open(text, tokenizer.shape({}), namespace, len(answers))
-        spliced = turns.tokens(self.opened, MOST)
+        spliced = turns.tokens(self.opened, MOST, known_in=namespace)
         self.text = text
         self.tokens = spliced.tokens.tolist()
         self.turn = turns.turn(self.opened, spliced, answers[-1] if answers else None)

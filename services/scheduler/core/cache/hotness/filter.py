@@ -130,6 +130,21 @@ class HotnessFilter(msgspec.Struct):
             self._write(slot, _read(self.frequencies, self.frequency_bits, slot) + 1, self.max_age, depth)
         return True
 
+    def touch_all(self, digests: Digests, depth: int) -> bool:
+        """:meth:`touch` of each, the first at ``depth`` and each one deeper than the one before, if all are known and
+        entries are of a byte each; returns whether. Else nothing has changed.
+        """
+        if not self.frequency_bits == self.clock_bits == self.depth_bits == 8:
+            return False
+        slots = self.slots_of(digests)
+        if int(slots.min()) < 0 or len(set(slots.tolist())) < len(slots):  # One entry may stand for several.
+            return False
+        frequencies, depths = vector(self.frequencies, 8), np.arange(depth, depth + len(slots))
+        frequencies[slots] += frequencies[slots] < 255
+        vector(self.clocks, 8)[slots] = 255
+        vector(self.depths, 8)[slots] = np.minimum(depths, 255)
+        return True
+
     def put(self, digest: int, frequency: int, clock: int, depth: int) -> bool:
         """Make these the prefix's values, each at most what its width holds.
 

@@ -16,23 +16,30 @@ doubles. So pools and tree bound it: prefixes that never come back cannot make i
 
 from __future__ import annotations
 
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.holdings import digest_bytes
+from services.scheduler.core.cache.holdings import DIGEST_BYTES
 from services.scheduler.core.cache.hotness.filter import LEAST_BASE_BITS, SLOTS, HotnessFilter
-from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node, PrefixTree, ancestors, head_of
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node, PrefixTree, head_of, way_to
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from services.scheduler.core.state import CellState
     from services.scheduler.core.step import Step
     from shared.messages.cell_events import CellConfig
+
+
+MANY = 12
+"""Nodes from which on it is cheaper to look for all of them together."""
+
+_RECORDS, _DIGESTS = attrgetter("record"), itemgetter(slice(DIGEST_BYTES))
 
 
 def request_admitted(step: Step, reused: Sequence[Node]) -> None:
@@ -43,6 +50,8 @@ def request_admitted(step: Step, reused: Sequence[Node]) -> None:
     state = step.state
     if state.admissions % state.config.aging_requests == 0:
         state.hotness.age()
+    if len(reused) >= MANY and state.hotness.touch_all(digests_of_nodes(reused), 1):
+        return
     for above, node in enumerate(reused):
         _touch(state, node, above + 1)
 
@@ -117,7 +126,7 @@ def make_room_in_filter(state: CellState) -> bool:
             return _rebuild_larger(state)
         state.count("hotness_growths")
         return True
-    forgotten = hotness.drop_coldest(_digests(state.tree), hotness.capacity // FORGOTTEN_SHARE)
+    forgotten = hotness.drop_coldest(digests_of_nodes(state.tree.nodes.values()), hotness.capacity // FORGOTTEN_SHARE)
     state.count("hotness_forgotten", forgotten)
     return forgotten > 0
 
@@ -161,7 +170,7 @@ def fit_widths(state: CellState, config: CellConfig) -> bool:
 
 def level_of(tree: PrefixTree, node: Node) -> int:
     """The node's place in the tree: 1 below a root. Does not mutate."""
-    return len(ancestors(tree, node))
+    return len(way_to(tree, node).nodes)
 
 
 def _rebuild_larger(state: CellState) -> bool:
@@ -206,5 +215,6 @@ def _empty_like(old: HotnessFilter, widths: tuple[int, int, int, int], base_bits
     )
 
 
-def _digests(tree: PrefixTree) -> NDArray[np.uint64]:
-    return np.frombuffer(b"".join([digest_bytes(node.record) for node in tree.nodes.values()]), dtype="<u8")
+def digests_of_nodes(nodes: Iterable[Node]) -> NDArray[np.uint64]:
+    """What each node is remembered by, uint64."""
+    return np.frombuffer(b"".join(map(_DIGESTS, map(_RECORDS, nodes))), dtype="<u8")

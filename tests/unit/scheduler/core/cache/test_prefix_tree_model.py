@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import labels, prefix_match
+from services.scheduler.core.cache import labels, prefix_match, prefix_tree
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
 from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_below, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
+    Node,
     PrefixTree,
     add_child,
     ancestors,
@@ -20,6 +21,8 @@ from services.scheduler.core.cache.prefix_tree import (
     remove_leaf,
     root_of,
     split,
+    tokens_to,
+    way_to,
 )
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.cell_model import namespace
@@ -81,9 +84,23 @@ class Model:
             assert node.digest == extend(parent.end_digest, head_of(self.tree, node.tokens))
             assert node.end_digest == extend(parent.end_digest, node.tokens)
             assert isinstance(node.children, int) == (len(node.child_ids) < 2)
+            self.check_way(node)
             held += page_count(self.tree, node)
             self.widths[node.rare.is_wide] = None
         assert held == len(self.known)
+
+    def check_way(self, node: Node) -> None:
+        """The way to a node is what walking there finds, whatever was kept of it."""
+        walked, at = [node], node
+        while (at := self.tree.nodes[at.parent]).parent:
+            walked.append(at)
+        way = way_to(self.tree, node)
+        assert [each.id for each in way.nodes] == [each.id for each in reversed(walked)]
+        assert [(each.id, pages) for each, pages in way.path] == [
+            (each.id, page_count(self.tree, each)) for each in reversed(walked)
+        ]
+        assert way.root is at
+        assert tokens_to(self.tree, node) == b"".join(each.tokens for each in way.nodes)
 
 
 LAST = [0, 0, 2**24 - 1, 2**24 - 1, 2**24]
@@ -136,8 +153,10 @@ def test_a_history_leaves_tree_and_model_equal(
 ) -> None:
     """Whatever is put in, cut and removed, a match finds what comparing every prefix finds, first or again.
 
-    However much of a prompt is compared with narrow labels at once.
+    However much of a prompt is compared with narrow labels at once, and however few ways there is room for.
     """
+    monkeypatch.setattr(prefix_tree, "_MOST_KEPT", 10_000 if seed < 3 else 40)
+    monkeypatch.setattr(prefix_tree, "_MOST_TOKEN_BYTES", 100_000 if seed < 3 else 40 * page_size)
     monkeypatch.setattr(prefix_match, "NARROWED_TOKENS", at_once)
     monkeypatch.setattr(labels, "LEAST_NARROWED", 2 * page_size)
 

@@ -25,6 +25,7 @@ def test_finds_what_was_added_until_it_is_removed(spread: int) -> None:
 
     assert index.count == len(known)
     assert all(index.find(keys, key) == known.get(key, 0) for key in keys[1:])
+    assert index.find_all(keys, np.array(keys, np.uint64)).tolist() == [index.find(keys, key) for key in keys]
     assert len(index.buckets) >= index.count
     assert len(index.following) <= 3000 + 64
 

@@ -281,3 +281,33 @@ def test_a_shared_entry_overstates_and_never_understates(touches: list[int], fin
 
     assert all(hotness.lookup(mix(number))[0] >= min(15, times) for number, times in counted.items())
     assert hotness.occupied <= len(counted)
+
+
+@given(
+    some=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=60),
+    path=st.lists(st.integers(0, 80), min_size=1, max_size=40),
+    widths=st.sampled_from([(8, 8, 8), (8, 4, 8), (16, 8, 8)]),
+)
+def test_a_path_is_touched_as_its_prefixes_one_by_one(
+    some: list[int], path: list[int], widths: tuple[int, int, int]
+) -> None:
+    """Or not at all: where one of them is new, or two share an entry."""
+    clock, frequency, depth = widths
+    filters = [HotnessFilter(clock_bits=clock, frequency_bits=frequency, depth_bits=depth) for _ in range(2)]
+    for each in filters:
+        for digest in some:
+            each.touch(digest, 1)
+        each.age()
+    asked = [some[place % len(some)] if place < 75 else place for place in path]
+    before = msgspec.msgpack.encode(filters[0])
+
+    if filters[0].touch_all(np.array(asked, np.uint64), 250):
+        for above, digest in enumerate(asked):
+            filters[1].touch(digest, 250 + above)
+        assert filters[0] == filters[1]
+    else:
+        is_wide = widths != (8, 8, 8)
+        is_new = any(filters[1].lookup(digest) == (0, 0) for digest in asked)
+        slots = filters[1].slots_of(np.array(asked, np.uint64)).tolist()
+        assert is_wide or is_new or len(set(slots)) < len(slots)
+        assert msgspec.msgpack.encode(filters[0]) == before

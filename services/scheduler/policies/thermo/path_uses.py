@@ -1,0 +1,90 @@
+"""What a request's use of a path changes in each of its prefixes, worked out for all of them together.
+
+Nearly all of what a session's turn goes along was used before and nothing else happens there; one by one they would
+cost more than the rest of an admission. Numbers are those of one use after the other, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from services.scheduler.policies.thermo.columns import column
+from services.scheduler.policies.thermo.prefixes import NO_SAMPLE
+from services.scheduler.policies.thermo.rules import MOST_USES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from services.scheduler.policies.thermo.contexts import Contexts
+    from services.scheduler.policies.thermo.prefixes import Prefixes
+
+MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
+
+
+class PathUses:
+    """Of the prefixes in ``rows``, top first, each of which goes on from the one before. ``digests`` are theirs.
+
+    None of them refers to the row ``context`` yet, that of the request which uses them at ``clock``.
+    """
+
+    def __init__(self, prefixes: Prefixes, rows: NDArray[np.int64], context: int, clock: float) -> None:
+        """Looks, and changes nothing."""
+        self.rows: list[int] = rows.tolist()
+        self.digests: list[int] = column(prefixes.digest)[rows].tolist()
+        self._all, self._context = rows, context
+        befores = column(prefixes.context)[rows]
+        self.befores: list[int] = befores.tolist()
+        gaps = np.maximum(clock - column(prefixes.contexts.last)[befores], 0.0)
+        counts = column(prefixes.count)[rows].astype(np.int64)
+        turns, paces = column(prefixes.turn)[rows].astype(np.int64), column(prefixes.pace)[rows].astype(np.float64)
+        uses = np.maximum(counts, turns + 1)
+        shares = np.where(uses < MEMORY, 1 / uses, 1 / MEMORY)
+        self._paces = np.where(paces < 0, gaps, paces + shares * (gaps - paces))
+        self._counts = np.minimum(counts + 1, MOST_USES)
+
+    def noted(self, prefixes: Prefixes, watched: Sequence[Collection[int]]) -> list[int]:
+        """Places, in order, at which more happens than that a prefix is used: it is sampled or among the digests in
+        ``watched``, or another way was taken there the last time. The end of the path is the last.
+        """
+        stands_out = column(prefixes.sample)[self._all] != NO_SAMPLE
+        went = column(prefixes.latest)[self._all[:-1]]
+        stands_out[1:] |= went != np.array(self.digests[1:], np.uint64)
+        for held in watched:
+            stands_out |= np.fromiter(map(held.__contains__, self.digests), np.bool_, len(self.digests))
+        return [*np.flatnonzero(stands_out).tolist(), len(self.rows)]
+
+    def take(self, prefixes: Prefixes, place: int) -> None:
+        """Write what one prefix has now, and its request as far as that is known down to there."""
+        row = self.rows[place]
+        prefixes.pace[row], prefixes.count[row] = float(self._paces[place]), int(self._counts[place])
+        prefixes.passed[row], prefixes.context[row] = 0, self._context
+        self._tell(prefixes, row)
+
+    def take_all(self, prefixes: Prefixes) -> None:
+        """Write what all of them have now, and count who refers to which request."""
+        rows = self._all
+        column(prefixes.pace)[rows], column(prefixes.count)[rows] = self._paces, self._counts
+        column(prefixes.passed)[rows], column(prefixes.context)[rows] = 0, self._context
+        self._rebind(prefixes.contexts)
+        self._tell(prefixes, self.rows[-1])
+
+    def _tell(self, prefixes: Prefixes, row: int) -> None:
+        contexts, context = prefixes.contexts, self._context
+        if prefixes.end[row] > contexts.known[context]:
+            contexts.known[context] = prefixes.end[row]
+            contexts.turn[context] = min(prefixes.turn[row] + 1, MOST_USES)
+            contexts.pace[context] = prefixes.pace[row]
+            contexts.branches[context] = min(prefixes.children[row] + 1, MOST_USES)
+
+    def _rebind(self, contexts: Contexts) -> None:
+        contexts.users[self._context] += len(self.befores)
+        referred = Counter(self.befores)
+        # One that nobody refers to any more is let go of at the last prefix that did.
+        for before in reversed(dict.fromkeys(reversed(self.befores))):
+            contexts.users[before] -= referred[before] - 1
+            contexts.release(before)
