@@ -61,7 +61,8 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int, context
     """
     planes = find_planes(model, windows, page_size, context)
     if not planes.is_identity:
-        raise UnsupportedModel(f"pages of {model.config.model_type} hold {planes.contents}, which one worker alone can")
+        name = model.config.model_type
+        raise UnsupportedModel(f"pages of {name} hold {planes.contents}, which no group of ranks divides")
     return planes.geometry
 
 

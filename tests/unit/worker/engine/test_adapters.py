@@ -112,13 +112,14 @@ def test_mixed_batch_gives_the_tokens_of_merged_weights(
     assert [each.output for each in sequences] == [tokens for _, tokens in expected]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "opt"])
+@pytest.mark.parametrize("family", ["gemma2", "opt", "mla"])
 def test_other_families_are_adapted(
     load_runner: LoadRunner, checkpoint: Callable[[str], Path], adapter: Callable[..., Path], family: str
 ) -> None:
     """Families without a fused forward are adapted in the same way."""
     runner = load_runner(family)
-    directory = adapter(family, targets=("q_proj", "k_proj", "out_proj", "down_proj"))
+    targets = ("q_proj", "k_proj", "out_proj", "down_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+    directory = adapter(family, targets=targets)
     prompt, tokens = decided(merged_model(checkpoint(family), directory), 7)
     sequence = Sequence(prompt, page_tables(runner, [40], seed=None)[0], load_into(runner, directory))
 
@@ -246,6 +247,14 @@ def test_layers_that_see_other_rows_are_refused(load_runner: LoadRunner, adapter
         load_into(runner, adapter("llama", targets=("q_proj", "lm_head")))
 
     assert not any(module._forward_hooks for module in runner.model.modules())
+
+
+def test_an_adapted_expansion_of_latents_is_refused(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+    """Latents are attended to by the matrix of the layer that expands them, which is not called and belongs to all."""
+    runner = load_runner("mla")
+
+    with pytest.raises(AdapterRefused, match="kv_b_proj is not called once for all tokens"):
+        load_into(runner, adapter("mla", targets=("q_b_proj", "kv_b_proj")))
 
 
 def test_adapters_of_other_models_are_refused(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
