@@ -54,7 +54,7 @@ class Latents:
         """The same attention with latents for keys and values: ``call`` with query [1, heads, T, rank + rope]. K's half
         of the expansion is taken into it, and V's is left to :meth:`values` (the same section, "absorbed").
         """
-        unrotated, rotated = call.query.split((self.nope, self.rope), dim=-1)
+        unrotated, rotated = call.query[..., : self.nope], call.query[..., self.nope :]
         query = torch.cat((_rows_by(unrotated[0], self._ups[0])[None], rotated), dim=-1)
         return replace(call, query=query, value=call.key, latents=None)
 
@@ -66,11 +66,11 @@ class Latents:
         """K and V of ``heads`` for rows ``kept`` [pages, page_size, rank + rope]: [2, pages, page_size, heads, dim], as
         wide as ``dim`` with zeros.
         """
-        latent, rotated = kept.split((self.rank, self.rope), dim=-1)
+        latent, rotated = kept[..., : self.rank], kept[..., self.rank :]
         ups = [up[heads] for up in self._ups]
         made = kept.new_zeros(2, *kept.shape[:2], len(ups[0]), dim)
         for half, up in zip(made, ups, strict=True):
-            half[..., : up.shape[1]] = (latent @ up.flatten(0, 1).T).unflatten(-1, up.shape[:2])
+            half[..., : up.shape[1]] = (latent @ up.flatten(0, 1).T).view(half.shape[:3] + up.shape[1:2])
         made[0, ..., self.nope : self.nope + self.rope] = rotated[:, :, None]
         return made
 

@@ -92,17 +92,18 @@ def pack_linears(model: Any) -> int:
     """
     dtypes, packed = packed_dtypes(), 0
     for parent in list(model.modules()):
+        kind: Any = type(parent)
         for name, child in list(parent.named_children()):
             # Not subclasses: they may compute something else. Nor what is not called, but read.
             is_plain = type(child) is torch.nn.Linear and child.weight.dtype in dtypes
-            if is_plain and not _reads_weight(type(parent), name):
+            if is_plain and not _reads_weight(kind, name):
                 setattr(parent, name, PackedLinear(child))
                 packed += 1
     return packed
 
 
 @functools.cache
-def _reads_weight(parent: type, name: str) -> bool:
+def _reads_weight(parent: type[torch.nn.Module], name: str) -> bool:
     """Whether the code of ``parent`` multiplies by the weight of its linear layer ``name`` itself: some routers do."""
     try:
         return f"self.{name}.weight" in inspect.getsource(parent)

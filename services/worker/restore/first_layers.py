@@ -11,7 +11,6 @@ import torch
 
 from services.worker.engine.attention import AttentionCall, AttentionStep
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
-from services.worker.engine.paged_step import PagedStep
 from services.worker.kv.device_pool import DevicePool
 from services.worker.restore.kv_slots import KvSlots
 from shared.errors import InvariantViolated
@@ -26,7 +25,7 @@ class PassRunner(Protocol):
     @property
     def geometry(self) -> KvGeometry: ...
 
-    def paged_step(self, meta: ForwardMeta) -> PagedStep: ...
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep: ...
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -40,7 +39,7 @@ class _LayersDone(Exception):
 class _FirstLayers:
     """An attention step that ends the pass as soon as the last layer's K and V are written."""
 
-    def __init__(self, paged: PagedStep, pool: DevicePool, slots: KvSlots, layers: int) -> None:
+    def __init__(self, paged: AttentionStep, pool: DevicePool, slots: KvSlots, layers: int) -> None:
         self._paged, self._pool, self._slots, self._last = paged, pool, slots, layers - 1
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
