@@ -48,11 +48,17 @@ _Results = Future[list[NextTokens]]
 class AnswerGrammar:
     """The grammar of one answer, at its end so far. Used by the compute thread only."""
 
-    def __init__(self, begun: _Results, step: Callable[[int], tuple[_Results, int]]) -> None:
-        """``step`` takes a token in, as soon as the grammars of all answers are followed; its result is at a place of
-        what comes of that.
+    def __init__(
+        self,
+        begun: _Results,
+        step: Callable[[Sequence[int]], tuple[_Results, int]],
+        ahead: Callable[[Sequence[int]], _Results],
+    ) -> None:
+        """``step`` takes tokens in, as soon as the grammars of all answers are followed; its result is at a place of
+        what comes of that. ``ahead`` gives what may come behind each of some tokens that may be none.
         """
-        self._results, self._place, self._step = begun, 0, step
+        self._results, self._place, self._step, self._ahead = begun, 0, step, ahead
+        self._looking: _Results | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -61,14 +67,22 @@ class AnswerGrammar:
 
     def next_tokens(self) -> NextTokens:
         """What may come next. Waits for it; raises InternalError where it never comes."""
-        try:
-            return self._results.result(MASK_WAIT_S)[self._place]
-        except TimeoutError as error:
-            raise InternalError("the mask of a grammar took too long") from error
+        return _awaited(self._results)[self._place]
 
-    def accept(self, token: int) -> None:
-        """The answer goes on with ``token``, one of :meth:`next_tokens`."""
-        self._results, self._place = self._step(token)
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        """Begin to compute :meth:`tokens_ahead` of ``tokens``, which may follow or not. Does not wait."""
+        self._looking = self._ahead(tokens)
+
+    def tokens_ahead(self) -> list[NextTokens]:
+        """What may come behind each of the tokens that were looked at last, up to the first that may not come itself.
+        Waits; raises InternalError where it never comes.
+        """
+        return [] if self._looking is None else _awaited(self._looking)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with ``tokens``, at least one, the first of which is one of :meth:`next_tokens`."""
+        self._looking = None
+        self._results, self._place = self._step(tokens)
 
 
 class AnswerGrammars:
@@ -90,7 +104,7 @@ class AnswerGrammars:
         self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
         self._eos_token_ids, self._wake = tuple(eos_token_ids), wake
         self._compiling, self._following = compiling, following
-        self._accepted: list[tuple[_Follower, int]] = []
+        self._accepted: list[tuple[_Follower, Sequence[int]]] = []
         self._results: _Results = Future()  # Of those.
         # Of the compiling thread.
         self._tokens: LLTokenizer | None = None
@@ -103,19 +117,26 @@ class AnswerGrammars:
         tokens = list(output)
         begun = compiling.submit(follower.begin, lambda: self._compile(grammar), tokens)
         begun.add_done_callback(lambda _: self._wake())
-        return AnswerGrammar(begun, partial(self._accept, follower))
+        return AnswerGrammar(begun, partial(self._accept, follower), partial(self._look_ahead, follower))
 
     def follow(self) -> None:
         """The step is over: compute what may come after the tokens that answers have accepted in it."""
         if self._accepted:
             # One piece of work, because each would make this thread wait for the interpreter's lock.
-            following = self._following = self._following or compiling_thread("masks")
-            following.submit(_follow, self._accepted, self._results)
+            self._follower_thread().submit(_follow, self._accepted, self._results)
             self._accepted, self._results = [], Future()
 
-    def _accept(self, follower: _Follower, token: int) -> tuple[_Results, int]:
-        self._accepted.append((follower, token))
+    def _accept(self, follower: _Follower, tokens: Sequence[int]) -> tuple[_Results, int]:
+        self._accepted.append((follower, tokens))
         return self._results, len(self._accepted) - 1
+
+    def _look_ahead(self, follower: _Follower, tokens: Sequence[int]) -> _Results:
+        # Behind what the answer has accepted, which is followed in the same thread.
+        return self._follower_thread().submit(follower.ahead, tokens)
+
+    def _follower_thread(self) -> Executor:
+        following = self._following = self._following or compiling_thread("masks")
+        return following
 
     def close(self) -> None:
         """Give up what has not begun."""
@@ -152,11 +173,24 @@ class _Follower:
         self._matcher.consume_tokens(output)
         return [self._next(self._matcher)]
 
-    def step(self, token: int) -> NextTokens:
+    def step(self, tokens: Sequence[int]) -> NextTokens:
         if self._matcher is None:
             return self._nothing("its grammar never began")
-        self._matcher.consume_token(token)
+        for token in tokens:
+            self._matcher.consume_token(token)
         return self._next(self._matcher)
+
+    def ahead(self, tokens: Sequence[int]) -> list[NextTokens]:
+        """See ``AnswerGrammar.tokens_ahead``; the answer stays where it is."""
+        masks: list[NextTokens] = []
+        if self._matcher is None:
+            return masks
+        matcher = self._matcher.deep_copy()
+        for token in tokens:
+            if matcher.is_stopped() or not matcher.try_consume_tokens([token]):
+                break
+            masks.append(self._next(matcher))
+        return masks
 
     def _next(self, matcher: LLMatcher) -> NextTokens:
         mask = matcher.compute_bitmask()
@@ -169,8 +203,15 @@ class _Follower:
         return NextTokens(np.zeros(-(-self._vocab_size // 32), dtype=np.int32), fault)
 
 
-def _follow(steps: Sequence[tuple[_Follower, int]], results: _Results) -> None:
+def _awaited(results: _Results) -> list[NextTokens]:
     try:
-        results.set_result([follower.step(token) for follower, token in steps])
+        return results.result(MASK_WAIT_S)
+    except TimeoutError as error:
+        raise InternalError("the mask of a grammar took too long") from error
+
+
+def _follow(steps: Sequence[tuple[_Follower, Sequence[int]]], results: _Results) -> None:
+    try:
+        results.set_result([follower.step(tokens) for follower, tokens in steps])
     except BaseException as error:  # A panic of Rust code is no Exception, and would leave others waiting.
         results.set_exception(error)

@@ -39,6 +39,7 @@ from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.pinning import CudaPins, cuda_pins
 from services.worker.kv.profile import this_machine
 from services.worker.kv.verification import Verification
+from services.worker.lookup.prompt_lookup import PromptLookup
 from services.worker.native.build import missing
 from services.worker.order_intake import OrderIntake
 from services.worker.parallel.group_runner import GroupRunner, end_when_lost
@@ -186,6 +187,13 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     )
 
 
+def proposal_tokens(config: WorkerConfig, runner: Runner) -> int:
+    """Tokens of a proposal of prompt lookup; 0, with a line in the log, where this runner cannot have any."""
+    if runner.lookup_obstacle and config.prompt_lookup_tokens:
+        _log.info("prompt_lookup_is_off", reason=runner.lookup_obstacle)
+    return 0 if runner.lookup_obstacle else config.prompt_lookup_tokens
+
+
 def make_executor(
     identity: WorkerIdentity,
     runner: Runner,
@@ -200,10 +208,12 @@ def make_executor(
     lease_low_tokens: int,
     rows: StepRows | None = None,
     grammars: AnswerGrammars | None = None,
+    lookup_tokens: int = 0,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
     """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
-    passes, ``grammars`` are followed in threads by default.
+    passes, ``grammars`` are followed in threads by default. ``lookup_tokens`` bounds proposals of prompt lookup; 0:
+    there are none.
     """
     geometry = runner.geometry
     limits = ModelLimits(
@@ -243,6 +253,9 @@ def make_executor(
         counters=counters,
         pace=pace,
         grammars=grammars,
+        lookup=PromptLookup(lookup_tokens, saving, weight_bytes=runner.model_bytes, token_bytes=geometry.token_bytes)
+        if lookup_tokens
+        else None,
         geometry=geometry,
         post=post,
         clock_ns=clock_ns,
@@ -325,6 +338,7 @@ def make_shell(
         ),
         lease_low_tokens=config.lease_low_tokens,
         rows=rows,
+        lookup_tokens=proposal_tokens(config, runner),
     )
     return WorkerShell(
         config,

@@ -20,9 +20,10 @@ from typing import Protocol
 
 import torch
 
+from services.worker.answer_grammars import NextTokens
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.paged_step import AttentionBackend
-from services.worker.engine.sample_row import forbidden_ids
+from services.worker.engine.sample_row import forbidden_ids, is_penalised
 from services.worker.engine.sampler import Sampled, SampleRow, may_be_unread, prompt_logprobs, sample
 from services.worker.engine.states.running import Key, StateSlots
 from services.worker.engine.tables_ahead import TablesAhead
@@ -61,6 +62,7 @@ class Runner(PassRunner, Protocol):
 
     max_context: int
     vocab_size: int
+    model_bytes: int  # Of all weights, which a step on a CPU reads.
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -74,6 +76,14 @@ class Runner(PassRunner, Protocol):
     def state_slots(self) -> StateSlots:
         """Where passes begin, of a model whose layers carry states; made anew for each who asks."""
 
+    @property
+    def lookup_obstacle(self) -> str:
+        """Why prompt lookup proposes nothing here, or "": further rows of a step would change tokens, or not pay.
+
+        A model that keeps more than K and V of each token, such as a state that every token changes, has this obstacle:
+        rejected rows would have changed it.
+        """
+
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor: ...
@@ -84,14 +94,20 @@ class Runner(PassRunner, Protocol):
 
 @dataclass(slots=True)
 class Computed:
-    """Work that was computed. ``sampled`` is None where the chunk does not end its request's tokens, and where the
-    request's grammar is not compiled yet: ``held_logits`` float32 [vocab] are what its token is chosen from then.
+    """Work that was computed. ``sampled`` are the tokens that it gave, in order: none where the chunk does not end its
+    request's tokens, and where the request's grammar is not compiled yet: ``held_logits`` float32 [vocab] are what its
+    token is chosen from then. Several where proposals were right.
     """
 
     work: Work
-    sampled: Sampled | None = None
+    sampled: tuple[Sampled, ...] = ()
     held_logits: torch.Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
+
+    @property
+    def accepted(self) -> int:
+        """How many of the proposed tokens were right."""
+        return max(0, len(self.sampled) - 1)
 
 
 class StepComputer:
@@ -129,7 +145,7 @@ class StepComputer:
         return self._rows.shrink(sum(item.rows for item in work))
 
     def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
-        computed = [Computed(item) for item in work]
+        computed = [Computed(item.with_fewer(self._rows.at_most(item.rows))) for item in work]
         last_pieces = [self._compute_early_pieces(one, gate, saved) for one in computed]
         for part in self._rows.parts([piece.rows for piece in last_pieces]):
             self._launch_together(computed[part], last_pieces[part], gate, saved)
@@ -139,7 +155,10 @@ class StepComputer:
         self, computed: Sequence[Computed], last_pieces: Sequence[Work], gate: LayerGate | None, saved: SavedStep
     ) -> None:
         """One pass over the last piece of each work, which gives it its token and logprobs."""
-        wanted = [[*_prompt_rows(piece), *([piece.rows - 1] if piece.samples else [])] for piece in last_pieces]
+        wanted = [[*_prompt_rows(piece), *_sampled_rows(piece)] for piece in last_pieces]
+        for one in computed:
+            if one.work.proposed and one.work.request.grammar is not None:
+                one.work.request.grammar.look_ahead(one.work.proposed)
         logits = self._forward(last_pieces, wanted, gate, saved)
         ends = list(itertools.accumulate(len(rows) for rows in wanted))
         for one, piece, end, rows in zip(computed, last_pieces, ends, wanted, strict=True):
@@ -147,18 +166,24 @@ class StepComputer:
             if scored:
                 begin = end - len(rows)
                 one.prompt_logprobs.update(_score(piece, logits[begin : begin + scored]))
-        sampling = []
+        sampling: list[Computed] = []
+        chosen: list[int] = []
+        sample_rows: list[list[SampleRow]] = []
         for one, end in zip(computed, ends, strict=True):
             if one.work.samples and _must_hold(one.work):
                 one.held_logits = logits[end - 1].clone()
             elif one.work.samples:
-                sampling.append((one, end - 1))
+                own = self._sample_rows(one.work)
+                first = end - 1 - len(one.work.proposed)
+                chosen += range(first, first + len(own))
+                sampling.append(one)
+                sample_rows.append(own)
         if sampling:
-            if len(sampling) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
-                logits = logits[[row for _, row in sampling]]
-            drawn = sample(logits, [self._sample_row(one.work) for one, _ in sampling])
-            for (one, _), sampled in zip(sampling, drawn, strict=True):
-                one.sampled = sampled
+            if len(chosen) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
+                logits = logits[chosen]
+            drawn = iter(sample(logits, [row for own in sample_rows for row in own]))
+            for one, own in zip(sampling, sample_rows, strict=True):
+                one.sampled = _accepted(one.work.proposed, list(itertools.islice(drawn, len(own))))
 
     def launch(self, work: Sequence[Work], after: Following | None) -> UnreadTokens | None:
         """One step of ``work``, behind the step whose tokens it goes on from; None: the host knows them. It is not
@@ -172,7 +197,7 @@ class StepComputer:
             return None
         if any(item.is_chunk or item.request.grammar or item.request.sparse for item in work):
             return None
-        rows = [self._sample_row(item) for item in work]
+        rows = [self._sample_row(item, None) for item in work]
         if not all(may_be_unread(row) for row in rows):
             return None
         segments = [Segment(1, item.start, item.request.pages) for item in work]
@@ -230,9 +255,9 @@ class StepComputer:
         begun = self._states.begin([(_key(item), item.start) for item in work])
         for item, rows, (start, slot) in zip(work, wanted, begun, strict=True):
             last_rows += [len(ids) + item.start - start + row for row in rows]
-            ids += item.request.tokens[start : item.end]
+            ids += [*item.request.tokens[start : item.end - len(item.proposed)], *item.proposed]
             positions += range(start, item.end)
-            segments.append(Segment(item.end - start, start, item.request.pages, slot))
+            segments += _segments(item, start, slot)
         meta = self._tables.of_step(segments, gate)
         prefixes = self._sparse.needed_by(work)
         tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
@@ -258,28 +283,42 @@ class StepComputer:
         ]
         if ready:
             drawn = sample(
-                torch.stack([logits for _, logits in ready]), [self._sample_row(one.work) for one, _ in ready]
+                torch.stack([logits for _, logits in ready]),
+                [row for one, _ in ready for row in self._sample_rows(one.work)],
             )
             for (one, _), sampled in zip(ready, drawn, strict=True):
-                one.sampled = sampled
+                one.sampled = (sampled,)
         return [one for one, _ in ready]
 
-    def _sample_row(self, work: Work) -> SampleRow:
+    def _sample_rows(self, work: Work) -> list[SampleRow]:
+        """What a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each as if
+        all proposals before it were right. Behind a token that its grammar does not allow there is none.
+        """
+        grammar, proposed = work.request.grammar, work.proposed
+        if grammar is None:
+            return [self._sample_row(work, None, proposed[:right]) for right in range(len(proposed) + 1)]
+        masks = [grammar.next_tokens(), *(grammar.tokens_ahead() if proposed else ())]
+        return [self._sample_row(work, mask, proposed[:right]) for right, mask in enumerate(masks)]
+
+    def _sample_row(self, work: Work, following: NextTokens | None, right: tuple[int, ...] = ()) -> SampleRow:
+        """``following``: what the request's grammar allows behind its tokens and those of ``right``."""
         request = work.request
-        position = len(request.answer.tokens)
+        position = len(request.answer.tokens) + len(right)
         if not work.is_chunk:
             position += work.start - request.computed  # Tokens that the host has not read yet.
         forbid = forbidden_ids(request.sampling, position, self._runner.eos_token_ids)
         allowed, fault = None, ""
-        if request.grammar is not None:
-            following = request.grammar.next_tokens()
+        if following is not None:
             allowed, fault = without(following.words, forbid) if forbid else following.words, following.fault
             forbid = ()
+        output: Sequence[int] = request.answer.tokens
+        if right and is_penalised(request.sampling):
+            output = [*output, *right]
         return SampleRow(
             params=request.sampling,
             output_position=position,
             prompt_ids=request.prompt_ids,
-            output_ids=request.answer.tokens,
+            output_ids=output,
             forbid=forbid,
             allowed=allowed,
             fault=fault,
@@ -296,6 +335,28 @@ def _must_hold(work: Work) -> bool:
     """
     grammar = work.request.grammar
     return work.is_chunk and grammar is not None and not grammar.is_ready
+
+
+def _segments(work: Work, start: int, slot: int) -> list[Segment]:
+    """Tokens of ``work`` from ``start`` on, whose states are in ``slot``. Rows of proposals are segments of their own:
+    what a row computes depends on its kernel in the last bits, and single rows have that of decoding.
+    """
+    if not work.proposed:
+        return [Segment(work.end - start, start, work.request.pages, slot)]
+    return [Segment(1, position, work.request.pages) for position in range(work.start, work.end)]
+
+
+def _sampled_rows(work: Work) -> range:
+    """Rows of ``work``, from its first one on, whose logits a token is chosen from."""
+    return range(work.rows - 1 - len(work.proposed), work.rows) if work.samples else range(0)
+
+
+def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
+    """The tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen from
+    what nobody said.
+    """
+    right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
+    return tuple(drawn[: sum(1 for _ in right) + 1])
 
 
 def _prompt_rows(work: Work) -> range:

@@ -99,6 +99,14 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     rank_timeout_ms: Annotated[
         int, Doc(description="longest wait of one such process for another; past it the worker ends", ge=1000)
     ] = 60_000
+    prompt_lookup_tokens: Annotated[
+        int,
+        Doc(
+            description="on a CPU, tokens that a request may propose a step from its own text, to be verified; 0: none",
+            ge=0,
+            le=64,
+        ),
+    ] = 0
     lease_low_tokens: Annotated[
         int, Doc(description="decode room below which more pages are asked for; half of a small lease", ge=1)
     ] = 32

@@ -14,6 +14,8 @@ class Counters:
     batches: int = 0
     prefill_tokens_computed: int = 0
     decode_tokens: int = 0
+    tokens_proposed: int = 0  # By prompt lookup, to be verified in a decode step.
+    tokens_accepted: int = 0  # Of these, those that the model chose.
     requests_admitted: int = 0
     requests_refused: int = 0
     texts_missing: int = 0  # Admissions that referred to a text which was not kept.

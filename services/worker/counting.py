@@ -15,13 +15,18 @@ from services.worker.sparse_prefixes import LoadedPrefix
 
 def count_step(counters: Counters, outcome: Outcome) -> None:
     """Count what one step computed, and the bubble and loads before and beside it."""
-    prefill, decode = outcome.prefill_rows, outcome.decode_rows
+    prefill, decoded = outcome.prefill_rows, outcome.decoded_tokens
+    proposed, accepted = outcome.proposed_tokens, outcome.accepted_tokens
     counters.prefill_tokens_computed += prefill
-    counters.decode_tokens += decode
+    counters.decode_tokens += decoded
+    counters.tokens_proposed += proposed
+    counters.tokens_accepted += accepted
     metrics.STEP_SECONDS.observe(outcome.took_ns / 1e9)
-    metrics.STEP_ROWS.observe(prefill + decode)
+    metrics.STEP_ROWS.observe(prefill + outcome.decode_rows)
     metrics.PREFILL_TOKENS.inc(prefill)
-    metrics.DECODE_TOKENS.inc(decode)
+    metrics.DECODE_TOKENS.inc(decoded)
+    metrics.PROPOSED_TOKENS.inc(proposed)
+    metrics.ACCEPTED_TOKENS.inc(accepted)
     if outcome.loads is not None:
         _count_loads(counters, outcome.loads)
         counters.bubble_us += outcome.bubble.ns // 1000

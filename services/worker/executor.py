@@ -21,6 +21,7 @@ from services.worker.hidden_saving import HiddenSaving
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import BatchTransfer, Loads
 from services.worker.kv.promotions import Promoted
+from services.worker.lookup.prompt_lookup import PromptLookup
 from services.worker.outcome import Outcome
 from services.worker.passes import Passes
 from services.worker.reports import Report, Reporter
@@ -67,18 +68,19 @@ class Executor:
         counters: Counters,
         pace: bubble.Pace,
         grammars: AnswerGrammars,
+        lookup: PromptLookup | None,
         geometry: KvGeometry,
         post: Callable[[Report], None],
         clock_ns: Callable[[], int],
     ) -> None:
-        """``geometry`` is the device pool's."""
+        """``geometry`` is the device pool's; without ``lookup`` a decode step brings one token a request."""
         self.inbox = inbox
         self.counters = counters
         self.last_executed = 0  # Number of the last plan that is done.
         self._roster, self._passes, self._results, self._ahead = roster, passes, results, ahead
         self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
         self._reporter, self._pace, self._geometry = reporter, pace, geometry
-        self._grammars = grammars
+        self._grammars, self._lookup = grammars, lookup
         self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
@@ -203,7 +205,9 @@ class Executor:
         """A step without chunks."""
         started_ns = self._clock_ns()
         outcome = Outcome()
-        self._passes.run(outcome, work)
+        self._passes.run(outcome, work if self._lookup is None else self._lookup.propose(work))
+        if self._lookup is not None:
+            self._lookup.note(outcome.done)
         self._take_in(outcome, started_ns, None)
         if not outcome.is_repeated:
             self._pace.note_decode(outcome.took_ns)

@@ -166,6 +166,10 @@ class HiddenSaving:
         """Nothing is saved under this lease."""
         self._answer(SavedHidden(lease.lease_id))
 
+    def is_saving(self, request_id: str) -> bool:
+        """Whether hidden states of the request are saved."""
+        return request_id in self._leases
+
     # -- steps ------------------------------------------------------------------------------------------------
 
     @property

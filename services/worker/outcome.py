@@ -69,6 +69,20 @@ class Outcome:
         return sum(one.work.rows for one in self.done if not one.work.is_chunk)
 
     @property
+    def decoded_tokens(self) -> int:
+        """Tokens of answers that decode rows have brought."""
+        return sum(len(one.sampled) for one in self.done if not one.work.is_chunk)
+
+    @property
+    def proposed_tokens(self) -> int:
+        return sum(len(one.work.proposed) for one in self.done)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Proposed tokens that were right."""
+        return sum(one.accepted for one in self.done)
+
+    @property
     def stall_ns(self) -> int:
         """Waiting for loads during the step. Restorations before it have waited too, in time of their own."""
         return max(0, self.loads.waited_ns - self.restored.waited_ns) if self.loads is not None else 0

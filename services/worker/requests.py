@@ -20,6 +20,7 @@ import torch
 
 from services.worker.answer_grammars import AnswerGrammar
 from services.worker.answers import Answer
+from services.worker.lookup.request_lookup import RequestLookup
 from services.worker.token_sequence import TokenSequence
 from shared.errors import IllegalTransition
 from shared.messages.base import unpack_int32
@@ -100,6 +101,7 @@ class RunningRequest:
     importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
     leases: tuple[LeaseGrant, ...] = ()  # For usage alone.
     grammar: AnswerGrammar | None = None
+    lookup: RequestLookup | None = None
     held_logits: torch.Tensor | None = None  # Float32 [vocab]: its first token waits for the grammar to be compiled.
 
     def change(self, change: Change) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from services.worker.answer_grammars import AnswerGrammars
 from services.worker.compute import Computed
 from services.worker.counters import Counters
+from services.worker.engine.sample_row import Sampled
 from services.worker.outcome import Outcome
 from services.worker.reports import Reporter
+from services.worker.requests import RunningRequest
 from services.worker.roster import Roster
 
 REQUEST_FAILURES = 3
@@ -39,30 +41,36 @@ class StepResults:
 
     def _advance(self, computed: Computed, now_ns: int) -> None:
         work, request = computed.work, computed.work.request
-        request.reach(work.end)
+        request.reach(work.end - len(work.proposed))
         request.compute_failures = 0
         if work.is_chunk:
             request.change("compute")
             request.computed_tokens += work.rows
             request.prompt_logprobs.update(computed.prompt_logprobs)
         request.held_logits = computed.held_logits
-        if computed.sampled is None:
-            return
-        if computed.sampled.error is not None:
+        for place, sampled in enumerate(computed.sampled):
+            if place:  # Its row has the KV of the token before, a proposal that was right.
+                request.reach(len(request.tokens))
+            self._append(request, sampled, now_ns)
+            if not request.is_decoding:
+                return  # What was chosen behind the end of the answer is nobody's.
+        if request.grammar is not None and computed.sampled:
+            request.grammar.accept([sampled.token for sampled in computed.sampled])
+
+    def _append(self, request: RunningRequest, sampled: Sampled, now_ns: int) -> None:
+        """Add a token to the answer, or end it where none could be chosen."""
+        if sampled.error is not None:
             # Its KV is right, but its parameters or its logits leave no token: trying again would not help.
-            self._roster.fail(request, computed.sampled.error.message)
+            self._roster.fail(request, sampled.error.message)
             return
         request.change("sample")
         at = request.milestones
         at.first_token_ns = at.first_token_ns or now_ns
-        token = computed.sampled.token
-        request.tokens.append(token)
-        growth = request.answer.grow(token)
-        self._reporter.item(request, (token,), growth, logprob=computed.sampled.logprob)
+        request.tokens.append(sampled.token)
+        growth = request.answer.grow(sampled.token)
+        self._reporter.item(request, (sampled.token,), growth, logprob=sampled.logprob)
         if growth.finish is not None:
             self._roster.close(request, growth)
-        elif request.grammar is not None:
-            request.grammar.accept(token)
 
     def _ask_for_leases(self) -> None:
         """Ask for those that need pages now, and with them for those that would ask soon."""

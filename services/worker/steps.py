@@ -7,7 +7,7 @@ A chunk whose prefix is not on the device is rejected, never computed on top of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.worker.requests import RunningRequest
 from shared.messages.base import unpack_int32
@@ -16,17 +16,28 @@ from shared.messages.worker_plans import PageLoad, PrefillChunk
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Rows of one request: its tokens ``[start, end)``. ``samples``: the last row yields the next token."""
+    """Rows of one request: its tokens ``[start, end)``. ``samples``: the last row yields the next token.
+
+    A decode row may have ``proposed`` tokens behind it, up to ``end``: each row yields a token then, which counts if
+    all proposals before it were right.
+    """
 
     request: RunningRequest
     start: int
     end: int
     samples: bool
     is_chunk: bool
+    proposed: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         return self.end - self.start
+
+    def with_fewer(self, rows: int) -> Work:
+        """With proposals for ``rows`` rows at most; work without any stays as it is."""
+        if rows >= self.rows or not self.proposed:
+            return self
+        return replace(self, end=self.start + rows, proposed=self.proposed[: rows - 1])
 
 
 def decodes(requests: Iterable[RunningRequest]) -> list[Work]:

@@ -135,7 +135,7 @@ class StepsAhead:
         if not all(are_right[row] for row in live):
             return None
         metrics.TOKENS_DISCARDED.inc(len(step.work) - len(live))
-        return [Computed(step.work[row], Sampled(tokens[row])) for row in live]
+        return [Computed(step.work[row], (Sampled(tokens[row]),)) for row in live]
 
     def _give_up(self, reason: str) -> None:
         """Take some steps in the ordinary order: the more, the more often it comes to this. Nothing is under way

@@ -49,13 +49,18 @@ AttentionInterface.register(MASK_PROBE_NAME, record_mask)
 AttentionMaskInterface.register(MASK_PROBE_NAME, eager_mask)
 
 
+def routes_tokens(config: Any) -> bool:
+    """Whether a model routes tokens among experts, so that rows of a step round by one another."""
+    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
+
+
 class CausalityCheck:
     """Both ways for one model. Its attention is switched by the caller."""
 
     def __init__(self, model: Any) -> None:
         self._name, self._dtype = model.config.model_type, model.dtype
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        self._routes = any((getattr(model.config, name, None) or 0) > 1 for name in _EXPERTS)
+        self._routes = routes_tokens(model.config)
 
     @torch.inference_mode()
     def check_masks(self, model: Any, prompts: torch.Tensor, windows: Sequence[int | None]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.model_faults import attends_elsewhere, refusing
-from services.worker.engine.model_loading import load_model
+from services.worker.engine.model_loading import load_model, model_bytes_of
 from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
 from services.worker.engine.probe import LayoutProbe, find_own_planes, find_planes
 from services.worker.engine.states.layers import StateModule, find_state_modules, state_layers
@@ -23,13 +23,17 @@ _log = get_logger("worker.engine")
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """A model, its plane map, the implementation of attention that it is loaded with, and its modules that carry
-    states.
+    states. ``model_bytes`` are those of all weights, of which others may take some later.
     """
 
     model: Any
     planes: PlaneMap
     attention: str
     states: Sequence[StateModule] = ()
+    model_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_bytes", model_bytes_of(self.model))
 
     @property
     def attends_itself(self) -> bool:

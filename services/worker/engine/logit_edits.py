@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.engine.sample_row import SampleRow
+from services.worker.engine.sample_row import SampleRow, is_penalised
 
 
 def is_edited(row: SampleRow) -> bool:
     """Does anything change this row's logits?"""
     params = row.params
-    return bool(row.forbid or params.logit_bias) or _is_penalised(row)
+    return bool(row.forbid or params.logit_bias) or is_penalised(params)
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -34,15 +34,10 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         if bias:
             tokens = torch.tensor(list(bias), device=logits.device)
             logits[number, tokens] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
-    penalised = [number for number, row in enumerate(rows) if _is_penalised(row)]
+    penalised = [number for number, row in enumerate(rows) if is_penalised(row.params)]
     if penalised:
         which = torch.tensor(penalised, device=logits.device)
         logits[which] = _penalise(logits[which], [rows[number] for number in penalised])
-
-
-def _is_penalised(row: SampleRow) -> bool:
-    params = row.params
-    return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -167,3 +167,8 @@ def _reasons_against(config: Any) -> Iterator[str]:
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:
         yield f"it has layers of type {', '.join(odd_layers)}"
+
+
+def model_bytes_of(model: Any) -> int:
+    """Bytes of all weights of a loaded model, tied ones once."""
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())

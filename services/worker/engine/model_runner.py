@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.causality import routes_tokens
 from services.worker.engine.chunks import expected_chunks
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
@@ -31,6 +32,7 @@ from services.worker.engine.model_loading import (
     expected_windows,
     load_config,
     max_context_tokens,
+    model_bytes_of,
     own_context,
 )
 from services.worker.engine.own_attention import OwnAttention, unsteppable
@@ -84,6 +86,7 @@ class ModelRunner:
         *,
         vocab_size: int,
         context: int = 0,
+        model_bytes: int | None = None,
         fused: StepForward | None = None,
         operators: Any = None,
         attention: str = "auto",
@@ -91,7 +94,8 @@ class ModelRunner:
         states: Sequence[StateModule] = (),
     ) -> None:
         """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own. ``operators`` is what replaces torch's in exact mode
+        the longest one served, in tokens; 0 is the model's own. ``model_bytes`` are those of all weights, if ``model``
+        lacks some by now. ``operators`` is what replaces torch's in exact mode
         (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
         ``proofs`` say which ways serve there, among them the backend for ``auto``. ``states`` are modules of ``model``
         that carry states, see :func:`~services.worker.engine.states.layers.find_state_modules`.
@@ -110,6 +114,7 @@ class ModelRunner:
         self.pool = pool
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
+        self.model_bytes = model_bytes_of(model) if model_bytes is None else model_bytes
         self.eos_token_ids = eos_token_ids(model)
         self.states = tuple(states)
         self._slots = slot_memory(states, pool.pages, pool.device) if states else None
@@ -207,6 +212,7 @@ class ModelRunner:
                     pool,
                     vocab_size=verification.vocab_size,
                     context=context,
+                    model_bytes=found.model_bytes,
                     fused=fused,
                     operators=operators,
                     attention=attention,
@@ -262,6 +268,17 @@ class ModelRunner:
         UnsupportedModel.
         """
         return isinstance(self._fused, OwnAttention)
+
+    @property
+    def lookup_obstacle(self) -> str:
+        """See ``compute.Runner``."""
+        if self._device.type != "cpu":
+            return "on a GPU steps are launched before tokens are read, and captured with one row a request"
+        if not self.pool.planes.is_identity or self.attends_itself:
+            return "only layers that all keep K and V, and attend as ours do, compute such rows as they would others"
+        if routes_tokens(self._model.config):
+            return "experts round by how many rows they get, so proposals could change tokens"
+        return ""
 
     @property
     def attention(self) -> AttentionBackend:

@@ -24,28 +24,38 @@ _MOST_PARTS = 2048
 def find_decode_work(meta: ForwardMeta, window: int | None, chunk: int | None = None) -> DecodeWork | None:
     """The step's segments of a single row; None if it has none.
 
-    Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch.
+    Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch. Neighbouring rows of one
+    request, which prompt lookup proposes, have one table and take the keys of an item one after the other.
     """
     tables: list[npt.NDArray[np.int32]] = []
     segments: list[tuple[int, int, int, int]] = []
-    items: list[tuple[int, int, int]] = []
-    row = offset = 0
+    items: list[tuple[int, int, int, int]] = []
+    row = offset = first_of_table = 0
     for segment in meta.segments:
         if segment.rows == 1:
+            if not tables or tables[-1] is not segment.pages:
+                _put_same_keys_together(items, first_of_table)
+                first_of_table, offset = len(items), offset + (len(tables[-1]) if tables else 0)
+                tables.append(segment.pages)
             first, last = first_visible(segment.context, window, chunk), segment.length
             edges = [first, *range(first - first % ITEM_KEYS + ITEM_KEYS, last, ITEM_KEYS), last]
             segments.append((row, offset, len(items), len(items) + len(edges) - 1))
-            items += [(len(segments) - 1, *edge) for edge in itertools.pairwise(edges)]
-            tables.append(segment.pages)
-            offset += len(segment.pages)
+            items += [(len(segments) - 1, *edge, n) for n, edge in enumerate(itertools.pairwise(edges), len(items))]
         row += segment.rows
     if not segments:
         return None
+    _put_same_keys_together(items, first_of_table)
     return DecodeWork(
         np.concatenate(tables).astype(np.int32, copy=False),
         np.array(segments, dtype=np.int32),
         np.array(items, dtype=np.int32),
     )
+
+
+def _put_same_keys_together(items: list[tuple[int, int, int, int]], first: int) -> None:
+    """Order ``items`` from ``first`` on, whose rows read through one table, by the block that their keys lie in."""
+    if len(items) > first and items[first][0] != items[-1][0]:
+        items[first:] = sorted(items[first:], key=lambda item: item[1] // ITEM_KEYS)
 
 
 def find_extend_work(

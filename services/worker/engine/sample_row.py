@@ -41,6 +41,11 @@ class Sampled:
     error: InternalError | None = None
 
 
+def is_penalised(params: SamplingParams) -> bool:
+    """Whether tokens of prompt or output change the logits."""
+    return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
+
+
 def forbidden_ids(params: SamplingParams, output_position: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     """Tokens that would end the answer before ``min_tokens``: stop tokens, and EOS unless it is ignored anyway.
 

@@ -6,7 +6,9 @@
    One query row per segment, split into items of up to ITEM_KEYS keys at fixed positions (flash-decoding). Each item
    reads its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
    hardware prefetcher follows, and decode is bound by memory. Items keep their own maximum, sum and weighted values; a
-   second pass merges them in order, so the result depends neither on the batch nor on the number of threads. */
+   second pass merges them in order, so the result depends neither on the batch nor on the number of threads. Items are
+   computed in the order in which they are given: those that read the same keys stand together, so that only the first
+   of them fetches these from memory. */
 
 #include "element.h"
 
@@ -32,13 +34,13 @@ static inline float exp_negative(float x) {
     return (p * r * r + r + 1.0f) * scale.value;
 }
 
-/* Keys [first, last) of a segment. */
+/* Keys [first, last) of a segment, whose result is a partial of that number. */
 typedef struct {
-    int32_t segment, first, last;
+    int32_t segment, first, last, partial;
 } item_t;
 
 typedef struct {
-    int32_t row, table, first_item, last_item;
+    int32_t row, table, first_partial, last_partial;
 } segment_t;
 
 typedef struct {
@@ -143,11 +145,12 @@ void decode(const element *query, int64_t row_stride, int64_t head_stride, const
             for (int head = 0; head < HEADS; head++)
                 for (int d = 0; d < HEAD_DIM; d++)
                     scaled[head * HEAD_DIM + d] = scaling * widen(source[head * head_stride + d]);
-            attend_item(scaled, k_pool, v_pool, tables + segment->table, items[i].first, items[i].last, partials + i);
+            attend_item(scaled, k_pool, v_pool, tables + segment->table, items[i].first, items[i].last,
+                        partials + items[i].partial);
         }
         #pragma omp for schedule(static)
         for (int s = 0; s < segment_count; s++)
-            merge(partials + segments[s].first_item, segments[s].last_item - segments[s].first_item, sinks,
+            merge(partials + segments[s].first_partial, segments[s].last_partial - segments[s].first_partial, sinks,
                   out + (int64_t)segments[s].row * HEADS * HEAD_DIM);
     }
 }

@@ -33,8 +33,8 @@ class DecodeWork:
     """The decode rows of one step under one window, as the C code reads them.
 
     tables int32 [n]: page tables one after the other. segments int32 [S, 4]: batch row, start in tables, first and
-    last item. items int32 [N, 3]: segment, first and last key. ``addresses`` are theirs, asked for once and not in
-    every layer.
+    last partial. items int32 [N, 4], in the order in which they are computed: segment, first and last key, partial.
+    ``addresses`` are theirs, asked for once and not in every layer.
     """
 
     tables: npt.NDArray[np.int32]

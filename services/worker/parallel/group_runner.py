@@ -72,6 +72,8 @@ class GroupRunner:
         self.max_context = runner.max_context
         self.vocab_size = runner.vocab_size
         self.eos_token_ids = runner.eos_token_ids
+        self.model_bytes = runner.model_bytes  # Of this rank: the others read theirs meanwhile.
+        self.lookup_obstacle = "sums over ranks round by how many rows there are, so proposals could change tokens"
         self._steps = 0
         self.launcher: None = None  # The other ranks are told the tokens of a step.
         self.state_slots = NoSlots()  # Models whose layers carry states are not divided.

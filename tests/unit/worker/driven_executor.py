@@ -84,10 +84,12 @@ class Driven:
         mover: PageMover | None = None,
         rows: StepRows | None = None,
         grammars: AnswerGrammars | None = None,
+        lookup_tokens: int = 0,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
         so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
-        sparse prefixes can be read. ``grammars`` are followed in threads by default.
+        sparse prefixes can be read. ``grammars`` are followed in threads by default. ``lookup_tokens`` allows proposals
+        of prompt lookup.
         """
         self.runner = cast("Any", runner or FakeRunner())
         geometry = self.runner.geometry
@@ -129,6 +131,7 @@ class Driven:
             lease_low_tokens=2,
             rows=rows,
             grammars=grammars,
+            lookup_tokens=lookup_tokens,
             clock_ns=self._clock,
         )
         self._now = 0

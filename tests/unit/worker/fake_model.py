@@ -60,6 +60,8 @@ class FakeRunner:
 
     max_context = MAX_CONTEXT
     vocab_size = VOCAB_SIZE
+    model_bytes = 1 << 20
+    lookup_obstacle = ""
     eos_token_ids = (EOS,)
     proofs = NOTHING_TO_PROVE
     launcher: Launcher | None = None
@@ -119,6 +121,10 @@ class FakeRunner:
             keys = self.pool.k(layer).view(-1, GEOMETRY.head_dim)[flat]
             values = self.pool.v(layer).view(-1, GEOMETRY.head_dim)[flat]
             layers.append(torch.stack((keys, values), dim=1).numpy())
+        return self.say_after(layers)
+
+    def say_after(self, layers: Sequence[np.ndarray]) -> int:
+        """The next token, given K and V of each layer, float32 [tokens, 2, head_dim]."""
         return _digest(layers)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.bootstrap import make_disk_reads, make_loads, make_stores
+from services.worker.bootstrap import make_disk_reads, make_loads, make_stores, proposal_tokens
 from services.worker.config import WorkerConfig
 from services.worker.importance.disk_reads import DiskReads
 from services.worker.parallel.group_runner import GroupRunner
@@ -90,3 +90,15 @@ async def test_parts_of_prefixes_are_read_where_there_is_memory_for_it(runner: F
     assert made(0) is None
     with pytest.raises(ConfigError, match="slots"):
         made(1023)
+
+
+@pytest.mark.parametrize(("obstacle", "tokens"), [("", 5), ("rows change one another", 0)])
+def test_proposals_are_off_where_something_stands_in_the_way(
+    runner: FakeRunner, capsys: pytest.CaptureFixture[str], obstacle: str, tokens: int
+) -> None:
+    """What a runner names as an obstacle counts more than the setting, and is said."""
+    runner.lookup_obstacle = obstacle
+    config = WorkerConfig(model="unused", prompt_lookup_tokens=5)
+
+    assert proposal_tokens(config, runner) == tokens  # type: ignore[arg-type]
+    assert capsys.readouterr().out.count(f"reason={obstacle!r}") == (obstacle != "")

@@ -26,9 +26,28 @@ def test_work_splits_a_segment_at_fixed_positions() -> None:
     assert full is not None
     assert windowed is not None
     assert full.segments.tolist() == [[3, 0, 0, 3]]
-    assert full.items.tolist() == [[0, 0, 256], [0, 256, 512], [0, 512, 600]]
-    assert windowed.items.tolist() == [[0, 200, 256], [0, 256, 512], [0, 512, 600]]
+    assert full.items.tolist() == [[0, 0, 256, 0], [0, 256, 512, 1], [0, 512, 600, 2]]
+    assert windowed.items.tolist() == [[0, 200, 256, 0], [0, 256, 512, 1], [0, 512, 600, 2]]
     assert find_decode_work(ForwardMeta.build([Segment(2, 0, table)], 16, "cpu"), None) is None
+
+
+def test_rows_of_one_request_take_the_same_keys_one_after_the_other() -> None:
+    """Neighbouring rows with one table have it once, and their items are ordered by keys; partials stay in the order of
+    rows, in which they are merged.
+    """
+    mine, theirs = np.arange(50, dtype=np.int32), np.arange(50, 100, dtype=np.int32)
+    segments = [Segment(1, 9, theirs), Segment(1, 300, mine), Segment(1, 301, mine), Segment(1, 9, theirs)]
+
+    work = find_decode_work(ForwardMeta.build(segments, 16, "cpu"), None)
+
+    assert work is not None
+    assert work.tables.tolist() == [*theirs, *mine, *theirs]
+    assert work.segments.tolist() == [[0, 0, 0, 1], [1, 50, 1, 3], [2, 50, 3, 5], [3, 100, 5, 6]]
+    assert work.items.tolist() == [
+        [0, 0, 10, 0],
+        *([1, 0, 256, 1], [2, 0, 256, 3], [1, 256, 301, 2], [2, 256, 302, 4]),
+        [3, 0, 10, 5],
+    ]
 
 
 def test_only_segments_of_several_rows_are_work() -> None:
