@@ -132,7 +132,8 @@ def prompt_of(seed: int) -> list[int]:
 def _try_checkpoint(config: Any, path: Path, answer: tuple[list[int], float], directory: Path, seed: int) -> Outcome:
     for number in range(_SEEDS):
         try:
-            found = paged_answers(path, prompt_of(seed + number), 0 if own_context(load_config(path)) else CONTEXT)
+            context = 0 if own_context(load_config(path)) else CONTEXT
+            found = paged_answers(path, prompt_of(seed + number), context)
         except OperatorError as refused:
             return Outcome("refused", refused.message.replace(str(path), "the checkpoint"))
         expected, margin = answer

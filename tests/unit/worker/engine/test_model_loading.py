@@ -219,7 +219,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
     for changes in (
         {"dtype": "int8"},
-        {"page_size": 0},
+        {"page_size": -1},
         {"context_tokens": 1},
         {"pages": None},
         {"pages": 1, "page_size": 1},
