@@ -46,7 +46,7 @@ class PromptLookup:
         step_bytes = self._weight_bytes + self._token_bytes * sum(item.end for item in work)
         proposing: list[Work] = []
         for others, item in zip(range(len(work) - 1, -1, -1), work, strict=True):
-            cost = row_cost(self._token_bytes * item.end, step_bytes)
+            cost = row_cost(self._token_bytes * item.end, step_bytes, len(work))
             proposed = self._proposal(item.request, spare // (others + 1), cost)
             spare -= len(proposed)
             proposing.append(replace(item, end=item.end + len(proposed), proposed=proposed) if proposed else item)

@@ -1,9 +1,9 @@
 """How many tokens are proposed for one request, from what became of earlier proposals. Pure, and without a clock.
 
-A rejected row is computed for nothing, so there is an account in thousandths of a step: what rows cost is drawn from
-it, and each step that an accepted token spares is paid in. An answer that copies nothing is allowed half a hundredth of
-its steps, and so loses no more; one that copies earns more than it draws. Within that the length doubles while all is
-accepted and falls back to what was.
+A rejected row is computed for nothing, so there is an account in thousandths of a token's time, which is a step's
+divided by its requests: what rows cost is drawn from it, and each token that was accepted is paid in. An answer that
+copies nothing is allowed 0.4% of its time, and so loses no more; one that copies earns more than it draws. Within that
+the length doubles while all is accepted and falls back to what was.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST_LENGTH = 2
-STEP = 1000
-ALLOWANCE = 5
+TOKEN = 1000
+ALLOWANCE = 4
 """Paid in at every step, whatever comes of it."""
-FIRST_BALANCE, MOST_BALANCE = STEP // 4, 4 * STEP
+FIRST_BALANCE, MOST_BALANCE = 900, 4 * TOKEN
 """At a request's first step, and at any time."""
 
 
-def row_cost(row_bytes: int, step_bytes: int) -> int:
-    """What one more row costs in thousandths of a step: five quarters of the share of the step's bytes that it reads
-    for itself, and 4% for linear layers, norms and the choice of its token.
+def row_cost(row_bytes: int, step_bytes: int, requests: int) -> int:
+    """What a row costs in a step of so many requests, in thousandths of a token's time: of the step 4% for linear
+    layers, norms and the choice of its token, and five quarters of the share of its bytes that it reads for itself.
 
     ``row_bytes`` are the KV before it, ``step_bytes`` the weights and the KV of the step without proposals. An estimate
     on the safe side: what rows really cost is measured by ``bench/prompt_lookup.py``.
     """
-    return 40 + STEP * row_bytes * 5 // (4 * step_bytes)
+    return requests * (40 + TOKEN * row_bytes * 5 // (4 * step_bytes))
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class ProposalLength:
     _balance: int = FIRST_BALANCE
 
     def tokens(self, cost: int) -> int:
-        """How many to propose in the next step, where a row costs ``cost`` thousandths of it."""
+        """How many to propose in the next step, where a row costs ``cost`` (:func:`row_cost`)."""
         return min(self._length, self.most, self._balance // cost)
 
     def note(self, proposed: int, accepted: int, cost: int) -> None:
         """A step is over that had ``proposed`` rows at this cost, of which the first ``accepted`` were right."""
-        paid = self._balance + ALLOWANCE + accepted * STEP - proposed * cost
+        paid = self._balance + ALLOWANCE + accepted * TOKEN - proposed * cost
         self._balance = min(max(0, paid), MOST_BALANCE)
         if proposed:
             self._length = min(2 * self._length, self.most) if accepted == proposed else max(1, accepted)

@@ -10,7 +10,7 @@ from services.worker.lookup.proposal_length import ProposalLength
 
 @dataclass(slots=True)
 class RequestLookup:
-    """The index is made when a proposal is first wanted. ``cost``: a row's, in thousandths of the step under way."""
+    """The index is made when a proposal is first wanted. ``cost``: a row's in the step under way (``row_cost``)."""
 
     length: ProposalLength
     cost: int = 0
