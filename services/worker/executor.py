@@ -243,7 +243,9 @@ class Executor:
 
     def _has_no_news(self) -> bool:
         """Whether the next step is all that there is to do."""
-        if self.inbox.is_closed or len(self.inbox) or self._adapters.has_news:
+        if self.inbox.is_closed or len(self.inbox):
+            return False
+        if self._adapters.has_news:
             return False
         return not any(request.held_logits is not None for request in self._roster.requests.values())
 

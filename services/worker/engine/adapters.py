@@ -82,9 +82,11 @@ _STEP: ContextVar[Sequence[AdapterRows]] = ContextVar("adapter_rows", default=()
 class Adapters:
     """The adapters of one model. Used by the compute thread, but for :meth:`prepare`."""
 
-    def __init__(self, model: Any, device: torch.device, *, are_fused: bool = False) -> None:
-        """``are_fused``: a fused forward adds the terms, and no module has to."""
-        self._model, self._device, self.are_fused = model, device, are_fused
+    def __init__(self, model: Any, device: torch.device, *, are_fused: bool = False, refusal: str = "") -> None:
+        """``are_fused``: a fused forward adds the terms, and no module has to. ``refusal`` is why steps of this model
+        do not call its modules with all rows at once, so that nothing can be added; "" where they do.
+        """
+        self._model, self._device, self.are_fused, self._refusal = model, device, are_fused, refusal
         self._loaded: dict[str, Adapter] = {}
         self._hooks: dict[str, Any] = {}  # By module: how to take its hook away.
 
@@ -95,6 +97,8 @@ class Adapters:
         """Bring an adapter's weights into the form that steps read; from any thread. Raises AdapterRefused where it
         does not fit the model.
         """
+        if self._refusal:
+            raise AdapterRefused(f"adapters of this model are not served yet: {self._refusal}")
         weights = {module.name: self._weights(module, tensors) for module in files.modules}
         if self.are_fused:
             return Adapter(files.digest, tuple(weights), weights, {})

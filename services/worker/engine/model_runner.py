@@ -114,7 +114,10 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self.proofs = proofs
         self.pool = pool
-        self.adapters = Adapters(model, pool.device, are_fused=isinstance(fused, FusedForward))
+        refusal = "its layers carry states" if states else ""
+        if isinstance(fused, OwnAttention):
+            refusal = "it attends by code of its own"
+        self.adapters = Adapters(model, pool.device, are_fused=isinstance(fused, FusedForward), refusal=refusal)
         self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.model_bytes = model_bytes_of(model) if model_bytes is None else model_bytes

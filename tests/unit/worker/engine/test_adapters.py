@@ -265,3 +265,21 @@ def test_adapters_of_other_models_are_refused(load_runner: LoadRunner, adapter: 
         load_into(runner, adapter("opt", targets=("q_proj",)))
     with pytest.raises(AdapterRefused, match="q_proj takes 64 numbers and gives 64, the adapter's 64 and 128"):
         load_into(runner, adapter("qwen3", targets=("q_proj",)))
+
+
+def test_models_whose_steps_call_modules_piece_by_piece_are_refused(
+    load_runner: LoadRunner, adapter: Callable[..., Path]
+) -> None:
+    """A trial outside a step would show nothing of it, so the way in which the model is computed decides."""
+    runner = load_runner("bloom")
+
+    with pytest.raises(AdapterRefused, match="it attends by code of its own"):
+        load_into(runner, adapter("bloom", targets=("query_key_value",)))
+
+
+def test_layers_that_expand_latents_are_refused(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+    """Attention to latents does not call them."""
+    runner = load_runner("mla")
+
+    with pytest.raises(AdapterRefused, match=r"kv_b_proj is not called once for all tokens"):
+        load_into(runner, adapter("mla", targets=("q_b_proj", "kv_b_proj")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from services.worker.engine.states.step import StateStep
-from shared.errors import UnsupportedModel
+from shared.adapters import AdapterFiles
+from shared.errors import AdapterRefused, UnsupportedModel
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
 from tests.reference import Reference
 from tests.state_checkpoints import STATE_FAMILIES
@@ -134,3 +136,11 @@ def test_decoding_requests_do_not_notice_their_batch(load_runner: LoadRunner) ->
     together = run_step(runner, [(requests[1], 1), (requests[0], 1), (requests[2], 1)])[1]
 
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_of_layers_with_states_are_refused(load_runner: LoadRunner) -> None:
+    """Their modules are called piece by piece, so nobody could say whose rows they see."""
+    runner = load_runner("lfm2")
+
+    with pytest.raises(AdapterRefused, match="its layers carry states"):
+        runner.adapters.prepare(AdapterFiles(Path(), "1" * 32, ()), {})
