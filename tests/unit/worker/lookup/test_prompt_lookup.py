@@ -72,7 +72,7 @@ def serve(made: Driven, asked: Sequence[Asked], lease_pages: int = 2) -> None:
         has_computed = made.executor.run_one_step()
         for event in made.preempted():
             resume(made, lives, asked, event.request_id, event.attempt, free)
-        wanted = [each for event in made.lease_requests() for each in (event, *event.others)]
+        wanted: list[Any] = [each for event in made.lease_requests() for each in (event, *event.others)]
         for each_wanted in wanted[granted:]:
             life = lives[each_wanted.request_id]
             page = next(free)
