@@ -33,7 +33,7 @@ class Model:
     """Rank 0's share, with room for 25 pages."""
 
     def __init__(self, happened: list[object]) -> None:
-        self.happened = happened
+        self.happened, self.longest = happened, 64
 
     def measure_room(self, wish: RoomWish) -> int:
         self.happened.append(wish)

@@ -164,6 +164,7 @@ class CapturedRunner:
     captured: list[int] = field(default_factory=list)
     attends_by: list[str] = field(default_factory=list)
     recovers: bool = False
+    attends_itself: bool = False
 
     def warm_up(self) -> None:
         return None
@@ -210,6 +211,15 @@ def test_graphs_are_captured_where_they_passed(
     proven = [part.name for part in given["prove"].keywords["parts"]]
     assert (parts.GRAPHS in proven) == (rows > 0)
     assert given["prove"].func is prove_device
+
+
+def test_a_model_with_attention_of_its_own_is_not_captured(load: Callable[..., Any]) -> None:
+    """It computes request by request."""
+    runner = CapturedRunner(table(decode_graphs=("graphs",)), attends_itself=True)
+
+    load(runner, decode_graph_rows=8)
+
+    assert runner.captured == []
 
 
 @pytest.mark.parametrize(("shapes", "serves"), [([], "eager"), ([1, 2], "graphs")])
