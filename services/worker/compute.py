@@ -158,7 +158,7 @@ class StepComputer:
                 begin = end - len(rows)
                 one.prompt_logprobs.update(_score(piece, logits[begin : begin + scored]))
         sampling: list[Computed] = []
-        rows: list[int] = []
+        sampled_rows: list[int] = []
         sample_rows: list[list[SampleRow]] = []
         for one, end in zip(computed, ends, strict=True):
             if one.work.samples and _must_hold(one.work):
@@ -166,12 +166,12 @@ class StepComputer:
             elif one.work.samples:
                 own = self._sample_rows(one.work)
                 first = end - 1 - len(one.work.proposed)
-                rows += range(first, first + len(own))
+                sampled_rows += range(first, first + len(own))
                 sampling.append(one)
                 sample_rows.append(own)
         if sampling:
-            if len(rows) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
-                logits = logits[rows]
+            if len(sampled_rows) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
+                logits = logits[sampled_rows]
             drawn = iter(sample(logits, [row for own in sample_rows for row in own]))
             for one, own in zip(sampling, sample_rows, strict=True):
                 one.sampled = _accepted(one.work.proposed, list(itertools.islice(drawn, len(own))))
