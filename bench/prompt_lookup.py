@@ -293,7 +293,7 @@ def workloads(requests: int) -> list[Workload]:
 
 def bundled(words: Any, requests: int) -> Workload:
     """Documents that the bundled model goes on with by itself."""
-    documents = [make_document(random.Random(number), 600, words)[0] for number in range(requests)]
+    documents = [make_document(random.Random(number), 600, cast("Any", words))[0] for number in range(requests)]
     return Workload("bundled", [words.encode(document).ids for document in documents], None)
 
 

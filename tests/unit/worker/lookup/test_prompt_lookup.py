@@ -72,12 +72,14 @@ def serve(made: Driven, asked: Sequence[Asked], lease_pages: int = 2) -> None:
         has_computed = made.executor.run_one_step()
         for event in made.preempted():
             resume(made, lives, asked, event.request_id, event.attempt, free)
-        wanted: list[Any] = [each for event in made.lease_requests() for each in (event, *event.others)]
-        for each_wanted in wanted[granted:]:
-            life = lives[each_wanted.request_id]
+        wanted = list[tuple[str, int]]()
+        for asking in made.lease_requests():
+            wanted.append((asking.request_id, asking.attempt))
+            wanted += [(other.request_id, other.attempt) for other in asking.others]
+        for name, attempt in wanted[granted:]:
             page = next(free)
-            life.pages.append(page)
-            made.give(extend([page], request_id=each_wanted.request_id, attempt=each_wanted.attempt))
+            lives[name].pages.append(page)
+            made.give(extend([page], request_id=name, attempt=attempt))
         if not has_computed and len(wanted) == granted and not len(made.executor.inbox):
             return
         granted = len(wanted)
