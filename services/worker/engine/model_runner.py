@@ -33,6 +33,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import LayoutProbe, Verification, find_geometry
+from services.worker.engine.quantised.codes import detach_all
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
@@ -139,7 +140,8 @@ class ModelRunner:
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
             shape = expected_shape(config, windows, dtype=kind, page_size=page_size, device=device)
             proofs = prove(shape)
-        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        may_use_codes = device == "cpu" and forward != "portable"
+        model = load_model(model_dir, config, dtype=dtype, device=device, context=context, keeps_codes=may_use_codes)
         operators = replaced_operators("CUDA") if exact else None
         with refusing(config.model_type, "probed"):
             geometry = find_geometry(model, windows, page_size, context)
@@ -160,6 +162,7 @@ class ModelRunner:
                     verification = Verification(model, probe_tokens(model, count, page_size), windows)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
+                    detach_all(model)
                     pack_linears(model)
                 runner = cls(
                     model,

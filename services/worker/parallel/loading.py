@@ -29,6 +29,7 @@ from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, Summ
 from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
 from shared.model_files import load_config, weight_files
+from shared.quantisation import quantisation
 
 # Making an empty model patches torch's initialisers for as long as it takes.
 _MAKING = threading.Lock()
@@ -42,6 +43,9 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     """
     kind = dtype_of(config, dtype)
     check_divisible(config, share.ranks)
+    method = quantisation(load_config(model_dir))
+    if method is not None:
+        raise UnsupportedModel(f"{model_dir} is quantised with {method}, and ranks read unquantised weights only")
     with _MAKING, no_init_weights():
         model = AutoModelForCausalLM.from_config(
             config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
