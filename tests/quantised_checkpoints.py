@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 GROUP = 32
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Modules that are quantised; embeddings, norms and the head are not."""
+"""Modules that are quantised where nobody names others; embeddings, norms and the head are not."""
 
 Tensors = dict[str, torch.Tensor]
 Array = np.ndarray[Any, Any]
@@ -32,8 +32,10 @@ class Scheme:
     quantise: Callable[[Array], tuple[Tensors, Array]]
 
 
-def quantise_checkpoint(source: Path, out: Path, scheme: str) -> tuple[Path, Path]:
-    """Folders in ``out`` with the checkpoint ``source`` as ``scheme`` has it, and with what it means, in float32."""
+def quantise_checkpoint(source: Path, out: Path, scheme: str, layers: tuple[str, ...] = LAYERS) -> tuple[Path, Path]:
+    """Folders in ``out`` with ``layers`` of the checkpoint ``source`` as ``scheme`` has them, and with what they mean,
+    in float32.
+    """
     found = SCHEMES[scheme]
     quantised, plain = out / "quantised", out / "plain"
     for folder in (quantised, plain):
@@ -42,7 +44,7 @@ def quantise_checkpoint(source: Path, out: Path, scheme: str) -> tuple[Path, Pat
         tensors: dict[str, Tensors] = {"quantised": {}, "plain": {}}
         for name, tensor in load_file(path).items():
             layer, _, end = name.rpartition(".")
-            if end == "weight" and layer.endswith(LAYERS):
+            if end == "weight" and layer.endswith(layers):
                 parts, meant = found.quantise(tensor.float().numpy())
                 tensors["quantised"] |= {f"{layer}.{part}": value.contiguous() for part, value in parts.items()}
                 tensors["plain"][name] = torch.from_numpy(meant)

@@ -98,7 +98,11 @@ async def test_served_tokens_equal_generate(
 
     Gateway, scheduler and worker refer to what the next one holds of a prompt.
     """
-    model, reference = checkpoints[family]
+    await serve_exactly(*checkpoints[family], page_size, nats_server)
+
+
+async def serve_exactly(model: Path, reference: Reference, page_size: int, nats_server: NatsServer) -> None:
+    """All of it for one checkpoint."""
     worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
     # By recency the document leaves the device whatever came before; the default policy may keep it there for its use.
     scheduler = {"max_batch_tokens": 48, "lease_tokens": 16, "max_running": 8, "policy": "lru"}

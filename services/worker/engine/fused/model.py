@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from services.worker.engine.fused.family import Family, LayerModules, linears
+from services.worker.engine.fused.coded_strips import CodedMemory, coded_bytes, mergeable
+from services.worker.engine.fused.family import Family, LayerModules
 from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
-from services.worker.native.fused import FusedKernels, LayerStruct, ShapeStruct
+from services.worker.native.fused import FusedKernels, LayerStruct, Matrix, ShapeStruct
+
+_ATTENTION = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
+_MLP = (("gate_proj", "up_proj"), ("down_proj",))
+"""Linear layers that become one matrix."""
 
 
 class FusedModel:
@@ -31,15 +37,15 @@ class FusedModel:
         self._shape = ShapeStruct(
             family.hidden, family.query_heads, family.kv_heads, family.head_dim, family.intermediate, family.eps
         )
-        memory = StripMemory(_weight_shapes(family), family.dtype)
+        memory = _Memory(family)
         self._structs = (LayerStruct * len(family.layers))()
         for struct, layer in zip(self._structs, family.layers, strict=True):
             self._take_attention(struct, layer, memory)
             self._take_mlp(struct, layer, memory)
             self._take_norms(struct, layer, family.eps)
         self.layers = [ctypes.addressof(struct) for struct in self._structs]  # One behind the other.
-        self._head = memory.pack([family.head.weight.detach()])
-        self.weight_numbers = memory.numbers
+        self._head = memory.pack([family.head])
+        self.weight_numbers, self.code_bytes = memory.elements.numbers, memory.code_bytes
         self._final_norm = family.final_norm.weight.detach()
         if family.is_tied:
             model.set_input_embeddings(StripEmbedding(kernels, self._head, self.vocabulary))
@@ -58,14 +64,14 @@ class FusedModel:
     def final_norm(self) -> int:
         return self._final_norm.data_ptr()
 
-    def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
+    def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: _Memory) -> None:
         attention = layer.attention
-        struct.qkv, struct.qkv_bias = self._merge(attention, ("q_proj", "k_proj", "v_proj"), memory)
-        struct.out, struct.out_bias = self._merge(attention, ("o_proj",), memory)
+        struct.qkv, struct.qkv_bias = self._merge(attention, _ATTENTION[0], memory)
+        struct.out, struct.out_bias = self._merge(attention, _ATTENTION[1], memory)
 
-    def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
-        struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, ("gate_proj", "up_proj"), memory)
-        struct.down, struct.down_bias = self._merge(layer.mlp, ("down_proj",), memory)
+    def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: _Memory) -> None:
+        struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, _MLP[0], memory)
+        struct.down, struct.down_bias = self._merge(layer.mlp, _MLP[1], memory)
 
     def _take_norms(self, struct: LayerStruct, layer: LayerModules, eps: float) -> None:
         struct.input_norm = self._keep(layer.input_norm.weight)
@@ -76,10 +82,10 @@ class FusedModel:
                 setattr(struct, kind, self._keep(norm.weight))
                 setattr(layer.attention, kind, StripNorm(self._kernels, norm.weight.detach(), eps))
 
-    def _merge(self, parent: Any, names: tuple[str, ...], memory: StripMemory) -> tuple[Any, int | None]:
+    def _merge(self, parent: Any, names: tuple[str, ...], memory: _Memory) -> tuple[Any, int | None]:
         """Make one matrix and one bias of linear layers of ``parent``, and put parts of it in their place."""
         modules = [getattr(parent, name) for name in names]
-        matrix = memory.pack([module.weight.detach() for module in modules])
+        matrix = memory.pack(modules)
         self._kept.append(matrix)
         bias: torch.Tensor | None = None
         if any(module.bias is not None for module in modules):
@@ -98,16 +104,41 @@ class FusedModel:
         return tensor.data_ptr()
 
 
+class _Memory:
+    """Room for all matrices of a model, of elements and of codes."""
+
+    def __init__(self, family: Family) -> None:
+        plain, self.code_bytes = [], 0
+        for modules in _merged(family):
+            codes = mergeable(modules)
+            if codes is None:
+                plain += [(module.out_features, module.in_features) for module in modules]
+            else:
+                self.code_bytes += coded_bytes(codes)
+        self.elements = StripMemory(plain, family.dtype)
+        self._codes = CodedMemory(self.code_bytes, family.dtype)
+
+    def pack(self, modules: Sequence[Any]) -> Matrix:
+        """One matrix of linear ``modules``."""
+        codes = mergeable(modules)
+        if codes is None:
+            return self.elements.pack([module.weight.detach() for module in modules])
+        return self._codes.pack(codes)
+
+
+def _merged(family: Family) -> Iterator[list[Any]]:
+    """Of every matrix of the model, the linear layers that it is made of."""
+    for layer in family.layers:
+        for parent, merges in ((layer.attention, _ATTENTION), (layer.mlp, _MLP)):
+            for names in merges:
+                yield [getattr(parent, name) for name in names]
+    yield [family.head]
+
+
 def _bias_of(module: Any) -> torch.Tensor:
     """Of a linear module; zeros where it has none."""
     bias: torch.Tensor = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
     return bias
-
-
-def _weight_shapes(family: Family) -> list[tuple[int, int]]:
-    """[outputs, inputs] of every linear layer."""
-    modules = [*(module for layer in family.layers for module in linears(layer)), family.head]
-    return [(module.out_features, module.in_features) for module in modules]
 
 
 def _most_inputs(family: Family) -> int:

@@ -65,11 +65,13 @@ def read_quantised(model_dir: Path, config: Mapping[str, Any], dtype: torch.dtyp
     return found
 
 
-def attach_codes(model: torch.nn.Module, codes: Mapping[str, Codes]) -> None:
+def attach_codes(model: Any, codes: Mapping[str, Codes]) -> None:
     """Give each linear layer of ``model`` the codes that its weight is made of."""
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    embedding = model.get_input_embeddings().weight
     for name, found in codes.items():
-        if name in linears:  # The library merges others, as those of experts.
+        # The library merges others, as those of experts, and a head that is tied has the embedding's weight.
+        if name in linears and linears[name].weight is not embedding:
             attach(linears[name], found)
 
 
