@@ -120,8 +120,10 @@ def _load(model_dir: Path, config: Any, dtype: str, *, keeps_codes: bool) -> tup
     )
     if (model_dir / GENERATION_CONFIG_FILE).is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
-    layer_of = text_tensor_name if names else str
-    attach_codes(model, {layer_of(f"{name}.weight").removesuffix(".weight"): each for name, each in read.codes.items()})
+    codes = read.codes
+    if names:
+        codes = {text_tensor_name(f"{name}.weight").removesuffix(".weight"): each for name, each in codes.items()}
+    attach_codes(model, codes)
     return model, report
 
 

@@ -48,7 +48,8 @@ class CodedMemory:
         """
         if coded_bytes(parts) > len(self._free):
             raise InvariantViolated("there is no room for these codes")
-        first, places = parts[0], {}
+        first = parts[0]
+        places: dict[str, torch.Tensor] = {}
         for name, size in _sizes(parts):
             places[name], self._free = self._free[:size], self._free[size:]
         strips = [-(-codes.outputs // LANES) for codes in parts]

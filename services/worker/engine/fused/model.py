@@ -108,7 +108,8 @@ class _Memory:
     """Room for all matrices of a model, of elements and of codes."""
 
     def __init__(self, family: Family) -> None:
-        plain, self.code_bytes = [], 0
+        plain: list[tuple[int, int]] = []
+        self.code_bytes = 0
         for modules in _merged(family):
             codes = mergeable(modules)
             if codes is None:

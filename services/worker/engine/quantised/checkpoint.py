@@ -53,12 +53,14 @@ def read_quantised(model_dir: Path, config: Mapping[str, Any], dtype: torch.dtyp
             meaning = read_layer(method, settings, tensors)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{model_dir}: {layer}: {error.message}") from error
-        is_coded = isinstance(meaning, Codes)
-        found.weights[f"{layer}.weight"] = meaning.dequantised(dtype) if is_coded else meaning.to(dtype)
+        if isinstance(meaning, Codes):
+            found.weights[f"{layer}.weight"] = meaning.dequantised(dtype)
+            if keeps_codes:
+                found.codes[layer] = meaning
+        else:
+            found.weights[f"{layer}.weight"] = meaning.to(dtype)
         if bias is not None:
             found.weights[f"{layer}.bias"] = bias
-        if is_coded and keeps_codes:
-            found.codes[layer] = meaning
     if not quantised:
         raise UnsupportedModel(f"{model_dir} says that it is quantised with {method}, and none of its layers is")
     _log.info("weights_are_quantised", method=method, layers=quantised, dequantised_to=str(dtype))
