@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +101,24 @@ class Systems:
         ids = _ids(self.model, 1, tokens)
 
         def ours(runner: ModelRunner) -> Measure:
-            engine = Engine(runner, _tables(1, tokens))
-            return lambda: _seconds(lambda: engine.step(ids, tokens, 0))
+            engine = Engine(runner, tables_of(1, tokens))
+            return lambda: seconds_of(lambda: engine.step(ids, tokens, 0))
 
         measures = {name: ours(runner) for name, runner in self.runners.items()}
-        return {**measures, "hf": lambda: _seconds(lambda: self.model.generate(ids, max_new_tokens=1, do_sample=False))}
+        return {
+            **measures,
+            "hf": lambda: seconds_of(lambda: self.model.generate(ids, max_new_tokens=1, do_sample=False)),
+        }
 
     def decode(self, batch: int, context: int) -> dict[str, Measure]:
         """Median seconds of a step of ``batch`` requests with ``context`` tokens each."""
         ids = _ids(self.model, batch, context)
         measures: dict[str, Measure] = {}
         for name, runner in self.runners.items():
-            tables = _tables(batch, context + STEPS + 1)
+            tables = tables_of(batch, context + STEPS + 1)
             for row, table in enumerate(tables):
                 Engine(runner, [table]).step(ids[row : row + 1, :-1], context - 1, 0)
-            measures[name] = _decoding(Engine(runner, tables), ids[:, -1:], context)
+            measures[name] = partial(decode_seconds, Engine(runner, tables), ids[:, -1:], context, STEPS)
         cache = DynamicCache(config=self.model.config)
         for start in range(0, context - 1, 512):
             self.model(ids[:, start : min(start + 512, context - 1)], past_key_values=cache, logits_to_keep=1)
@@ -132,15 +136,15 @@ class Systems:
         return {**measures, "hf": hugging_face}
 
 
-def _decoding(engine: Engine, last: torch.Tensor, context: int) -> Measure:
-    def measure() -> float:
-        token, times = last, []
-        for offset in range(STEPS + 1):
-            token = engine.step(token, 1, context - 1 + offset)[:, None]
-            times.append(time.perf_counter())
-        return float(np.median(np.diff(times)))
-
-    return measure
+def decode_seconds(engine: Engine, last: torch.Tensor, context: int, steps: int) -> float:
+    """Median seconds of ``steps`` steps, one after another, behind ``context`` tokens of which ``last`` [requests, 1]
+    are the last.
+    """
+    token, times = last, []
+    for offset in range(steps + 1):
+        token = engine.step(token, 1, context - 1 + offset)[:, None]
+        times.append(time.perf_counter())
+    return float(np.median(np.diff(times)))
 
 
 @torch.inference_mode()
@@ -171,7 +175,7 @@ def alternate(measures: dict[str, Measure], rounds: int, tokens: int) -> dict[st
 def limits(model: Any, weight_bytes: int, rounds: int) -> dict[str, Any]:
     """What the machine gives: best of ``rounds``, because everything that disturbs makes it less."""
     memory = torch.ones(BANDWIDTH_BYTES // 8, dtype=torch.int64)
-    bandwidth = BANDWIDTH_BYTES / min(_seconds(memory.sum) for _ in range(rounds + 1))
+    bandwidth = BANDWIDTH_BYTES / min(seconds_of(memory.sum) for _ in range(rounds + 1))
     layer = model.model.layers[0]
     attention, mlp = layer.self_attn, layer.mlp
     merged = {
@@ -210,7 +214,7 @@ def _gflops(weights: list[torch.Tensor], rounds: int) -> dict[str, Any]:
     best = {name: float("inf") for name in layers}
     for _ in range(4 * rounds):
         for name, layer in layers.items():
-            best[name] = min(best[name], _seconds(lambda layer=layer: layer(x)))  # type: ignore[misc]
+            best[name] = min(best[name], seconds_of(lambda layer=layer: layer(x)))  # type: ignore[misc]
     work = 2 * LINEAR_ROWS * inputs * outputs
     return {"shape": [LINEAR_ROWS, inputs, outputs], **{name: round(work / s / 1e9, 1) for name, s in best.items()}}
 
@@ -219,7 +223,8 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_SIZE)
 
 
-def _tables(requests: int, tokens: int) -> list[np.ndarray]:
+def tables_of(requests: int, tokens: int) -> list[np.ndarray]:
+    """A page table of its own for each request of so many tokens."""
     count = _pages(tokens)
     return list(np.arange(requests * count, dtype=np.int32).reshape(requests, count))
 
@@ -229,7 +234,8 @@ def _ids(model: Any, requests: int, tokens: int) -> torch.Tensor:
     return torch.randint(3, model.config.vocab_size, (requests, tokens), generator=generator)
 
 
-def _seconds(action: Callable[[], object]) -> float:
+def seconds_of(action: Callable[[], object]) -> float:
+    """How long ``action`` took."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

@@ -15,21 +15,10 @@ import msgspec
 
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
 from shared.model_files import CONFIG_FILE, TOKENIZER_FILES, load_config, weight_files
+from shared.quantisation import quantisation_reasons
 from shared.undecodable import UNDECODABLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-QUANTISATIONS = {
-    "awq": "AWQ",
-    "gptq": "GPTQ",
-    "fp8": "FP8",
-    "fbgemm_fp8": "FP8 (fbgemm)",
-    "compressed-tensors": "compressed-tensors",
-    "bitsandbytes": "bitsandbytes",
-    "mxfp4": "MXFP4",
-    "gguf": "GGUF",
-}
-"""Methods of the library under the names that they are known by; others keep the library's."""
 
 IS_ENCODER_DECODER = "it is an encoder-decoder model, and prompts go to a decoder here"
 
@@ -82,22 +71,9 @@ def check_model(directory: Path) -> dict[str, Any]:
     return config
 
 
-def quantisation(config: Mapping[str, Any]) -> str | None:
-    """The method by which the weights of a raw configuration are quantised, None if they are not."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        found = part.get("quantization_config") or part.get("compression_config")
-        if isinstance(found, dict):
-            method = str(found.get("quant_method") or found.get("quant_type") or "an unnamed method")
-            return QUANTISATIONS.get(method.lower(), method)
-    return None
-
-
 def config_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     """Why a model of the raw configuration ``config`` cannot be served, as far as that alone says it."""
-    method = quantisation(config)
-    if method is not None:
-        yield f"its weights are quantised with {method}, which is not served yet: take the unquantised checkpoint"
+    yield from quantisation_reasons(config)
     if config.get("is_encoder_decoder") is True:
         yield IS_ENCODER_DECODER
     architectures = config.get("architectures")

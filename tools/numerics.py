@@ -31,6 +31,7 @@ SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/engine/fused/*.py",
     "services/worker/engine/fused_gpu/*.py",
     "services/worker/engine/chunks.py",
+    "services/worker/engine/quantised/*.py",
     "services/worker/engine/exactness.py",
     "services/worker/engine/key_splits.py",
     "services/worker/engine/latents.py",

@@ -1,4 +1,6 @@
-"""A Llama checkpoint as a GGUF file: the same bfloat16 weights, and a vocabulary to show tokens with."""
+"""A Llama checkpoint as a GGUF file: its weights in bfloat16, or rounded by GGUF's own rules, and a vocabulary to show
+tokens with.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from safetensors import safe_open
 from bench.peers.gguf_layout import gguf_name, interleaved, merges, vocabulary
 
 
-def write_gguf(model: Path, out: Path) -> Path:
-    """Write ``out`` from the Hugging Face folder ``model``. Raises ValueError for what is no plain Llama."""
+def write_gguf(model: Path, out: Path, kind: str = "BF16") -> Path:
+    """Write ``out`` from the Hugging Face folder ``model``, with matrices of this type; where that is a quantised one,
+    the embedding has eight bits, as no type of less is used for it. Raises ValueError for what is no plain Llama.
+    """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise ValueError(f"{model.name} is a {config['model_type']}, and only a Llama is written as GGUF here")
     tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(out, "llama")
-    _write_shape(writer, config)
+    _write_shape(writer, config, kind)
     _write_vocabulary(writer, config, tokenizer)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for file in sorted(model.glob("*.safetensors")):
@@ -31,7 +35,8 @@ def write_gguf(model: Path, out: Path) -> Path:
                 for part, count in heads.items():
                     if f".{part}." in name:
                         weight = interleaved(weight, count)
-                _write_tensor(writer, gguf_name(name), weight)
+                is_embedding = "embed_tokens" in name and kind != "BF16"
+                _write_tensor(writer, gguf_name(name), weight, "Q8_0" if is_embedding else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -39,12 +44,12 @@ def write_gguf(model: Path, out: Path) -> Path:
     return out
 
 
-def _write_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _write_shape(writer: gguf.GGUFWriter, config: dict[str, Any], kind: str) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rope of type {rope['rope_type']} is not written as GGUF here")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -72,10 +77,14 @@ def _write_vocabulary(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer
     writer.add_add_bos_token(False)
 
 
-def _write_tensor(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor) -> None:
-    """Matrices stay bfloat16 to the bit; llama.cpp wants the weights of norms in float32."""
+def _write_tensor(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, kind: str) -> None:
+    """Matrices of bfloat16 stay so to the bit; llama.cpp wants the weights of norms in float32."""
     if weight.dim() == 1:
         writer.add_tensor(name, weight.float().numpy())
         return
-    raw = weight.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
-    writer.add_tensor(name, np.ascontiguousarray(raw), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    raw_type = gguf.GGMLQuantizationType[kind]
+    if kind == "BF16":
+        raw = weight.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+    else:
+        raw = gguf.quants.quantize(weight.float().numpy(), raw_type)
+    writer.add_tensor(name, np.ascontiguousarray(raw), raw_dtype=raw_type)

@@ -14,6 +14,7 @@ from services.worker.config import WorkerConfig
 from shared import library_versions
 from shared.errors import ConfigError, OperatorError
 from shared.model_folder import check_model
+from shared.quantisation import quantisation
 
 _CUDA_LIBRARIES = ("libcuda.so.1", "libcuda.so")
 
@@ -44,6 +45,9 @@ def _faults(config: WorkerConfig) -> Iterator[str]:
         yield error.message
     else:
         yield from _division_faults(described, config.tensor_parallel)
+        method = quantisation(described)
+        if method is not None and config.tensor_parallel > 1:
+            yield f"--tensor-parallel {config.tensor_parallel}: ranks read no weights that are quantised with {method}"
 
 
 def _division_faults(described: Mapping[str, Any], ranks: int) -> Iterator[str]:

@@ -58,7 +58,11 @@ async def test_served_tokens_equal_generate(
 
     Gateway, scheduler and worker refer to what the next one holds of a prompt.
     """
-    model, reference = checkpoints[family]
+    await serve_exactly(*checkpoints[family], page_size, nats_server)
+
+
+async def serve_exactly(model: Path, reference: Reference, page_size: int, nats_server: NatsServer) -> None:
+    """All of it for one checkpoint."""
     worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
     with small_blocks(BLOCK_TOKENS):
         async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=SCHEDULER) as cell:

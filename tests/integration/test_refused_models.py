@@ -80,7 +80,10 @@ def test_a_worker_refuses_once(make: Callable[[Path], Path], reason: str, tmp_pa
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with GPTQ, which is not served yet"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 3}},
+            "quantised with GPTQ, and codes of 3 bits are not served",
+        ),
         ({"architectures": ["BertForMaskedLM"]}, "answers with no text"),
     ],
     ids=["quantised", "encoder"],

@@ -50,13 +50,14 @@ def find_model(
     device: str,
     context: int,
     page_size: int,
+    keeps_codes: bool = False,
 ) -> FoundModel:
-    """Load and probe; where ``page_size`` is 0, one is chosen. Raises UnsupportedModel, with the reasons against both
-    ways.
+    """Load and probe; where ``page_size`` is 0, one is chosen, and for ``keeps_codes`` see ``load_model``. Raises
+    UnsupportedModel, with the reasons against both ways.
     """
     name, model = config.model_type, None
     try:
-        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        model = load_model(model_dir, config, dtype=dtype, device=device, context=context, keeps_codes=keeps_codes)
         with refusing(name, "probed"):
             states = find_state_modules(model, LayoutProbe())
             planes = find_planes(model, list(windows), page_size, context, states)

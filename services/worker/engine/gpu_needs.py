@@ -18,6 +18,7 @@ from services.worker.parallel.division import check_divisible
 from shared import model_files
 from shared.errors import ConfigError, OperatorError
 from shared.messages.pools import DTYPE_BYTES
+from shared.quantisation import quantisation
 from shared.sizes import size
 
 RANKS = (1, 2, 4, 8, 16)
@@ -73,10 +74,12 @@ class GpuFacts:
 
 def shape_of(model_dir: Path, dtype: str) -> ModelShape | None:
     """The shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model with
-    parts besides text, the files hold more than is loaded.
+    parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
     """
     try:
         config = model_files.load_config(model_dir)
+        if quantisation(config) is not None:
+            return None
         stored_bytes = sum(path.stat().st_size for path in model_files.weight_files(model_dir))
         return _shape(config, stored_bytes, dtype)
     except (OperatorError, OSError, KeyError, TypeError, ValueError):

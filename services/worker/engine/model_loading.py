@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from services.worker.engine.attention import ATTENTION_NAME
@@ -22,17 +23,20 @@ from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE, told_progress
 from services.worker.engine.model_faults import in_one_line, refusing
 from services.worker.engine.pinned_rotations import pin_rotations
+from services.worker.engine.quantised.checkpoint import attach_codes, read_quantised
 from services.worker.engine.shared_modules import name_layers
 from services.worker.engine.states.accesses import own_layer_types
 from services.worker.engine.states.layers import STATE_LAYER_TYPES
-from services.worker.engine.text_parts import convert_as_whole, tensor_names, text_part
+from services.worker.engine.text_parts import convert_as_whole, tensor_names, text_part, text_tensor_name
 from services.worker.engine.told_positions import tell_positions
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
 from shared.model_context import named_context
+from shared.model_files import GENERATION_CONFIG_FILE
 from shared.model_files import load_config as load_raw_config
 from shared.model_folder import IS_ENCODER_DECODER, config_reasons
+from shared.quantisation import quantisation
 
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
@@ -62,16 +66,27 @@ def load_config(model_dir: Path) -> Any:
             if layer_types is not None:
                 text.layer_types = layer_types
             reasons += _reasons_against(text)
+            if hasattr(text, "quantization_config"):
+                # Otherwise the library would load such weights its own way.
+                del text.quantization_config
     if reasons:
         raise UnsupportedModel(f"{model_type} cannot be served exactly: {'; '.join(reasons)}")
     return text
 
 
 def load_model(
-    model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0, attention: str = ATTENTION_NAME
+    model_dir: Path,
+    config: Any,
+    *,
+    dtype: str,
+    device: str,
+    context: int = 0,
+    attention: str = ATTENTION_NAME,
+    keeps_codes: bool = False,
 ) -> Any:
     """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference over
-    ``context`` positions (0: those that the model knows), with this implementation of attention.
+    ``context`` positions (0: those that the model knows), with this implementation of attention. Quantised weights are
+    dequantised; ``keeps_codes`` leaves their codes with the layers (:mod:`~services.worker.engine.quantised.codes`).
 
     Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
     numbers must not answer anybody.
@@ -82,17 +97,7 @@ def load_model(
     convert_as_whole(config)
     with refusing(config.model_type, "loaded"):
         with _LOADING, progress.phase(PHASE), told_progress():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                model_dir,
-                config=config,
-                dtype=TORCH_DTYPES.get(dtype, "auto"),
-                attn_implementation=attention,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,  # A pickle runs whatever its author wrote.
-                output_loading_info=True,
-                key_mapping=tensor_names(load_raw_config(model_dir)),
-            )
+            model, report = _load(model_dir, config, dtype, attention, keeps_codes=keeps_codes)
         missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
         if missing:
             raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
@@ -113,6 +118,40 @@ def tell(model: Any, config: Any, context: int) -> None:
     pin_rotations(model, context)
     tell_chunks(model, expected_chunks(config))
     tell_positions(model)
+
+
+def _load(model_dir: Path, config: Any, dtype: str, attention: str, *, keeps_codes: bool) -> tuple[Any, dict[str, Any]]:
+    """The model, and the library's report of what it loaded."""
+    raw = load_raw_config(model_dir)
+    names = tensor_names(raw)
+    arguments = {
+        "config": config,
+        "attn_implementation": attention,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+        "key_mapping": names,
+    }
+    if quantisation(raw) is None:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=TORCH_DTYPES.get(dtype, "auto"),
+            use_safetensors=True,  # A pickle runs whatever its author wrote.
+            **arguments,
+        )
+        return model, report
+    kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
+    read = read_quantised(model_dir, raw, kind, keeps_codes=keeps_codes)
+    model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, dtype=kind, state_dict=read.weights, **arguments
+    )
+    if (model_dir / GENERATION_CONFIG_FILE).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
+    codes = read.codes
+    if names:
+        codes = {text_tensor_name(f"{name}.weight").removesuffix(".weight"): each for name, each in codes.items()}
+    attach_codes(model, codes)
+    return model, report
 
 
 def check_forward(model: Any) -> None:

@@ -43,6 +43,7 @@ from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
 from services.worker.engine.probe import LayoutProbe, Verification, has_sinks
+from services.worker.engine.quantised.codes import detach_all
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.shared_prefixes import MEMBERS
@@ -176,8 +177,15 @@ class ModelRunner:
             )
             proofs = prove(shape)
         found = find_model(
-            model_dir, config, windows, dtype=dtype, device=device, context=context, page_size=page_size
-        )  # fmt: skip
+            model_dir,
+            config,
+            windows,
+            dtype=dtype,
+            device=device,
+            context=context,
+            page_size=page_size,
+            keeps_codes=device == "cpu" and forward != "portable",
+        )
         model, planes, geometry = found.model, found.planes, found.planes.geometry
         operators = replaced_operators("CUDA") if exact else None
         check_device(planes, device)
@@ -209,8 +217,7 @@ class ModelRunner:
                     verification = Verification(model, tokens, windows, found.attention)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
-                    pack_experts(model)
-                    pack_linears(model)
+                    pack_layers(model)
                 if found.attends_itself:
                     fused = OwnAttention(model, pool)
                 runner = cls(
@@ -407,6 +414,13 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self._graphs = self._operators = None
         self.pool.close()
+
+
+def pack_layers(model: Any) -> None:
+    """Have oneDNN compute, on a CPU, what no fused forward does. Codes of quantised layers are let go."""
+    detach_all(model)
+    pack_experts(model)
+    pack_linears(model)
 
 
 def cpu_attention(pool: DevicePool) -> AttentionBackend:

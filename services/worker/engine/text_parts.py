@@ -7,6 +7,7 @@ bench.model_support`` has compared token for token.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,3 +120,12 @@ def tensor_names(raw: Mapping[str, Any]) -> dict[str, str] | None:
     for a model of text.
     """
     return dict(_PREFIXES) if isinstance(raw.get("text_config"), dict) else None
+
+
+def text_tensor_name(name: str) -> str:
+    """One such name."""
+    for pattern, target in _PREFIXES.items():
+        name, found = re.subn(pattern, target, name)
+        if found:
+            break
+    return name

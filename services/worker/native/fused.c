@@ -1,6 +1,6 @@
 /* The fused forward of the Llama family: what lies between linear layers, and the functions that Python calls.
 
-   The caller defines LANES and BFLOAT16; all shapes are arguments, so one library serves every model of a type.
+   The caller defines LANES, BFLOAT16 and CODES; all shapes are arguments, so one library serves every model of a type.
 
    Values are rounded where Hugging Face's modules round them, as far as that decides what a cache holds: a norm before
    it is scaled, each product of the rotation and their sum. Between these, sums stay in float. */
@@ -45,9 +45,14 @@ int32_t is_tuned(void) {
 #endif
 }
 
+/* Of a block of rows, where groups of inputs are as small as they may be. */
+static int64_t x_groups_bytes(int64_t inputs) {
+    return CODES * (BLOCK * inputs / LANES * (int64_t)sizeof(x_group_t) + 63) / 64 * 64;
+}
+
 /* Bytes of scratch memory for each thread, where no linear layer takes more than inputs. */
 int64_t scratch_bytes(int64_t inputs, int64_t intermediate) {
-    return (BLOCK * (inputs + intermediate) * (int64_t)sizeof(element) + 63) / 64 * 64;
+    return (BLOCK * (inputs + intermediate) * (int64_t)sizeof(element) + 63) / 64 * 64 + x_groups_bytes(inputs);
 }
 
 /* Takes all rows through job. With enough of them every thread has blocks of its own and waits for nobody; otherwise
@@ -73,6 +78,7 @@ static void spread(job_t *job, const void *work, int rows, int threads, uint8_t 
                 alone ? counters : shared + b * STAGES,
                 (factor *)own,
                 (element *)((alone ? own : scratch) + behind),
+                (x_group_t *)(own + each - x_groups_bytes(inputs)),
             };
             job(work, first, count, &team);
         }

@@ -23,6 +23,8 @@ _FLAGS = (
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 )
 DTYPES = (torch.float32, torch.bfloat16)
+SCALE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""``scale_form_t``."""
 
 
 class KernelsUnavailable(Exception):
@@ -30,9 +32,13 @@ class KernelsUnavailable(Exception):
 
 
 class MatrixStruct(ctypes.Structure):
-    """``matrix_t``."""
+    """``matrix_t``. Of elements, what follows ``bits`` stays zero."""
 
-    _fields_ = (("weights", ctypes.c_void_p), ("depth", ctypes.c_int64), ("strips", ctypes.c_int32))
+    _fields_ = (
+        *(("weights", ctypes.c_void_p), ("depth", ctypes.c_int64)),
+        *((name, ctypes.c_int32) for name in ("strips", "bits", "group", "scale_form")),
+        *((name, ctypes.c_void_p) for name in ("scales", "offsets")),
+    )
 
 
 class LowRankStruct(ctypes.Structure):
@@ -106,9 +112,15 @@ class Matrix:
 
     def part(self, first: int, outputs: int) -> Matrix:
         """Outputs ``[first, first + outputs)``, both multiples of LANES, in the same memory."""
-        depth = int(self.struct.depth)
-        start = int(self.struct.weights) + first // LANES * depth * LANES * 4
-        return Matrix(MatrixStruct(start, depth, outputs // LANES), self.inputs, self.memory)
+        whole = self.struct
+        part = MatrixStruct.from_buffer_copy(whole)
+        row = self.inputs * whole.bits // 8 if whole.bits else int(whole.depth) * 4
+        part.weights, part.strips = int(whole.weights) + first * row, outputs // LANES
+        if whole.bits:
+            before = first * (self.inputs // whole.group)
+            part.scales = int(whole.scales) + before * (2 if whole.scale_form else 4)
+            part.offsets = None if whole.offsets is None else int(whole.offsets) + before
+        return Matrix(part, self.inputs, self.memory)
 
 
 class FusedKernels:
@@ -116,12 +128,12 @@ class FusedKernels:
     its calls share scratch memory.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelsUnavailable."""
+    def __init__(self, dtype: torch.dtype, *, has_codes: bool = False) -> None:
+        """Those that ``has_codes`` take matrices of codes, too. Raises KernelsUnavailable."""
         if dtype not in DTYPES:
             raise KernelsUnavailable(f"there are no fused kernels for {dtype}")
         self.dtype = dtype
-        constants = {"LANES": LANES, "BFLOAT16": int(dtype == torch.bfloat16)}
+        constants = {"LANES": LANES, "BFLOAT16": int(dtype == torch.bfloat16), "CODES": int(has_codes)}
         try:
             library = load("fused", _FLAGS, constants, MIRRORS)
         except NotCompiled as error:

@@ -74,11 +74,7 @@ INLINE lanes add_step(lanes sum, lanes weights, factor x) {
 #endif
 }
 
-typedef struct {
-    const lanes *weights;
-    int64_t depth; /* Steps of a strip. */
-    int32_t strips;
-} matrix_t;
+#include "codes.h"
 
 /* Threads that work on the same rows, each with its own copy of this and scratch memory of its own. next has a counter
    for every stage, from which they draw work: a thread that lost its core holds the others up by one piece only. */
@@ -87,6 +83,7 @@ typedef struct {
     int32_t *next;
     factor *packed;
     element *gated;
+    x_group_t *x_groups;
 } team_t;
 
 INLINE int claim(const team_t *team) { return __atomic_fetch_add(team->next, 1, __ATOMIC_RELAXED); }
@@ -251,6 +248,14 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
     for (int t = 0; t < tiles; t++) { /* From rows one behind the other to tiles, step by step. */
         int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
         factor *packed = team->packed + first * depth;
+#if CODES
+        if (matrix->bits) {
+            x_group_t *groups = team->x_groups + first * x_groups_of(matrix);
+            for (int r = 0; r < height; r++)
+                pack_row(matrix, x + (first + r) * stride, height, packed + r * FACTORS, groups + r);
+            continue;
+        }
+#endif
         for (int r = 0; r < height; r++) {
             const factor *from = (const factor *)(x + (first + r) * stride);
             for (int64_t k = 0; k < depth; k++) packed[k * height + r] = from[k];
@@ -262,14 +267,23 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
         int end = begin + most < outputs ? begin + most : outputs;
         for (int strip = begin, count; strip < end; strip += count) {
             count = end - strip >= 4 ? 4 : end - strip >= 2 ? 2 : 1;
+            int64_t numbers[WIDE];
             const lanes *strips[WIDE];
-            for (int s = 0; s < count; s++) strips[s] = matrix->weights + (strip + s) * depth;
+            for (int s = 0; s < count; s++) numbers[s] = strip + s;
             if (paired == 2)
-                for (int s = 0; s < count; s++) strips[count + s] = matrix->weights + (outputs + strip + s) * depth;
+                for (int s = 0; s < count; s++) numbers[count + s] = outputs + strip + s;
+            for (int s = 0; s < count * paired; s++) strips[s] = matrix->weights + numbers[s] * depth;
             for (int t = 0; t < tiles; t++) {
                 int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
                 lanes sums[TALL * WIDE];
-                multiply_tile(height, count * paired, team->packed + first * depth, strips, depth, sums);
+                const factor *packed = team->packed + first * depth;
+#if CODES
+                if (matrix->bits)
+                    multiply_codes_tile(height, count * paired, packed, matrix, numbers,
+                                        team->x_groups + first * x_groups_of(matrix), sums, count * paired);
+                else
+#endif
+                    multiply_tile(height, count * paired, packed, strips, depth, sums);
                 emit(target, sums, low, first, height, strip, count * paired);
             }
         }

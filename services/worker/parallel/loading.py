@@ -27,6 +27,8 @@ from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, Summ
 from services.worker.parallel.stored_weights import Stored, StoredWeights
 from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
+from shared.model_files import load_config
+from shared.quantisation import quantisation
 
 # Making an empty model patches torch's initialisers for as long as it takes.
 _MAKING = threading.Lock()
@@ -40,6 +42,9 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     """
     kind = dtype_of(config, dtype)
     check_divisible(config, share.ranks)
+    method = quantisation(load_config(model_dir))
+    if method is not None:
+        raise UnsupportedModel(f"{model_dir} is quantised with {method}, and ranks read unquantised weights only")
     with _MAKING, no_init_weights():
         model = AutoModelForCausalLM.from_config(
             config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME

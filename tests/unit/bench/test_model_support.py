@@ -80,7 +80,7 @@ def test_a_sample_of_rotary_embeddings_too(name: str, results: dict[str, Any], t
     ("changes", "reason"),
     [
         ({"is_causal": False}, "its attention is not causal"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with GPTQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantised with GPTQ"),
     ],
     ids=["bidirectional", "quantised"],
 )

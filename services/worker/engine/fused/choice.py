@@ -16,6 +16,7 @@ from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.fused_gpu.forward import GpuForward
 from services.worker.engine.fused_gpu.weights import GpuModel
 from services.worker.engine.paged_step import AttentionBackend
+from services.worker.engine.quantised.codes import codes_of
 from services.worker.kv.device_pool import DevicePool
 from services.worker.native.fused import FusedKernels, KernelsUnavailable
 from shared.errors import ConfigError
@@ -80,14 +81,23 @@ def fuse(
         return None
     try:
         family = describe(model, windows)
-        kernels = FusedKernels(family.dtype)
+        has_codes = any(codes_of(module) is not None for module in model.modules())
+        kernels = FusedKernels(family.dtype, has_codes=has_codes)
         if path == "auto" and not kernels.are_tuned:
             raise KernelsUnavailable("fused kernels were not measured on processors with these instructions")
     except (NotOfTheFamily, KernelsUnavailable) as error:
         _refuse(error, path)
         return None
-    _log.info("forward_is_fused", model=type(model).__name__, dtype=str(family.dtype))
-    return FusedForward(FusedModel(model, family, kernels), kernels, pool)
+    fused = FusedModel(model, family, kernels)
+    element_bytes = fused.weight_numbers * family.dtype.itemsize
+    _log.info(
+        "forward_is_fused",
+        model=type(model).__name__,
+        dtype=str(family.dtype),
+        element_bytes=element_bytes,
+        code_bytes=fused.code_bytes,
+    )
+    return FusedForward(fused, kernels, pool)
 
 
 def _refuse(error: Exception, path: ForwardPath) -> None:

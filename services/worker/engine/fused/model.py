@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from services.worker.engine.fused.family import Family, LayerModules, linears
+from services.worker.engine.fused.coded_strips import CodedMemory, coded_bytes, mergeable
+from services.worker.engine.fused.family import Family, LayerModules
 from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
-from services.worker.native.fused import FusedKernels, LayerStruct, ShapeStruct
+from services.worker.native.fused import FusedKernels, LayerStruct, Matrix, ShapeStruct
 
 MERGED = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -58,7 +60,7 @@ class FusedModel:
         self._shape = ShapeStruct(
             family.hidden, family.query_heads, family.kv_heads, family.head_dim, family.intermediate, family.eps
         )
-        memory = StripMemory(_weight_shapes(family), family.dtype)
+        memory = _Memory(family)
         # Before any module is let go, whose number another may get.
         self.merged = _merged_layers(model, family)
         self._structs = (LayerStruct * len(family.layers))()
@@ -67,8 +69,8 @@ class FusedModel:
             self._take_mlp(struct, layer, memory)
             self._take_norms(struct, layer, family.eps)
         self.layers = [ctypes.addressof(struct) for struct in self._structs]  # One behind the other.
-        self._head = memory.pack([family.head.weight.detach()])
-        self.weight_numbers = memory.numbers
+        self._head = memory.pack([family.head])
+        self.weight_numbers, self.code_bytes = memory.elements.numbers, memory.code_bytes
         self._final_norm = family.final_norm.weight.detach()
         if family.is_tied:
             model.set_input_embeddings(StripEmbedding(kernels, self._head, self.vocabulary))
@@ -87,11 +89,11 @@ class FusedModel:
     def final_norm(self) -> int:
         return self._final_norm.data_ptr()
 
-    def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
+    def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: _Memory) -> None:
         struct.qkv, struct.qkv_bias = self._merge(layer.attention, MERGED["qkv"], memory)
         struct.out, struct.out_bias = self._merge(layer.attention, MERGED["out"], memory)
 
-    def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
+    def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: _Memory) -> None:
         struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, MERGED["gate_up"], memory)
         struct.down, struct.down_bias = self._merge(layer.mlp, MERGED["down"], memory)
 
@@ -104,10 +106,10 @@ class FusedModel:
                 setattr(struct, kind, self._keep(norm.weight))
                 setattr(layer.attention, kind, StripNorm(self._kernels, norm.weight.detach(), eps))
 
-    def _merge(self, parent: Any, names: tuple[str, ...], memory: StripMemory) -> tuple[Any, int | None]:
+    def _merge(self, parent: Any, names: tuple[str, ...], memory: _Memory) -> tuple[Any, int | None]:
         """Make one matrix and one bias of linear layers of ``parent``, and put parts of it in their place."""
         modules = [getattr(parent, name) for name in names]
-        matrix = memory.pack([module.weight.detach() for module in modules])
+        matrix = memory.pack(modules)
         self._kept.append(matrix)
         bias: torch.Tensor | None = None
         if any(module.bias is not None for module in modules):
@@ -132,9 +134,7 @@ def _merged_layers(model: Any, family: Family) -> list[dict[str, MergedLayer]]:
     found: list[dict[str, MergedLayer]] = []
     for layer in family.layers:
         found.append({})
-        for merged, children in MERGED.items():
-            parent = layer.attention if merged in ("qkv", "out") else layer.mlp
-            modules = [getattr(parent, child) for child in children]
+        for merged, modules in _merged_modules(layer):
             ends = list(itertools.accumulate(module.out_features for module in modules))
             firsts = (0, *ends[:-1])
             parts = (MergedPart(names[id(module)], first) for module, first in zip(modules, firsts, strict=True))
@@ -142,16 +142,47 @@ def _merged_layers(model: Any, family: Family) -> list[dict[str, MergedLayer]]:
     return found
 
 
+class _Memory:
+    """Room for all matrices of a model, of elements and of codes."""
+
+    def __init__(self, family: Family) -> None:
+        plain: list[tuple[int, int]] = []
+        self.code_bytes = 0
+        for modules in _merged(family):
+            codes = mergeable(modules)
+            if codes is None:
+                plain += [(module.out_features, module.in_features) for module in modules]
+            else:
+                self.code_bytes += coded_bytes(codes)
+        self.elements = StripMemory(plain, family.dtype)
+        self._codes = CodedMemory(self.code_bytes, family.dtype)
+
+    def pack(self, modules: Sequence[Any]) -> Matrix:
+        """One matrix of linear ``modules``."""
+        codes = mergeable(modules)
+        if codes is None:
+            return self.elements.pack([module.weight.detach() for module in modules])
+        return self._codes.pack(codes)
+
+
+def _merged(family: Family) -> Iterator[list[Any]]:
+    """Of every matrix of the model, the linear layers that it is made of."""
+    for layer in family.layers:
+        yield from (modules for _, modules in _merged_modules(layer))
+    yield [family.head]
+
+
+def _merged_modules(layer: LayerModules) -> Iterator[tuple[str, list[Any]]]:
+    """The linear layers of every matrix of a layer, by the keys of MERGED."""
+    for merged, children in MERGED.items():
+        parent = layer.attention if merged in ("qkv", "out") else layer.mlp
+        yield merged, [getattr(parent, child) for child in children]
+
+
 def _bias_of(module: Any) -> torch.Tensor:
     """Of a linear module; zeros where it has none."""
     bias: torch.Tensor = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
     return bias
-
-
-def _weight_shapes(family: Family) -> list[tuple[int, int]]:
-    """[outputs, inputs] of every linear layer."""
-    modules = [*(module for layer in family.layers for module in linears(layer)), family.head]
-    return [(module.out_features, module.in_features) for module in modules]
 
 
 def _most_inputs(family: Family) -> int:

@@ -17,6 +17,18 @@ from services.worker.native.fused import LANES, FusedKernels, Matrix, MatrixStru
 from shared.errors import InvariantViolated
 
 
+def huge_pages(nbytes: int) -> torch.Tensor:
+    """uint8 [nbytes] of zeros, in huge pages where the system gives them."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    # Private, because systems seldom give huge pages to shared memory.
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # Of a kernel that has none.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    # Through numpy, because a tensor by itself would not keep the mapping alive.
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+
+
 class StripMemory:
     """Room for strips, in huge pages where the system gives them: decode reads all of it for every token."""
 
@@ -24,12 +36,7 @@ class StripMemory:
         """``shapes`` are [outputs, inputs] of all matrices that will be packed."""
         self._step = 4 // dtype.itemsize  # Inputs that lie together.
         self.numbers = sum(-(-outputs // LANES) * LANES * inputs for outputs, inputs in shapes)
-        # Private, because systems seldom give huge pages to shared memory.
-        memory = mmap.mmap(-1, self.numbers * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # Of a kernel that has none.
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        # Through numpy, because a tensor by itself would not keep the mapping alive.
-        self._free = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)).view(dtype)
+        self._free = huge_pages(self.numbers * dtype.itemsize).view(dtype)
 
     def pack(self, weights: Sequence[torch.Tensor]) -> Matrix:
         """One matrix of ``weights`` [outputs, inputs], one behind the other; all but the last fill whole strips.

@@ -71,7 +71,10 @@ def load(path: Path, **changes: Any) -> ModelRunner:
         (Qwen2VLConfig(), "qwen2_vl takes more than text, and the library has no class"),
         (PaliGemmaConfig(), "paligemma takes more than text, and its text part was not proven"),
         (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM, which answers with no text"),
-        (LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}), "quantised with AWQ.*not served yet"),
+        (
+            LlamaConfig(quantization_config={"quant_method": "awq", "bits": 3}),
+            "quantised with AWQ, and codes of 3 bits",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

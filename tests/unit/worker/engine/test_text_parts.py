@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
 from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import save_random
 from services.worker.engine.model_loading import load_config, load_model
-from services.worker.engine.text_parts import PROVEN, tensor_names
+from services.worker.engine.text_parts import PROVEN, text_tensor_name
 from shared.errors import UnsupportedModel
 from tests.unit.worker.engine.answers import generated, paged
 
@@ -23,12 +21,6 @@ from tests.unit.worker.engine.answers import generated, paged
 def checkpoint_of(model_type: str, path: Path) -> Path:
     """A tiny whole model, with the tensors of its other parts."""
     return save_random(next(iter(tiny_configs(model_type))), path, seed=0)
-
-
-def renamed(name: str, patterns: Mapping[str, str]) -> str:
-    """By the first of ``patterns`` that it has."""
-    found = next((pattern for pattern in patterns if re.search(pattern, name)), None)
-    return name if found is None else re.sub(found, patterns[found], name)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "llava", "llama4", "minimax_m3_vl", "mistral3", "qianfan_ocr"])
@@ -45,11 +37,10 @@ def test_tensors_are_found_under_older_and_newer_names(prefix: str, tmp_path: Pa
     path = checkpoint_of("llava", tmp_path)
     expected = load_model(path, load_config(path), dtype="float32", device="cpu").state_dict()
     (file,) = path.glob("*.safetensors")
-    patterns = tensor_names({"text_config": {}}) or {}
     head = "language_model.lm_head." if prefix.startswith("language_model") else "lm_head."
     tensors = {
         name.replace("model.", prefix, 1) if name.startswith("model.") else name.replace("lm_head.", head): tensor
-        for name, tensor in ((renamed(name, patterns), tensor) for name, tensor in load_file(file).items())
+        for name, tensor in ((text_tensor_name(name), tensor) for name, tensor in load_file(file).items())
         if "vision" not in name and "projector" not in name
     }
     save_file(tensors, file, metadata={"format": "pt"})
