@@ -88,8 +88,10 @@ def find_planes(
         if call.window != window:
             raise UnsupportedModel(f"layer {call.layer} of {name} has window {call.window}, configured is {window}")
         odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
-        if odd or call.extras.get("is_causal") is False:
-            raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
+        if call.extras.get("is_causal") is False:
+            raise UnsupportedModel(f"attention of {name} needs both directions, which we lack")
+        if odd:
+            raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd)}, which we lack")
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
     for call in calls:
         _check_shapes(call, calls[0], name)

@@ -78,7 +78,9 @@ def extend_kernel(
     for start in range(low, high, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         visible = keys[None, :] <= position[:, None]
-        if BOUND != 0:
+        if BOUND == 1:  # Without a bound below at 0, which no key needs: it would cost registers.
+            visible = visible & (keys[None, :] > position[:, None] - reach)
+        if BOUND == 2:
             visible = visible & (keys[None, :] >= first_visible(position, reach, BOUND)[:, None])
         total, row_max, row_sum = attend_keys(
             query, total, row_max, row_sum,

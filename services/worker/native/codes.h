@@ -11,6 +11,10 @@
 #ifndef CODES_H
 #define CODES_H
 
+#ifndef CODES
+#define CODES 0 /* Without matrices of codes. */
+#endif
+
 typedef struct {
     const lanes *weights; /* Elements, or codes. */
     int64_t depth;        /* Steps of a strip. */

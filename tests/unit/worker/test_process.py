@@ -195,7 +195,7 @@ async def test_a_model_that_cannot_be_served_exits_with_2(nats_url: str, tmp_pat
 
 async def test_wrong_settings_exit_with_2_and_name_every_fault() -> None:
     """No stack trace, and no waiting for torch."""
-    process = await spawn("--page-size", "0", "--dtype", "int3")
+    process = await spawn("--page-size", "-1", "--dtype", "int3")
 
     _, errors = await asyncio.wait_for(process.communicate(), START_S)
 

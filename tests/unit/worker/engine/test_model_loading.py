@@ -88,7 +88,7 @@ def test_configurations_that_cannot_be_served_are_refused(config: Any, reason: s
 
 def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     """A configuration with two faults names both."""
-    config = LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}, is_encoder_decoder=True)
+    config = LlamaConfig(quantization_config={"quant_method": "awq", "bits": 3}, is_encoder_decoder=True)
     config.save_pretrained(tmp_path)
 
     with pytest.raises(UnsupportedModel, match=r"quantised with AWQ.*encoder-decoder"):
