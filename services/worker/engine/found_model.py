@@ -58,7 +58,8 @@ def find_model(
     name, model = config.model_type, None
     try:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context, keeps_codes=keeps_codes)
-        with refusing(name, "probed"):
+        # Through the interface a model gets no mask, which code of its own may need.
+        with refusing(name, "probed", AttendsOtherwise):
             states = find_state_modules(model, LayoutProbe())
             planes = find_planes(model, list(windows), page_size, context, states)
             if states and not page_size:

@@ -42,8 +42,8 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 @contextmanager
-def refusing(model_type: str, doing: str) -> Iterator[None]:
-    """Within this block the model is ``doing`` ("built", "loaded", ...), and what it raises is UnsupportedModel.
+def refusing(model_type: str, doing: str, kind: type[UnsupportedModel] = UnsupportedModel) -> Iterator[None]:
+    """Within this block the model is ``doing`` ("built", "loaded", ...), and what it raises is of this ``kind``.
 
     Typed errors and faults of the machine pass unchanged. The log has the library's error with its traceback, unless
     it only says that the model attends elsewhere.
@@ -62,7 +62,7 @@ def refusing(model_type: str, doing: str) -> Iterator[None]:
             ) from error
         get_logger("worker.engine").info("model_raised", model_type=model_type, doing=doing, exc_info=error)
         reason = in_one_line(error)
-        raise UnsupportedModel(f"{model_type} cannot be {doing} here: {reason}") from error
+        raise kind(f"{model_type} cannot be {doing} here: {reason}") from error
 
 
 def in_one_line(error: BaseException) -> str:

@@ -11,7 +11,11 @@ import pytest
 import torch
 from transformers import MoshiConfig, XLMConfig
 
+from bench.model_support.tiny_configs import tiny_configs
+from bench.model_support.trial import save_random
 from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.found_model import find_model
+from services.worker.engine.model_loading import load_config
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.own_attention import OwnAttention, in_order
 from services.worker.engine.probe import LayoutProbe
@@ -142,3 +146,12 @@ def test_a_window_that_only_the_librarys_cache_knows_is_refused(tmp_path: Path) 
 
     with pytest.raises(UnsupportedModel, match="layer 0 of moshi has window None, configured is 24"):
         load(path)
+
+
+def test_a_model_that_needs_a_mask_attends_itself(tmp_path: Path) -> None:
+    """MPT raises where it is handed none, as behind the attention interface."""
+    path = save_random(next(iter(tiny_configs("mpt"))), tmp_path, seed=0)
+
+    found = find_model(path, load_config(path), [None, None], dtype="float32", device="cpu", context=64, page_size=16)
+
+    assert found.attends_itself
