@@ -21,7 +21,7 @@ import pytest
 
 from shared.chunks import CHUNK_TOKENS
 from tests.checkpoints import EOS, SPECIAL_TOKENS, make_checkpoint
-from tests.idle import hears_of_chunks, status_at
+from tests.idle import hears_of_chunks, settled, status_at
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import start_time
@@ -54,7 +54,9 @@ class Conversation:
         return (prompt + answer - 1) // CHUNK_TOKENS
 
     def go_on(self, cell: RunningCell, count: int) -> None:
-        """Ask ``count`` more questions, with the answers' texts as they came."""
+        """Ask ``count`` more questions, with the answers' texts as they came, each once the scheduler has heard that the
+        answer before it is over: before that its end is not found.
+        """
         with httpx.Client(base_url=cell.base_url, timeout=120, trust_env=False) as client:
             for _ in range(count):
                 self.messages.append({"role": "user", "content": QUESTIONS[len(self.turns) % len(QUESTIONS)]})
@@ -66,6 +68,7 @@ class Conversation:
                 usage = told["usage"]
                 cached = usage["prompt_tokens_details"]["cached_tokens"]
                 self.turns.append((usage["prompt_tokens"], usage["completion_tokens"], cached))
+                asyncio.run(settled(partial(status_at, cell.nats_url)))
 
     def shortfalls(self, restarted_at: int) -> list[tuple[int, int, int]]:
         """Turns that found less than every full page of the turn before: number, cached, and what was to be found.
@@ -114,6 +117,13 @@ def turn_fates(cell: RunningCell) -> dict[str, float]:
     return {line.partition('fate="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
+def shared_answers(cell: RunningCell) -> int:
+    """Answers of a gateway's life that another one knows of, or needs not be told of."""
+    text = httpx.get(f"{cell.base_url}/metrics", trust_env=False).text
+    wanted = [f'thermocline_gateway_answers_total{{outcome="{outcome}"}}' for outcome in ("stored", "usual")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(tuple(wanted)))
+
+
 def settings(model: Path | None, folder: Path) -> SupervisorConfig:
     """A small cell whose broker and disk outlive it; without a model the bundled one."""
     return SupervisorConfig(
@@ -143,12 +153,15 @@ def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, 
     conversation = Conversation({"max_tokens": 24} | ({"logit_bias": NO_ROLES} if is_random else {}))
     with running(config, environ=ALWAYS_FROM_DISK) as cell:
         conversation.go_on(cell, TURNS_BEFORE)
+        # What is still on its way to the bucket is lost with its process.
+        assert until_true(lambda: shared_answers(cell) == TURNS_BEFORE)
         pid = cell.kill("gateway")
         cell.wait_restarted("gateway", pid)
         assert until_true(lambda: ready(cell))
         conversation.go_on(cell, TURNS_BETWEEN)
         kept_before = turn_fates(cell)["kept"]
-        # What is still on its way to the disk is lost with its process.
+        # The same is true of what is on its way to the disk.
+        assert until_true(lambda: shared_answers(cell) == TURNS_BETWEEN)
         asyncio.run(hears_of_chunks(partial(status_at, cell.nats_url), conversation.whole_chunks, timeout_s=60.0))
         kill_everything(cell)
     with running(config, environ=ALWAYS_FROM_DISK) as cell:
