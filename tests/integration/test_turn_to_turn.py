@@ -54,8 +54,9 @@ class Conversation:
         return (prompt + answer - 1) // CHUNK_TOKENS
 
     def go_on(self, cell: RunningCell, count: int) -> None:
-        """Ask ``count`` more questions, with the answers' texts as they came, each once the scheduler has heard that the
-        answer before it is over: before that its end is not found.
+        """Ask ``count`` more questions, with the answers' texts as they came.
+
+        Each is asked once the scheduler has heard that the answer before it is over: before that its end is not found.
         """
         with httpx.Client(base_url=cell.base_url, timeout=120, trust_env=False) as client:
             for _ in range(count):
