@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, lists_of, with_lists
 from services.scheduler.core.cache.labels import child_of
-from services.scheduler.core.cache.lease_invariants import check_cache_leases
+from services.scheduler.core.cache.leasing import check_cache_leases
 from services.scheduler.core.cache.prefix_tree import (
     IDENTITY_BYTES,
     Node,
