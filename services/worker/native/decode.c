@@ -1,7 +1,7 @@
 /* Decode attention over the paged pool.
 
-   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), SLOT (elements from one slot of the pool to
-   the next), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
+   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), SLOT (elements from one slot of the pool
+   to the next), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
 
    One query row per segment, split into items of up to ITEM_KEYS keys at fixed positions (flash-decoding). Each item
    reads its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
@@ -133,8 +133,7 @@ static void merge(const partial_t *parts, int count, const float *sinks, element
    tables one after the other; partials has room for item_count entries. sinks [heads], or null for none. */
 void decode(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool, const element *v_pool,
             const int32_t *tables, const segment_t *segments, int32_t segment_count, const item_t *items,
-            int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads,
-            const float *sinks) {
+            int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads, const float *sinks) {
     #pragma omp parallel num_threads(threads) if (item_count > 1 && threads > 1)
     {
         #pragma omp for schedule(dynamic)

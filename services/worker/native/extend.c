@@ -181,7 +181,8 @@ static void merge(int span, const int32_t *bounds, int count, const state_t *res
     }
 }
 
-/* sinks [GROUP], or null for none: one more score of each head, whose value is zero. Scores are in powers of two here. */
+/* sinks [GROUP], or null for none: one more score of each head, whose value is zero. Scores are in powers of two here.
+ */
 static void store_rows(element *out, int64_t row_stride, int count, const float *sinks, const state_t *all) {
     for (int i = 0; i < count; i++) {
         int pack = i / ROWS, r = i % ROWS;
@@ -237,8 +238,8 @@ int64_t part_bytes(void) { return sizeof(state_t); }
 void extend(const element *query, int64_t row_stride, int64_t head_stride, const element *k, const element *v,
             int64_t slot_stride, int64_t kv_head_stride, int32_t page_size, int32_t kv_heads, const int32_t *tables,
             const segment_t *segments, const tile_t *tiles, int32_t tile_count, const unit_t *units, int32_t unit_count,
-            const int32_t *bounds, int64_t bounds_stride, state_t *parts, element *out, float scaling,
-            int32_t threads, const float *sinks) {
+            const int32_t *bounds, int64_t bounds_stride, state_t *parts, element *out, float scaling, int32_t threads,
+            const float *sinks) {
     #pragma omp parallel num_threads(threads) if (unit_count * kv_heads > 1 && threads > 1)
     {
         scratch_t *own = &scratch;
