@@ -39,6 +39,7 @@ from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import NOTHING_TO_PROVE
 from services.worker.engine.sample_row import Sampled, SampleRow
 from services.worker.engine.sampler import choose_unread, sample
+from services.worker.engine.states.running import NoSlots
 from services.worker.engine.static_batch import StaticBatch
 from services.worker.engine.unread_tokens import Following, UnreadTokens
 from services.worker.hidden_saving import HiddenSaving
@@ -78,6 +79,9 @@ class NoModel:
     vocab_size = VOCAB_SIZE
     eos_token_ids = ()
     proofs = NOTHING_TO_PROVE
+    state_slots = NoSlots()
+    lookup_obstacle = ""
+    mixes_adapters = True
 
     def __init__(self, requests: int, *, is_ahead: bool = False) -> None:
         self.launcher = self if is_ahead else None

@@ -16,12 +16,13 @@ from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse, merge
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
-from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.model_runner import ModelRunner, check_states
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import LayoutProbe
 from services.worker.engine.sampler import SampleRow, sample
 from services.worker.engine.static_batch import StaticBatch, StaticStep
 from services.worker.kv.device_pool import DTYPE_NAMES, DevicePool
+from shared.errors import UnsupportedModel
 from shared.messages.pools import KvGeometry
 from shared.messages.requests import SamplingParams
 
@@ -51,13 +52,17 @@ class StepCounts:
 
 @torch.inference_mode()
 def runner_of(model: Any, forward: ForwardPath = "auto") -> ModelRunner:
-    """A runner over fake tensors of a real model, or of one on ``meta``, which is changed; within ``counting``."""
+    """A runner over fake tensors of a real model, or of one on ``meta``, which is changed; within ``counting``.
+
+    Raises UnsupportedModel for one that is served on CPUs alone.
+    """
     config = model.config
+    check_states(config)
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     pin_rotations(model, max_context_tokens(config))
     windows = expected_windows(config)
-    key = _first_call(model).key
+    key = _first_call(model, len(windows)).key
     on_device(model)
     merged = merge(model, windows, max_context_tokens(config), forward)
     geometry = KvGeometry(
@@ -70,12 +75,17 @@ def runner_of(model: Any, forward: ForwardPath = "auto") -> ModelRunner:
     return ModelRunner(model, pool, vocab_size=vocab_size, fused=fuse(model, windows, pool, forward, merged))
 
 
-def _first_call(model: Any) -> AttentionCall:
-    """What the first layer asks of attention, found as at load."""
+def _first_call(model: Any, layers: int) -> AttentionCall:
+    """What the first layer asks of attention, found as at load. Raises UnsupportedModel where layers are not alike."""
     probe = LayoutProbe()
     with attending(probe):
         ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         model(input_ids=ids, position_ids=ids, use_cache=False)
+    kept = {(call.key.shape, call.value.shape, call.latents is None) for call in probe.calls}
+    if len(probe.calls) != layers or len(kept) != 1 or any(call.key.shape != call.value.shape for call in probe.calls):
+        raise UnsupportedModel(
+            f"layers of {model.config.model_type} do not all keep K and V alike, as on GPUs they must"
+        )
     return probe.calls[0]
 
 

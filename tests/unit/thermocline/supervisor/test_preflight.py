@@ -102,7 +102,7 @@ def test_files_of_the_brokers_secrets_are_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "fault"), [(1, ""), (2, ""), (4, "6 attention heads, 6 KV heads"), (5, "an intermediate size of 512")]
+    ("ranks", "fault"), [(1, ""), (2, ""), (4, "6 attention heads, 6 KV heads"), (5, "intermediate_size = 512")]
 )
 def test_ranks_must_divide_the_model(ranks: int, fault: str) -> None:
     """As its configuration says."""
