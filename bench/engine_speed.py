@@ -148,8 +148,8 @@ def decode_seconds(engine: Engine, last: torch.Tensor, context: int, steps: int)
 
 
 @torch.inference_mode()
-def alternate(measures: dict[str, Measure], rounds: int, tokens: int) -> dict[str, Any]:
-    """Figures of ``measures``, each for ``tokens`` tokens, after one round that warms up."""
+def in_turns(measures: dict[str, Measure], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each of ``measures`` in every round, after one that warms up; each round begins with another."""
     seconds: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(rounds + 1):
         order = list(measures)
@@ -157,6 +157,12 @@ def alternate(measures: dict[str, Measure], rounds: int, tokens: int) -> dict[st
             measured = measures[name]()
             if number:
                 seconds[name].append(measured)
+    return seconds
+
+
+def alternate(measures: dict[str, Measure], rounds: int, tokens: int) -> dict[str, Any]:
+    """Figures of ``measures``, each for ``tokens`` tokens."""
+    seconds = in_turns(measures, rounds)
     result: dict[str, Any] = {
         name: {
             "ms": round(statistics.median(each) * 1e3, 2),

@@ -20,14 +20,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import results_file
-from bench.engine_speed import Engine, decode_seconds, seconds_of, tables_of
+from bench.engine_speed import Engine, Measure, decode_seconds, in_turns, seconds_of, tables_of
 from bench.make_model import make_model
 from bench.quantised_models import quantise
 from services.worker.engine.fused.choice import fuse
@@ -57,8 +57,6 @@ TARGETS = {
 """Ratios of steps of one request: which to which, and how large they are to be. What stands beside llama.cpp's has as
 many bits a weight.
 """
-
-Measure = Callable[[], float]
 
 
 def models(folder: Path, kinds: Sequence[str]) -> dict[str, Path]:
@@ -152,16 +150,9 @@ def llama_measures(program: Path, plain: Path, folder: Path, threads: int) -> di
     }
 
 
-@torch.inference_mode()
 def alternate(measures: dict[str, Measure], rounds: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds of each, and how much faster than bfloat16 it is, after one round that warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in measures}
-    for number in range(rounds + 1):
-        order = list(measures)
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            measured = measures[name]()
-            if number:
-                seconds[name].append(measured)
+    """Median milliseconds of each, and how much faster than bfloat16 it is."""
+    seconds = in_turns(measures, rounds)
     return {
         name: {
             "ms": round(statistics.median(each) * 1e3, 2),

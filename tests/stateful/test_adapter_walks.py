@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from shared.messages.cell_events import CellConfig, LoadAdapter, UnloadAdapter
-from tests.stateful.cell_driver import DRAINS, NOISES, TROUBLES, VARIANTS, CellDriver
-from tests.stateful.walking import added_up, move
+from shared.messages.cell_events import LoadAdapter, UnloadAdapter
+from tests.stateful.cell_driver import DRAINS, NOISES, TROUBLES, CellDriver
+from tests.stateful.walking import added_up, drawn_config, move
 
 WALKS = 60
 DIGESTS = tuple(str(number) * 32 for number in range(1, 4))
@@ -45,18 +45,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     """Drive one cell; returns its counters."""
     chance = random.Random(seed)
     keeps_hidden = seed % 4 == 0
-    config = CellConfig(
-        max_batch_tokens=chance.choice([24, 200]),
-        max_running=chance.randint(1, 4),
-        batches_ahead=chance.randint(1, 3),
-        lease_tokens=chance.choice([1, 8]),
-        min_host_load_tokens=1,
-        max_attempts=chance.choice([2, 6]),
-        hidden_form="0/1/0",
-        **{name: chance.choice(values) for name, values in VARIANTS.items()},
-    )
     driver = CellDriver(
-        config,
+        drawn_config(chance),
         page_size=16 if keeps_hidden else chance.choice([1, 4, 6, 16]),
         workers=chance.randint(1, 3),
         pages=chance.choice([12, 20, 40]),

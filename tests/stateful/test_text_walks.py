@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from shared.messages.cell_events import CellConfig
 from tests.small_blocks import small_blocks
-from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
-from tests.stateful.walking import added_up, move
+from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, TROUBLES, CellDriver
+from tests.stateful.walking import added_up, drawn_config, move
 
 WALKS = 60
 TALKS, MOST_TOKENS = 5, 200
@@ -51,19 +50,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     """Drive one cell; returns its counters."""
     chance = random.Random(seed)
     keeps_hidden = seed % 4 == 0
-    config = CellConfig(
-        max_batch_tokens=chance.choice([24, 200]),
-        max_running=chance.randint(1, 4),
-        batches_ahead=chance.randint(1, 3),
-        lease_tokens=chance.choice([1, 8]),
-        min_host_load_tokens=1,
-        max_attempts=chance.choice([2, 6]),
-        hidden_form="0/1/0",
-        bubble_prefill=seed % 2 == 1,
-        **{name: chance.choice(values) for name, values in VARIANTS.items()},
-    )
     driver = CellDriver(
-        config,
+        drawn_config(chance, bubble_prefill=seed % 2 == 1),
         page_size=16 if keeps_hidden else chance.choice([1, 4, 6, 16]),
         workers=chance.randint(1, 2),
         pages=chance.choice([40, 60, 100]),

@@ -5,10 +5,26 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from tests.stateful.cell_driver import CellDriver
+from shared.messages.cell_events import CellConfig
+from tests.stateful.cell_driver import VARIANTS, CellDriver
 
 LOSSES = ("worker_dies", "worker_starts", "worker_starts", "storage_dies", "storage_starts", "storage_starts")
 """Troubles by which pools go and come."""
+
+
+def drawn_config(chance: random.Random, *, bubble_prefill: bool = False) -> CellConfig:
+    """Settings of a small cell that restores from hidden states, in one of its variants."""
+    return CellConfig(
+        max_batch_tokens=chance.choice([24, 200]),
+        max_running=chance.randint(1, 4),
+        batches_ahead=chance.randint(1, 3),
+        lease_tokens=chance.choice([1, 8]),
+        min_host_load_tokens=1,
+        max_attempts=chance.choice([2, 6]),
+        hidden_form="0/1/0",
+        bubble_prefill=bubble_prefill,
+        **{name: chance.choice(values) for name, values in VARIANTS.items()},
+    )
 
 
 def move(driver: CellDriver, chance: random.Random, kind: str, *, most_rounds: int = 4) -> None:

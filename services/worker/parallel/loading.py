@@ -84,11 +84,6 @@ def connect(model: Any, config: Any, share: Share, collectives: Collectives) -> 
         replace_module(model, name, JoinedHead(model.get_submodule(name), collectives))
 
 
-def weight_bytes(model: Any) -> int:
-    """Bytes of all parameters, tied ones counted once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
 def _head(model: Any, config: Any, share: Share) -> str:
     """Divide the head if that is to be; returns its name then, else ""."""
     name = _head_name(model)

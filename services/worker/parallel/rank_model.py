@@ -10,15 +10,20 @@ import torch
 
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_faults import refusing
-from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens, own_context, tell
-from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner
-from services.worker.engine.packed_experts import pack_experts
-from services.worker.engine.packed_linear import pack_linears
+from services.worker.engine.model_loading import (
+    expected_windows,
+    load_config,
+    max_context_tokens,
+    model_bytes_of,
+    own_context,
+    tell,
+)
+from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, kv_heads_of
-from services.worker.parallel.loading import connect, dtype_of, load_share, weight_bytes
+from services.worker.parallel.loading import connect, dtype_of, load_share
 from services.worker.parallel.orders import StartRank
 from services.worker.parallel.rank_restoring import RankRestoring
 from services.worker.proving.device import prove_device
@@ -59,7 +64,7 @@ class RankModel:
                 Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device
             )
         tell(self.model, self.config, self.context)
-        self.weight_bytes = weight_bytes(self.model)
+        self.weight_bytes = model_bytes_of(self.model)
         self._collectives: Collectives | None = None
         self._part: KvGeometry | None = None
 
@@ -113,8 +118,7 @@ class RankModel:
         with refusing(self.config.model_type, "verified"):
             expected = Verification(self.model, tokens, expected_windows(self.config))
             if self.device.type == "cpu":
-                pack_experts(self.model)
-                pack_linears(self.model)
+                pack_layers(self.model)
         return expected
 
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:

@@ -103,18 +103,16 @@ class StoredWeights:
         tensors become the model's by more than renaming and merging.
         """
         mapping = get_model_conversion_mapping(model, tensor_names(load_config(model_dir)))
-        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        self._model, self._names = model, dict(model.state_dict())
+        self._model, names = model, model.state_dict()
         self._of: dict[str, Stored] = {}
         merged: dict[str, dict[str, list[StoredTensor]]] = {}
         for name, opened in sorted(_tensors(model_dir, files), key=lambda found: dot_natural_key(found[0])):
-            target, pattern = rename_source_key(
-                name, self._renamings, self._converters, model.base_model_prefix, self._names
-            )
+            target, pattern = rename_source_key(name, renamings, self._converters, model.base_model_prefix, names)
             if pattern is None:
                 self._of[target] = StoredTensor(opened, name)
-            elif target in self._names:
+            elif target in names:
                 merged.setdefault(target, {}).setdefault(pattern, []).append(StoredTensor(opened, name))
         for target, sections in merged.items():
             self._of[target] = self._merge(sections)

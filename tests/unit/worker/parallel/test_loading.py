@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
-from services.worker.engine.model_loading import load_config
+from services.worker.engine.model_loading import load_config, model_bytes_of
 from services.worker.parallel.division import Share
-from services.worker.parallel.loading import load_share, weight_bytes
+from services.worker.parallel.loading import load_share
 from shared.errors import ConfigError, UnsupportedModel
 from tests.checkpoints import _GATED, make_checkpoint, save_checkpoint
 
@@ -54,7 +54,7 @@ def test_ranks_divide_the_memory(tmp_path: Path) -> None:
     )
 
     for model in shares(path, 4):
-        assert weight_bytes(model) == undivided + (weight_bytes(whole) - undivided) // 4
+        assert model_bytes_of(model) == undivided + (model_bytes_of(whole) - undivided) // 4
 
 
 def test_ranks_that_are_more_than_kv_heads_share_them(tmp_path: Path) -> None:
