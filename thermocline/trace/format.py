@@ -16,6 +16,9 @@ from shared.undecodable import UNDECODABLE
 
 BLOCK_TOKENS = 512
 
+SAMPLE = Path(__file__).with_name("sample.jsonl")
+"""A generated trace: 1,000 requests of 18 minutes, made by ``python -m tools.sample_trace``, which holds its seed."""
+
 
 class TraceRequest(msgspec.Struct, frozen=True):
     """One request of a trace. ``timestamp`` is milliseconds since its start; lengths are tokens."""
