@@ -2,8 +2,8 @@
 
     python -m tools.prose
 
-Print each place and what to write in its stead, and exit with 1 where there is any. Records (``infra/adr/``, the part of
-``CHANGELOG.md`` that is released) stay as they were written. Pages that are made are checked by their templates.
+Print each place and what to write in its stead, and exit with 1 where there is any. Records (``infra/adr/``,
+``CHANGELOG.md``) stay as they were written. Pages that are made are checked by their templates.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Abandoned:
         self._by_address: dict[int, asyncio.Future[Any]] = {}  # Those that use a buffer, by where it begins.
 
     def __len__(self) -> int:
-        """Calls under way."""
+        """Return the number of calls under way."""
         return len(self._running)
 
     def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:

@@ -20,7 +20,7 @@ class Buffers:
     """Turns for the buffers of one :class:`Staging`, of which nobody else takes any. Owned by the event loop."""
 
     def __init__(self, staging: Staging, abandoned: Abandoned | None = None) -> None:
-        """What ``abandoned`` calls still use is given back when they end."""
+        """Share ``staging``; buffers that ``abandoned`` calls still use are given back when they end."""
         self._staging = staging
         self._abandoned = Abandoned() if abandoned is None else abandoned
         self._waiting: dict[bool, deque[asyncio.Future[memoryview]]] = {True: deque(), False: deque()}

@@ -27,7 +27,7 @@ from shared.messages.pools import KvGeometry
 
 
 def pages_of(blob: memoryview, geometry: KvGeometry) -> npt.NDArray[np.uint8]:
-    """The payload of a blob as a host pool has its pages: uint8 [pages, units, unit_bytes]. No copy."""
+    """Return the payload of a blob as a host pool has its pages: uint8 [pages, units, unit_bytes]. No copy."""
     payload = np.frombuffer(payload_view(blob, geometry), dtype=np.uint8)
     return payload.reshape(-1, geometry.units, geometry.unit_bytes)
 

@@ -100,7 +100,7 @@ def open_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
 
 
 def _plain(header: ChunkHeader, cipher: Cipher) -> ChunkHeader:
-    """The header of the same chunk before it was sealed, still without the tables."""
+    """Return the header of the same chunk before it was sealed, still without the tables."""
     identity, parent = header.identity, header.parent
     if header.hides_names:
         identity, parent = (cipher.show(header.key_id, hidden) for hidden in (identity, parent))

@@ -45,7 +45,7 @@ class Reads(Protocol):
         ...
 
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
-        """An :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
+        """Return an :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
         ...
 
     def finish(self, brought: Any, *, is_promoted: bool) -> None:

@@ -87,7 +87,7 @@ def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigur
 
 
 def _file_bytes(directory: Path) -> int:
-    """Raises ConfigError where there is no room for a file, OSError where there is no answer."""
+    """Return the size of the file to measure with. Raises ConfigError without room for one, OSError without an answer."""
     system = os.statvfs(directory)
     room = system.f_bavail * system.f_frsize // ROOM_SHARE
     if room < LEAST_BYTES:

@@ -102,7 +102,7 @@ class IoThreads:
             raise
 
     def _begin(self, is_urgent: bool, function: Callable[[], R]) -> asyncio.Future[R]:
-        """The turn ends with the call, not with whoever waits for it."""
+        """Start the call; its turn ends with it, even if its caller stops waiting."""
         try:
             call = asyncio.get_running_loop().run_in_executor(self._executors[is_urgent], function)
         except RuntimeError as error:  # After the end.
@@ -134,7 +134,7 @@ class IoThreads:
         self._measure()
 
     def _measure(self) -> None:
-        """What waits at all directories together."""
+        """Update the metric of what waits at all directories together."""
         for is_urgent, lane in _LANES.items():
             waiting = self.shares.waiting(is_urgent=is_urgent)
             if waiting != self._measured[is_urgent]:

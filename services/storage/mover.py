@@ -22,7 +22,7 @@ SLICE_BYTES = 2 * 2**20
 
 
 def merge_runs(device: npt.NDArray[np.int32], host: npt.NDArray[np.int32], longest: int) -> Iterator[DeviceRun]:
-    """Runs of pages that are consecutive in both lists (int32 [n]), in order, of at most ``longest`` pages."""
+    """Return runs of pages that are consecutive in both lists (int32 [n]), in order, of at most ``longest`` pages."""
     if not len(device):
         return
     breaks = np.flatnonzero((np.diff(device) != 1) | (np.diff(host) != 1)) + 1

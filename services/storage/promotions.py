@@ -46,7 +46,7 @@ class Promotions:
         events: TierEvents,
         copies: SparseCopies | None = None,
     ) -> None:
-        """What comes to the disk is given to ``copies`` as well, where there are any."""
+        """Prepare to save; what comes to the disk is given to ``copies`` as well, where there are any."""
         self.promoted = 0
         self._disk = disk
         self._buffers = buffers

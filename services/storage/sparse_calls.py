@@ -113,7 +113,7 @@ class SparseCalls:
 
     @asynccontextmanager
     async def _alone(self, call: ReadSparse) -> AsyncIterator[None]:
-        """The only call for this memory that is under way."""
+        """Wait until no other call uses this memory, and hold it for the block."""
         ended = asyncio.Event()
         self._calls[ended] = call
         try:
@@ -125,7 +125,7 @@ class SparseCalls:
             ended.set()
 
     def _before(self, mine: asyncio.Event, call: ReadSparse) -> asyncio.Event | None:
-        """The end of an earlier call for some of the same memory, if there is one."""
+        """Return the end of an earlier call for some of the same memory, if there is one."""
         for ended, other in self._calls.items():
             if ended is mine:
                 return None

@@ -24,7 +24,9 @@ class Staging:
     """Buffers of ``blob_bytes`` bytes each, as many as ``budget_bytes`` pay for. All calls may come from any thread."""
 
     def __init__(self, budget_bytes: int, blob_bytes: int) -> None:
-        """Raises ConfigError if not even one buffer fits. Memory is taken when it is first needed."""
+        """Plan the buffers. Raises ConfigError if not even one buffer fits. Memory is taken when it is first
+        needed.
+        """
         if blob_bytes < 1 or blob_bytes % BLOCK_BYTES:
             raise InvariantViolated(f"a buffer of {blob_bytes} bytes is not whole blocks")
         if budget_bytes < blob_bytes:
@@ -56,7 +58,7 @@ class Staging:
         return np.frombuffer(self._arena, np.uint8)
 
     def take(self, *, timeout_s: float) -> memoryview:
-        """A writable buffer of ``blob_bytes`` bytes, to be given back.
+        """Take a writable buffer of ``blob_bytes`` bytes, to be given back.
 
         Blocks up to ``timeout_s``; raises CapacityError when none came free, or after :meth:`close`.
         """

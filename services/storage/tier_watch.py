@@ -89,7 +89,7 @@ class TierWatch:
         await self._ask()
 
     def faults(self) -> Iterator[Fault]:
-        """What the tiers lack now."""
+        """Yield what the tiers lack now."""
         if self._disk is not None:
             yield from self._disk_faults(self._disk)
         if self._remote is not None and (fault := self._remote.backend.fault):

@@ -114,7 +114,7 @@ class WorkerStores:
         return decode(answer, PagesStored)
 
     def _note(self, worker: tuple[str, str], reason: str) -> None:
-        """It copies, or does not for this reason; earlier incarnations of it are over."""
+        """Record whether it copies, or why not; earlier incarnations of it are over."""
         self._able = {each for each in self._able if each[0] != worker[0]}
         self._not_before_s = {each: at_s for each, at_s in self._not_before_s.items() if each[0] != worker[0]}
         if reason:

@@ -295,7 +295,7 @@ class NatsBus:
         subject, inbox, translate = self._sources[number]
 
         def received(message: Any) -> None:
-            # A user who may read a stream may have it delivered to any subject, also to one closed to their own messages.
+            # A user who may read a stream may have it delivered to any subject, also to one closed to their messages.
             # The message keeps the subject under which it was stored, and that shows it.
             if message.subject != subject and not matches(subject, message.subject):
                 measures.MISDIRECTED.inc()

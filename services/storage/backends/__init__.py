@@ -157,18 +157,18 @@ class Directories(ChunkBackend, Protocol):
     failing: dict[str, str]  # Those in use to which the last write failed, and why.
 
     def paths(self) -> list[str]:
-        """The directories in use, in the order in which they take blobs. Does not block."""
+        """Return the directories in use, in the order in which they take blobs. Does not block."""
 
     def place_of(self, key: ChunkKey) -> tuple[str, int]:
-        """The directory and the bytes of a blob; ("", 0) without one. Does not block."""
+        """Return the directory and the bytes of a blob; ("", 0) without one. Does not block."""
 
     def turn_of(self, stripe: int) -> str:
-        """The directory that the next blob of this ``stripe`` goes to, if it can take it; "" where none is in use.
+        """Return the directory for the next blob of this ``stripe``, if it can take it; "" where none is in use.
         Does not block.
         """
 
     def entries_in(self, path: str) -> Iterator[ChunkEntry]:
-        """What ``entries`` has of one directory in use."""
+        """Yield those of ``entries`` that are in one directory in use."""
 
     def disown(self, key: ChunkKey) -> None:
         """Know nothing of a blob any more; its file stays as it is, until its directory is looked through again. Does
@@ -176,7 +176,7 @@ class Directories(ChunkBackend, Protocol):
         """
 
     def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
-        """Reading this failed: find out whether the blob or its whole directory is bad, and do without it."""
+        """Find out, after a failed read, whether the blob or its whole directory is bad, and do without it."""
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
         """Use a directory no more, until :meth:`retake`; returns what lay in it. It is not touched."""
@@ -230,7 +230,7 @@ class RemoteBackend(ChunkBackend, Protocol):
         """Ask it for anything. Blocking. Raises TransportError."""
 
     async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
-        """A whole blob; None if the tier lacks it. Raises IntegrityError if it has more than ``most`` bytes."""
+        """Read a whole blob; None if the tier lacks it. Raises IntegrityError if it has more than ``most`` bytes."""
 
     async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
         """Keep a blob durably. One that is there already stays, unless it has another size or ``is_stale`` says so."""

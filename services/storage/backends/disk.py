@@ -430,7 +430,7 @@ class DiskBackend:
         return False
 
     def _name(self, key: ChunkKey) -> ChunkKey | None:
-        """The name at rest under which a chunk is here, or would be; None if there is no key to tell."""
+        """Return the name at rest under which a chunk is here, or would be; None without the key."""
         with self._lock:
             known = self._at_rest.get(key)
             if known is not None or key in self._places:
@@ -473,20 +473,20 @@ class DiskBackend:
             return is_gone
 
     def _drop(self, name: ChunkKey, place: _Place) -> None:
-        """The file of a chunk is gone; it may be elsewhere already, if that took so long that it was left out."""
+        """Forget the missing file of a chunk; it may be elsewhere by now, if that took so long that it was left out."""
         with self._lock:
             if self._places.get(name) is place:
                 self._pop(name)
 
     def _forget(self, name: ChunkKey, place: _Place, deadline_s: float) -> None:
-        """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
+        """Drop a missing file from the map unless it was deleted, or written again, in the meantime."""
         with self._keys.hold(name, deadline_s, place.directory):
             if self._find(name) is place and not place.directory.head(name.path, 1)[1]:
                 _log.warning("chunk_vanished", chunk=name.path, directory=place.directory.path)
                 self._drop(name, place)
 
     def _entry(self, name: ChunkKey) -> ChunkEntry | None:
-        """The chunk's line of the inventory; None if it is gone or not sound. Where it belongs is said once, when its
+        """Return the chunk's line of the inventory; None if it is gone or not sound. Its place is logged once, when its
         header is read.
         """
         place = self._find(name)
@@ -523,7 +523,7 @@ class DiskBackend:
         return replace(found, key=key, parent=parent, heat=noted.of(name) if noted is not None else None)
 
     def _drop_telling(self, name: ChunkKey) -> None:
-        """A chunk that an earlier release has sealed under a name that tells its tokens: not even kept aside."""
+        """Delete a chunk that an earlier release sealed under a name that reveals its tokens: it is not quarantined."""
         if self.delete(name, timeout_s=CLOSE_S):
             measures.BAD_CHUNKS.labels(self.name, "tells_tokens").inc()
             with self._lock:

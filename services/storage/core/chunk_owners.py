@@ -47,7 +47,7 @@ class ChunkOwners:
         return self._by_namespace.get(namespace)
 
     def learn(self, namespace: str, name: str, quota: int) -> tuple[ChunkOwner, bool]:
-        """A namespace is this owner's, who has this quota; also says whether chunks of it are to be counted as its.
+        """Assign a namespace to this owner with this quota; return also whether its chunks are to be counted as its.
 
         The first word on a namespace stands.
         """
@@ -69,7 +69,7 @@ class ChunkOwners:
         return found
 
     def note_excess(self, owner: ChunkOwner) -> None:
-        """An owner may be above its quota now: something of it was found, or is to be less than it was."""
+        """Note an owner that may be above its quota now: something of it was found, or its quota is lower."""
         if owner.excess > 0:
             self._above[owner.name] = owner
 

@@ -57,7 +57,7 @@ class CircuitBreaker:
         self.state: BreakerState = "closed"
 
     def admit(self, now_s: float) -> int | None:
-        """The term that a call may run under, to be given to :meth:`report` once; None if it must fail at once.
+        """Return the term for a call, to be given to :meth:`report` once; None if the call must fail at once.
 
         Mutates: an open breaker whose cool-down is over makes the caller its probe.
         """
@@ -67,7 +67,7 @@ class CircuitBreaker:
         return self._term if self.state == "closed" else None
 
     def report(self, term: int, verdict: Verdict, now_s: float) -> None:
-        """What became of a call that was admitted: ``released`` if it says nothing about the store."""
+        """Record the outcome of a call that was admitted: ``released`` if it says nothing about the store."""
         if term != self._term or (self.state == "closed" and verdict == "released"):
             return
         if verdict != "failed":

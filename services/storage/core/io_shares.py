@@ -32,7 +32,7 @@ class IoShares(Generic[T]):
         self._waiting[is_urgent].append(turn)
 
     def due(self) -> list[tuple[bool, T]]:
-        """Turns that may start now, each with whether it is urgent; they count as running from here on."""
+        """Return turns that may start now, each with whether it is urgent; they count as running from here on."""
         due: list[tuple[bool, T]] = []
         while self._waiting[True] and self._running[True] < self.depth and self._may_share():
             self._running[True] += 1
@@ -50,7 +50,7 @@ class IoShares(Generic[T]):
         return waiting
 
     def done(self, *, is_urgent: bool) -> None:
-        """A running turn ended."""
+        """End a running turn."""
         self._running[is_urgent] -= 1
 
     def _may_share(self) -> bool:

@@ -20,9 +20,9 @@ class ReadBudget:
         self._spent_until_s = float("-inf")
 
     def due_s(self, nbytes: int, now_s: float) -> float:
-        """The time at which ``nbytes`` may be taken. Does not mutate."""
+        """Return the time at which ``nbytes`` may be taken. Does not mutate."""
         return max(self._spent_until_s, now_s - BURST_S) + nbytes / self.bytes_per_s
 
     def take(self, due_s: float) -> None:
-        """What :meth:`due_s` said came, and its bytes are read."""
+        """Take the bytes that :meth:`due_s` announced."""
         self._spent_until_s = due_s

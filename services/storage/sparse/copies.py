@@ -86,7 +86,7 @@ class SparseCopies:
         self._is_stopping = False
 
     def __len__(self) -> int:
-        """Copies under way."""
+        """Return the number of copies under way."""
         return len(self._under_way)
 
     def is_lacking(self, header: ChunkHeader) -> bool:
@@ -96,7 +96,8 @@ class SparseCopies:
         return not (is_there or self._is_stopping)
 
     async def make(self, header: ChunkHeader, blob: memoryview, key_id: str, value: float = 0.0) -> SparseCopy | None:
-        """A copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if there is
+        """Begin a copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if
+        there is
         one already, or memory for it is not to be had at once.
 
         ``key_id`` is whose key it is sealed with, ``value`` as in the save. Raises KeyMissing, and nothing for want

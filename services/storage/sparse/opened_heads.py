@@ -27,7 +27,7 @@ class OpenedHeads:
         return len(self._opened)
 
     def get(self, key: ChunkKey, key_id: str) -> Opened | None:
-        """What was read of a copy that is sealed with this key ("" is none)."""
+        """Open what was read of a copy that is sealed with this key ("" is none)."""
         opened = self._opened.get(key)
         if opened is None or opened.header.key_id != key_id:
             return None

@@ -93,7 +93,7 @@ class PartReading:
         self, backend: PartialReads, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened],
         cipher: Cipher, into: memoryview,
     ) -> None:  # fmt: skip
-        """``opened`` belongs to ``asked.keys``; ``into`` is all of the caller's memory for the call."""
+        """Read rows; ``opened`` belongs to ``asked.keys``, and ``into`` is all of the caller's memory for the call."""
         self._backend = backend
         self._asked = asked
         self._reads = reads

@@ -40,7 +40,7 @@ class Asked:
 
 
 def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
-    """What ``call`` asks for. Raises InvalidRequest, saying what is wrong."""
+    """Return what ``call`` asks for. Raises InvalidRequest, saying what is wrong."""
     check_namespace(call.namespace)
     if not call.chunks or len(call.chunks) % DIGEST_BYTES:
         raise InvalidRequest(f"{len(call.chunks)} bytes are no list of chunks")

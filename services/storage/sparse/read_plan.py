@@ -69,7 +69,7 @@ class ChunkRead:
 def plan_reads(
     asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, is_sealed: bool, gap_bytes: int = 0
 ) -> list[ChunkRead]:
-    """What to read of each chunk that has anything that was asked for, in order.
+    """Return what to read of each chunk with anything that was asked for, in order.
 
     ``inverses`` says for every chunk of ``asked`` at which row each of its tokens is stored, intp [tokens]; up to
     ``gap_bytes`` between two parts are read with them.
@@ -92,7 +92,7 @@ def plan_reads(
 
 
 def _blocks_of(rows: Rows, layout: SparseLayout) -> npt.NDArray[np.intp]:
-    """The blocks that hold these rows, ascending."""
+    """Return the blocks that hold these rows, ascending."""
     wanted = np.zeros(layout.blocks, np.bool_)
     wanted[rows // layout.block_tokens] = True
     return np.flatnonzero(wanted)

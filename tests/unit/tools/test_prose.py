@@ -32,12 +32,12 @@ def test_names_of_files_are_no_prose() -> None:
 
 def test_the_place_is_named(tmp_path: Path) -> None:
     """File and line, in documents and in shipped code alike; records stay as they were written."""
-    for name in ("README.md", "services/gateway/app.py", "infra/adr/0001-a.md", "CHANGELOG.md"):
+    for name in ("README.md", "shared/app.py", "infra/adr/0001-a.md", "CHANGELOG.md"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("One.\nNobody.\n")
 
-    assert [fault.partition(": ")[0] for fault in faults(tmp_path)] == ["README.md:2", "services/gateway/app.py:2"]
+    assert [fault.partition(": ")[0] for fault in faults(tmp_path)] == ["README.md:2", "shared/app.py:2"]
 
 
 def test_the_repository_has_none() -> None:
