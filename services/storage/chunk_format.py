@@ -3,7 +3,7 @@ hidden states.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
-    0                    fixed header, 256 bytes: sizes, geometry, whose KV it is and of which tokens, two checksums
+    0                    fixed header, 256 bytes: sizes, geometry, namespace, tokens, two checksums
     256                  zeros
     header_bytes - t     tables: tokens [tokens] int32, then checksums [pages, units] uint64
     header_bytes         pages [pages, units, unit_bytes], each contiguous

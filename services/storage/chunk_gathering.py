@@ -64,7 +64,7 @@ def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device:
 def scatter_chunk(chunk: FetchChunk, blob: memoryview, checksums: Checksums, host: HostPoolView) -> None:
     """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``.
 
-    A page is cleared before its bytes change, and its identity is written last, so nobody finds half a page.
+    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
     """
     pages = pages_of(blob, host.geometry)
     identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)

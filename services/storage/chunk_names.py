@@ -17,7 +17,7 @@ from services.storage.chunk_sealing import Cipher
 from shared.errors import KeyMissing
 
 MAX_NAMESPACES = 65_536
-"""Of which it is known whose key seals them. One that was forgotten is learnt again by its next order."""
+"""Chunks whose key is known. One that was forgotten is learnt again by its next order."""
 
 
 class ChunkNames:

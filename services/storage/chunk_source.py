@@ -183,7 +183,7 @@ class ChunkSource:
             await asyncio.wait(self._copying)
 
     async def _copy(self, brought: Brought, copies: SparseCopies) -> None:
-        """Nobody waits for it, so that what goes wrong is only told."""
+        """Run in the background: what goes wrong is only logged."""
         try:
             copy = await copies.make(brought.header, brought.blob, brought.key_id)
         except Exception as error:

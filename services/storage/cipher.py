@@ -8,7 +8,7 @@ of one chunk, by every storage that ever computes it, and random nonces are far 
 The derivation is BLAKE2b, keyed and personalised, which is a pseudo-random function of its input.
 
 Identities are hidden by one block of AES under a key that is derived for that alone: a permutation of 16 bytes that
-nobody without the key can compute in either direction. Equal identities have equal names, which is what names are for.
+only the key lets compute in either direction. Equal identities have equal names, which is what names are for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threads of their own for each directory of the disk, so that one that hangs holds nobody else's."""
+"""Threads of their own for each directory of the disk, so that one that hangs holds no others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The disk: a backend, the index of what it holds, and what to do when it is full or broken.
 
 Decisions are the index's and the health's; this module puts them around blocking calls. The index is changed on the
-event loop alone, so that whoever asks it sees one truth: a chunk is there once its ``put`` returned, and is not there
+event loop alone, so that all callers see one truth: a chunk is there once its ``put`` returned, and is not there
 any more the moment it has to go, whenever its file goes.
 """
 
@@ -58,7 +58,7 @@ class ReadParts(Protocol):
         """Read them. Blocking."""
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: from now on it writes to nothing but its buffer."""
+        """Abandon it: from now on it writes only to its buffer."""
 
 
 class DiskTier:

@@ -157,7 +157,7 @@ class FetchRun:
 
 
 def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
-    """Take what is there of the next ``most`` chunks, the first of which is. One call of a thread puts them all."""
+    """Take what is there of the next ``most`` chunks; the first is there. One call of a thread puts them all."""
     arrived: Came = []
     while ahead and len(arrived) < most:
         chunk, reading = ahead[0]

@@ -49,7 +49,7 @@ def start_pinning(array: npt.NDArray[np.uint8]) -> None:
 
     def pin() -> None:
         try:
-            if _devices:  # Else the driver would make a context on the first GPU, whoever uses that.
+            if _devices:  # Else the driver would make a context on the first GPU, whichever process uses that.
                 _cuda.set_device(_devices[0])
             _MEMORY.register(array)
         except TransportError as error:

@@ -80,7 +80,7 @@ class IoThreads:
         return call.result()
 
     def give_up(self, reason: str) -> None:
-        """Whoever waits for a turn gets TransportError; start no more calls."""
+        """Start no more calls; waiting turns get TransportError."""
         self._why_given_up = reason
         for turn in self.shares.give_up():
             if not turn.done():
@@ -126,7 +126,7 @@ class IoThreads:
             starting = False
             for is_urgent, turn in self.shares.due():
                 if turn.cancelled():
-                    # Nobody waits for it any more: its place is the next one's.
+                    # It is not waited for any more: its place is the next one's.
                     self.shares.done(is_urgent=is_urgent)
                     starting = True
                 else:
@@ -150,4 +150,4 @@ async def _ended(call: asyncio.Future[R]) -> None:
         except asyncio.CancelledError:
             continue
     if not call.cancelled():
-        call.exception()  # Seen; whoever cancelled does not want it.
+        call.exception()  # Seen; the canceller does not want it.

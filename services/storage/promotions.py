@@ -99,7 +99,7 @@ class Promotions:
             if key in self._void:
                 dropped += await self._disk.drop([key])
         except Exception as error:
-            # Whoever asked for it has it; that it is not on the disk as well is nobody's trouble.
+            # The request that asked for it has it; the missing copy on the disk costs no answer.
             _log.warning("chunk_not_promoted", chunk=key.path, reason=str(error))
         finally:
             self._buffers.give_back(promotion.buffer, is_urgent=True)

@@ -122,7 +122,7 @@ class Reconciliation:
         return batch
 
     async def _offer(self, key: ChunkKey, nbytes: int) -> None:
-        """Put a chunk in line of which the store has so many bytes, if that is not right."""
+        """Put a chunk in line if the store's number of bytes for it is wrong."""
         if nbytes == self._disk.index.nbytes_of(key):
             return
         await self._uploads.room()
@@ -168,7 +168,7 @@ def _neighbours(keys: list[ChunkKey], names: ChunkNames) -> list[list[_Named]]:
     """Keys by the directory in which they lie at rest, the last directory first. No sort here takes long: one would
     hold the interpreter from its beginning to its end.
 
-    Chunks whose key is not known yet are left out: nobody has asked for their namespace since the start.
+    Chunks whose key is not known yet are left out: their namespace was not asked for since the start.
     """
     directories: dict[tuple[str, bytes, int], list[_Named]] = {}
     for key in keys:

@@ -118,7 +118,7 @@ class RemoteTier:
     async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
         """Room for one chunk within its owner's quota, given back at the end unless a write has used it.
 
-        Whoever asks first has it first, so that of a prefix the beginning is kept: its end alone is of no use.
+        Calls are served in order, so that of a prefix the beginning is kept: its end alone is of no use.
         """
         room = Room()
         try:

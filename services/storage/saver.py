@@ -250,7 +250,7 @@ class Saver:
             measures.CHUNKS_REFUSED.labels(written.outcome).inc()
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
-            # What the disk does not take may still help whoever asks the store.
+            # What the disk does not take may still help readers of the store.
             error = await self._remote.write(key, blob, room)
         save.error = error or save.error
         return False

@@ -3,7 +3,7 @@
 They are cut from one anonymous mapping, so they begin on a block, which is what O_DIRECT asks for; huge pages make a
 chunk a few pieces for the disk instead of hundreds. Memory is taken when a buffer is first used, and those that were
 used are used again first, so that a chunk costs no page faults. A buffer holds what was in it before, perhaps of
-another tenant: whoever takes one overwrites all of it or uses only what was read into it.
+another tenant: its next user overwrites all of it or uses only what was read into it.
 """
 
 from __future__ import annotations

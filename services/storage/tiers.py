@@ -152,7 +152,7 @@ class Tiers:
 
     @property
     def keeps_sparse(self) -> bool:
-        """Whether KV is kept on the disk a second time, in a form of which parts can be read."""
+        """Whether KV is kept on the disk a second time, in a form that can be read in parts."""
         return self._config.sparse and self._disk is not None
 
     @property

@@ -211,7 +211,7 @@ class Uploads:
             self._disk.quarantine(key, error)
             await self._on_bad([key])
         except (ThermoclineError, OSError) as error:
-            # Whoever fetches it will find out what is wrong with the disk.
+            # A fetch of it will find out what is wrong with the disk.
             _log.info("chunk_not_uploaded", chunk=key.path, reason=str(error))
         finally:
             self._disk.index.release(key)

@@ -30,7 +30,7 @@ that hangs.
 """
 
 UNDELETED_AT_ONCE = 1024
-"""Files that could not be deleted, of which it is tried once more at a time."""
+"""Files that could not be deleted; each is tried again, one at a time."""
 
 _log = logs.get_logger("storage")
 
@@ -58,7 +58,7 @@ class UsedDirectories:
         self._threads = DiskThreads(common, count)
         self.abandoned = self._threads.abandoned
         # What a failed read means, one after the other: between a directory's leaving and the index's knowing of it
-        # nobody must take what is away for what is gone.
+        # what is away must not be taken for what is gone.
         self._settling = asyncio.Lock()
         self._undeleted: dict[ChunkKey, None] = {}
         self._left: list[ChunkKey] = []

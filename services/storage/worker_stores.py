@@ -1,7 +1,7 @@
 """Has a worker on a GPU copy its own pages to the host pool, and knows when it writes there no more.
 
 The worker may write to the pages of a call for as long as the call is not answered. So a worker that is silent leaves
-them in doubt: they are given to nobody until it has answered when it was asked again, or has ended.
+them in doubt: they are not allocated until it has answered when it was asked again, or has ended.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ conformance suite checks for each:
 
 * a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
   whole blob or nothing that ``get`` or ``entries`` would speak of;
-* ``put`` returns when the blob is there for whoever reads, also after ``kill -9``; a blob that is there already is kept
+* ``put`` returns when the blob is there for every reader, also after ``kill -9``; a blob that is there already is kept
   as it is. After a loss of power it may be gone, or torn, as every reader finds out;
 * ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
 * being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
@@ -32,7 +32,7 @@ SEALED = ".sealed"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkKey:
-    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes).
+    """The name of a chunk: its namespace (hex digits), its shape (8 bytes), and the digest of its tokens (16 bytes).
 
     Where ``is_sealed``, it is the name at rest of an encrypted chunk: its identity is hidden (``chunk_names``).
     """
@@ -66,7 +66,7 @@ class ChunkKey:
 
 
 UNKNOWN = -1
-"""Place of a chunk of which nobody has said where in its sequence it belongs."""
+"""Place of a chunk whose place in its sequence is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class PartialReads(Protocol):
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
         """Put ``blob`` in the place of one of as many bytes; False, and nothing is done, if the tier lacks it.
 
-        Whoever reads meanwhile has either; ended anywhere, by an error or by ``kill -9``, one of them is there whole.
+        A concurrent reader has either; ended anywhere, by an error or by ``kill -9``, one of them is there whole.
         """
 
 
@@ -148,7 +148,7 @@ class Unreadable:
 
 @runtime_checkable
 class Directories(ChunkBackend, Protocol):
-    """A tier of directories, called by their paths, of which some may be missing for a while.
+    """A tier of directories, called by their paths; some may be missing for a while.
 
     Those that name a directory touch no other, and may hang as long as it does. Calls block where nothing else is said.
     """

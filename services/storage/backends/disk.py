@@ -80,7 +80,7 @@ class DiskBackend:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
         ``on_found`` is told of chunks as they are found here, by their number.
-        A directory of which nothing is heard for ``OPEN_S`` seconds is left out.
+        A directory that does not answer for ``OPEN_S`` seconds is left out.
 
         Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
         ConfigError for one that is named twice.
@@ -255,7 +255,7 @@ class DiskBackend:
         of_it: dict[ChunkKey, float] = {}
         rest = iter(heats.items())
         while some := list(islice(rest, _SCANNED_AT_ONCE)):
-            with self._lock:  # Not for long: whoever reads needs it.
+            with self._lock:  # Not for long: readers need it.
                 named = ((self._at_rest.get(key, key), heat) for key, heat in some)
                 places = ((name, heat, self._places.get(name)) for name, heat in named)
                 of_it |= {name: heat for name, heat, place in places if place and place.directory is directory}
@@ -510,7 +510,7 @@ class DiskBackend:
                 _log.warning("chunk_quarantined", chunk=name.path, reason=error.message, code=error.code)
             return None
         except TransportError as error:
-            # It takes its room all the same. Whoever reads it will find out.
+            # It takes its room all the same. A read will find out.
             _log.warning("chunk_header_not_read", chunk=name.path, reason=error.message)
             return ChunkEntry(place.key, place.nbytes)
         self._names.learn(name.namespace, found.key_id)

@@ -80,7 +80,7 @@ class DiskDirectory:
                 raise
 
     def put(self, path: str, blob: memoryview, deadline_s: float) -> None:
-        """Keep ``blob`` under a name that is free (or holds what nobody knows of).
+        """Keep ``blob`` under a name that is free (or holds something unknown).
 
         Raises CapacityError, or TransportError, also when ``deadline_s`` (``time.monotonic``) passes between two
         calls; then nothing is left of it.
@@ -183,7 +183,7 @@ class DiskDirectory:
                 self._check_present()
                 return b"", 0
             try:
-                # Nobody is about to read the rest: reading ahead would multiply what an inventory reads.
+                # The rest is not about to be read: reading ahead would multiply what an inventory reads.
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
                 head = memoryview(bytearray(nbytes))
                 return bytes(head[: self._read(fd, head)]), self._calls.size(fd)

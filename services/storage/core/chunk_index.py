@@ -319,7 +319,7 @@ class ChunkIndex:
             self._list(name, chunk)
 
     def pin(self, identity: bytes, geometry: bytes) -> bool:
-        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, whoever asks keeps count.
+        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, the caller keeps count.
 
         False, and nothing is done, beyond :data:`MAX_PINS` names.
         """

@@ -34,7 +34,7 @@ class ChunkOwner:
 
 
 class ChunkOwners:
-    """Counts chunks by namespace, whoever owns it, and names owners."""
+    """Counts chunks by namespace, with or without an owner, and names owners."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, ChunkOwner] = {}
@@ -43,7 +43,7 @@ class ChunkOwners:
         self._above: dict[str, ChunkOwner] = {}  # Who was above its quota when that was looked at last.
 
     def of(self, namespace: str) -> ChunkOwner | None:
-        """Whose a namespace is; None where nobody said."""
+        """The owner of a namespace; None where it is unknown."""
         return self._by_namespace.get(namespace)
 
     def learn(self, namespace: str, name: str, quota: int) -> tuple[ChunkOwner, bool]:

@@ -1,4 +1,4 @@
-"""Which chunks can be used: those of which everything that they continue is there, each in some form.
+"""Which chunks can be used: those whose predecessors are all there, each in some form.
 
 A chunk that is saved counts as one that can be used, whatever is on the disk: what it continues may be above. It is
 **cut off** when something that it continues is lost, or was not found at a start, until that is there again.

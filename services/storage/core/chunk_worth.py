@@ -1,8 +1,8 @@
-"""What a chunk on the disk is worth: its uses, each of which fades to a half within :data:`HALF_LIFE_S`.
+"""What a chunk on the disk is worth: its uses; each fades to a half within :data:`HALF_LIFE_S`.
 
 How hot the scheduler says a chunk is when it is saved counts as its first uses, on a logarithmic scale: hotness of a
 prefix grows without a bound, and a chunk that was hot once must not stay for ever. All chunks fade alike, so the
-logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Whoever orders
+logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Code that orders
 chunks by it need not look at them again as time goes by.
 """
 

@@ -9,7 +9,7 @@ closed     tripped    open       the failure that opens it
 open       cooled     half_open  the cool-down is over: who asks now is the probe, others fail at once
 half_open  succeeded  closed     the probe was answered
 half_open  failed     open       the probe was not; the cool-down begins anew
-half_open  released   open       the probe ended without a verdict; whoever asks next is the probe
+half_open  released   open       the probe ended without a verdict; the next call is the probe
 =========  =========  =========  ====================================================================
 
 What began before the breaker opened may end after it: each call holds the number of its term, and what a call

@@ -1,7 +1,7 @@
 """Who may use an I/O thread: fetches, for which requests wait, go before saves, uploads and deletions.
 
 Both kinds together keep at most ``depth`` calls under way, since a disk serves each call later the more it has to do.
-What nobody waits for gets half of that at the most, and always one: saves yield, they do not starve.
+Background work gets half of that at the most, and always one: saves yield, they do not starve.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IoShares(Generic[T]):
         return due
 
     def give_up(self) -> list[T]:
-        """Nobody gets a turn any more; returns those that waited for one."""
+        """End all turns; return those that waited for one."""
         waiting = [turn for line in self._waiting.values() for turn in line]
         for line in self._waiting.values():
             line.clear()

@@ -1,4 +1,4 @@
-"""Which host pages saves have still to read, so that nobody writes them first.
+"""Which host pages saves have still to read, so that they are not written first.
 
 The scheduler may give a host page to a later order's data as soon as it has told the storage to save what the page
 holds: orders take effect in order. Saves wait for buffers and disks, so the storage keeps that order page by page: a

@@ -2,7 +2,7 @@
 was granted takes at that rate. Pure.
 
 What is granted has been waited for: a read of n bytes begins n / rate after the one before it, as on a disk of that
-speed. A bucket that nobody asked of for a while grants a little at once.
+speed. A bucket that was not used for a while grants a little at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BURST_S = 0.05
 
 
 class ReadBudget:
-    """Whoever asks holds the turn: between :meth:`due_s` and :meth:`take` nobody else does either."""
+    """The caller holds the turn: between :meth:`due_s` and :meth:`take` there are no other calls."""
 
     def __init__(self, bytes_per_s: float) -> None:
         """``bytes_per_s`` is above 0."""

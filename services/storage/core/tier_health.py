@@ -1,4 +1,4 @@
-"""When a tier that failed is tried again: at growing intervals, so that nobody waits for it each time."""
+"""When a tier that failed is tried again: at growing intervals, so that requests do not wait for it each time."""
 
 from __future__ import annotations
 

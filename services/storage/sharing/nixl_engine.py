@@ -105,7 +105,7 @@ class NixlEngine:
     def _connect(self, agent: Any, metadata: bytes) -> str:
         known = self._told.get(metadata)
         if known is not None and known in self._unfinished:
-            # Told again, it would forget the reads that are not over, and nobody could say when they are.
+            # Told again, it would forget the reads that are not over, and their end could not be told.
             self._leaving.discard(known)
             return known
         found = agent.add_remote_agent(metadata)

@@ -1,7 +1,7 @@
 """Sparse copies on their way to the disk, behind the chunks of KV that they are made of.
 
 A copy is made of pages that are in memory anyway, on their way to the disk, and is written once its chunk is durable
-there. Nobody waits for it: where memory for copies is all taken, or the disk does not take it, the chunk is left
+there. It runs in the background: where memory for copies is all taken, or the disk does not take it, the chunk is left
 without one. The scheduler is told of copies that are there, some at a time.
 """
 
@@ -33,7 +33,7 @@ from shared import logs
 from shared.errors import CapacityError
 
 TOLD_AT_ONCE = 64
-"""Copies of which the scheduler hears in one event while more are being written."""
+"""Copies that one event announces to the scheduler while more are being written."""
 
 _log = logs.get_logger("storage")
 
@@ -164,7 +164,7 @@ class SparseCopies:
                 if not (copy.is_void or self._is_stopping):
                     await self._write(copy)
             except Exception as error:
-                # Its chunk can be read as a whole; that it cannot be in part is nobody's trouble.
+                # Its chunk can be read as a whole; that it cannot be in part costs no answer.
                 self._leave_out("failed")
                 _log.warning("sparse_copy_not_written", chunk=copy.arrival.key.path, reason=str(error))
             finally:

@@ -107,7 +107,7 @@ class SparseTables(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables say. Arrays are not written to."""
 
     mapping: npt.NDArray[np.uint32]
-    """[tokens]: of which token, counted from the chunk's first, a stored row is; every token once."""
+    """[tokens]: the token, counted from the chunk's first, of each stored row; every token once."""
     checksums: npt.NDArray[np.uint64]
     """[layers, units]: of units as they are stored."""
     seals: npt.NDArray[np.uint8] | None = None

@@ -127,7 +127,7 @@ class PartReading:
         check.verify(buffer, (starts - first).tolist(), unit_bytes, asked.layer, read.units)
         with self._placing:
             if self._is_abandoned:
-                raise TransportError("nobody waits for it any more")
+                raise TransportError("it is not waited for any more")
             self._place(read, np.frombuffer(buffer, np.uint8)[start - first : start - first + nbytes], layout)
 
     def abandon(self) -> None:

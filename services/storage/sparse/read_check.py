@@ -23,7 +23,7 @@ MAX_TOKENS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call asks for, of ``keys`` in order, the first of which is chunk number ``place`` from the root.
+    """What a call asks for, of ``keys`` in order; the first is chunk number ``place`` from the root.
 
     ``tokens`` is int32 [lists, n], ascending and counted from the first token of the first chunk: one list for all
     ``heads``, or one for each. Empty ``heads`` are all of them. ``halves`` is which of K and V is wanted; there are

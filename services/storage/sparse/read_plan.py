@@ -1,4 +1,4 @@
-"""Which units of which copies a read needs, where they lie in the files, and which rows of them go where. Pure.
+"""Units and copies that a read needs, where they lie in the files, and which rows of them go where. Pure.
 
 Blocks of the disk that hold a row that is asked for are read whole, by one call where they lie side by side or so close
 that reading what is between them costs less than another call (:func:`gap_worth_reading`): of a quarter of the rows,
@@ -27,7 +27,7 @@ where a block of a large read costs 0.4.
 """
 
 UNKNOWN_BYTES_PER_S = 1e9
-"""Where nobody has measured the disk."""
+"""Where the disk was not measured."""
 
 
 def gap_worth_reading(bytes_per_s: float) -> int:

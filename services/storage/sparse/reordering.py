@@ -8,7 +8,7 @@ within the nodes of its radix tree for the same reasons).
 A copy is due once it has wasted as many bytes as rewriting it moves: so no more is ever spent on it than was lost
 without it, and a copy that is seldom read is never rewritten. It is rewritten only if the reads that it had would
 have touched markedly fewer blocks. All layers have one order, by the average over them. One copy is rewritten at a
-time, at a bounded rate (``sparse_reorder_bytes_per_s``), while nobody reads it, into a new file that takes the old
+time, at a bounded rate (``sparse_reorder_bytes_per_s``), while it is not read, into a new file that takes the old
 one's name: ended anywhere, one of the two is there, and both are right.
 """
 
@@ -67,7 +67,7 @@ class Reordering:
         pace: PacedReads,
         uses: TokenUses | None = None,
     ) -> None:
-        """Buffers of ``staging`` hold a whole copy, and are taken only while nobody else wants them; ``pace`` is of
+        """Buffers of ``staging`` hold a whole copy, and are taken only while no read wants them; ``pace`` is of
         this work alone.
         """
         self.rewritten = 0

@@ -2,7 +2,7 @@
 
 IMPRESS averages the importance of tokens. Storage does not see it; what it sees is better for its purpose, namely which
 tokens were read. A token's **share** is a moving average over the reads of its chunk, each of one layer, of whether it
-was among them. Chunks of which nothing was chosen cost nothing, and teach nothing.
+was among them. Chunks without a chosen token cost nothing, and teach nothing.
 """
 
 from __future__ import annotations
