@@ -31,13 +31,13 @@ _log = logs.get_logger("gateway.tenants")
 
 
 def caller_of(http: Request) -> Account:
-    """The account that the boundary has found for a request of the API."""
+    """Return the account that the boundary has found for a request of the API."""
     account: Account = http.scope["state"]["account"]
     return account
 
 
 class Callers:
-    """Accounts by key. Without any key configured everybody is the one caller "".
+    """Accounts by key. Without any key configured all callers are the one caller "".
 
     ``owners`` are the file's tenants by name, and the owner of their KV as the cell knows it; it is never changed, but
     another one takes its place. ``fault`` is why the file as it is now is not used.
@@ -82,7 +82,7 @@ class Callers:
         return self._open is None
 
     def identify(self, headers: Headers) -> Account:
-        """The account whose key these headers hold. Raises NotAuthenticated."""
+        """Return the account whose key these headers hold. Raises NotAuthenticated."""
         if self._open is not None:
             return self._open
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -90,7 +90,7 @@ class Callers:
         key = bearer if scheme.lower() == "bearer" else headers.get(KEY_HEADER, "")
         hashed = key_hash(key.strip().encode()) if key else ""
         # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
-        # gets tells nothing of a key: nobody can choose a digest.
+        # gets tells nothing of a key: a digest cannot be chosen.
         found = [
             account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
         ]
@@ -99,7 +99,7 @@ class Callers:
         return found[0]
 
     def account(self, name: str) -> Account | None:
-        """The account of one of the file's tenants."""
+        """Return the account of one of the file's tenants."""
         return self._accounts.get(name)
 
     def has_own_cache(self, name: str) -> bool:
@@ -156,8 +156,10 @@ class Callers:
             accounts[name] = account
         for name, account in self._accounts.items():
             if name not in accounts and account.is_listed:
-                account.is_listed = False  # What it has begun goes on to its end, and counts as everybody else's.
-                tenant_metrics.forget(name)
+                account.is_listed = False  # What it has begun goes on to its end, and counts as that of callers
+                outside
+                the
+                file.tenant_metrics.forget(name)
         self._accounts = accounts
         self.owners = {name: key_digest(tenant.salt) for name, tenant in tenants.items()}
         self._by_key = {}
