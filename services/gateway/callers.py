@@ -156,10 +156,8 @@ class Callers:
             accounts[name] = account
         for name, account in self._accounts.items():
             if name not in accounts and account.is_listed:
-                account.is_listed = False  # What it has begun goes on to its end, and counts as that of callers
-                outside
-                the
-                file.tenant_metrics.forget(name)
+                account.is_listed = False  # What it has begun goes on, and counts as the other callers' from here.
+                tenant_metrics.forget(name)
         self._accounts = accounts
         self.owners = {name: key_digest(tenant.salt) for name, tenant in tenants.items()}
         self._by_key = {}

@@ -48,8 +48,8 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
     grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
     api_metrics: Annotated[
-        ApiMetrics, Meta(description="who gets /metrics at the API's port: every
-        client, holders of the admin key, or none")
+        ApiMetrics,
+        Meta(description="who gets /metrics at the API's port: all clients, holders of the admin key, or none"),
     ] = "open"
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"

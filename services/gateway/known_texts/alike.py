@@ -1,7 +1,7 @@
 """Long texts of late, to compare others with: bounded by bytes, the longest unused go first. Used by several threads.
 
 A text is found by its namespace and its first characters, and the dictionary's hash of them cannot be foreseen outside
-the process can foresee. Of more texts that begin alike than are kept, the latest are.
+the process. Of more texts that begin alike than are kept, the latest are.
 """
 
 from __future__ import annotations
