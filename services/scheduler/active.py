@@ -133,7 +133,7 @@ class Active:
             self._latest_start_seq = message.seq
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat came; one that tells of an end is looked into at once."""
+        """Note a heartbeat; one that announces an end is looked into at once."""
         self.liveness.beat(heartbeat, self._monotonic_ns())
         self._disk_usage.note(heartbeat)
         self._shortfalls.note(heartbeat, self._monotonic_ns())
@@ -260,7 +260,7 @@ class Active:
         await asyncio.Event().wait()
 
     def _held_state(self) -> core.CellState:
-        """The state to answer from. Raises Unavailable without the lead: another may know better by now."""
+        """Return the state to answer from. Raises Unavailable without the lead: another may know better by now."""
         if not self._lead.is_held:
             raise Unavailable("this scheduler is not the active one")
         if not self._follower.is_sound:

@@ -62,7 +62,7 @@ class Apart:
         self._is_over = False
 
     async def result(self, timeout_s: float) -> bytes:
-        """What the copy made. Raises InternalError when it failed or took longer than ``timeout_s``."""
+        """Return what the copy made. Raises InternalError when it failed or took longer than ``timeout_s``."""
         reading = asyncio.create_task(asyncio.to_thread(self._read))
         try:
             async with asyncio.timeout(timeout_s):
@@ -95,7 +95,7 @@ class Apart:
 
 
 def _write_and_exit(make: Callable[[], bytes], writer: int, parent: int) -> NoReturn:
-    """The copy's whole life. No handler and no clean-up of this process runs in it."""
+    """Run the copy's whole life. No handler and no clean-up of this process runs in it."""
     code = _FAILED
     try:
         signal.set_wakeup_fd(-1)  # It is the other's.

@@ -120,7 +120,7 @@ WAIT_TRANSITIONS: dict[tuple[WaitKind, WaitEvent], WaitKind] = {
 
 
 def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
-    """What a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
+    """Return what a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
     try:
         return WAIT_TRANSITIONS[kind, event]
     except KeyError as error:

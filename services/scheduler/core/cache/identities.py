@@ -36,7 +36,7 @@ class ChunkNames:
             del self._known[(deepest.depth // tree.page_size + pages) * IDENTITY_BYTES :]
 
     def __getitem__(self, index: int) -> bytes:
-        """The name of a chunk (16 bytes): the identity of its last page."""
+        """Return the name of a chunk (16 bytes): the identity of its last page."""
         end = (index + 1) * self.pages_each
         return self.identities(end - 1, end)
 

@@ -58,7 +58,9 @@ class ChunkShares(msgspec.Struct):
             self.total -= self.by_name.pop(next(iter(self.by_name))).average
 
     def importance_of(self, names: Iterable[bytes]) -> float:
-        """What tokens of these chunks are worth beside those of others; 1 where nothing is known. Does not mutate."""
+        """Return the worth of tokens of these chunks beside those of others; 1 where nothing is known. Does not
+        mutate.
+        """
         known = [self.by_name[name].average for name in names if name in self.by_name]
         if not known or self.total <= 0:
             return NEUTRAL

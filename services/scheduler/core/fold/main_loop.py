@@ -57,7 +57,7 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
 
 
 def pending_timers(state: CellState) -> list[SetTimer]:
-    """The timers that a shell must keep after recovery."""
+    """Return the timers that a shell must keep after recovery."""
     return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
 
 

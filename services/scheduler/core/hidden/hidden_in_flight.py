@@ -152,7 +152,7 @@ def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -
 def holes_between(
     names: ChunkNames, first: int, stretches: Sequence[Stretch], page_size: int, namespace: str
 ) -> list[Hole]:
-    """What lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
+    """Return what lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
     holes, each = [], names.pages_each
     for start, end in stretches:
         if start > first:
@@ -164,7 +164,7 @@ def holes_between(
 
 
 def hole_at(run: HiddenRun, position: int) -> Hole | None:
-    """The hole that a position lies in, if any. Does not mutate."""
+    """Return the hole that a position lies in, if any. Does not mutate."""
     return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
 
 
@@ -197,7 +197,7 @@ def identity_before(run: HiddenRun) -> bytes:
 
 
 def end_at(run: HiddenRun, position: int) -> None:
-    """A run goes no further than a position, nor into a hole that lies before it."""
+    """End a run at a position, and before a hole that lies before it."""
     before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
     run.end = run.goal = max(before, run.depth)
     run.holes = [hole for hole in run.holes if hole.start < run.end]

@@ -30,7 +30,7 @@ MOST_GRACE_MS = 24 * 3_600_000
 
 
 def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
-    """The worker was asked to end. A repeated message changes nothing."""
+    """Begin the drain of a worker that was asked to end. A repeated message changes nothing."""
     state = step.state
     if worker.drain is not None:
         state.count("stale_inputs")
@@ -66,7 +66,7 @@ def go_on_draining(step: Step, worker: Worker) -> bool:
 
 
 def expire_drain(step: Step, worker: Worker) -> None:
-    """A part of the grace is over: first the one for what runs, then all of it."""
+    """Expire a part of the grace: first the one for what runs, then all of it."""
     drain = worker.drain
     if drain is None or drain.is_over:
         return

@@ -33,7 +33,7 @@ _UNITS_STRUCK, _UNITS_REMOVED, _CHILDREN_A_UNIT = 4, 16, 16
 
 
 def strike(step: Step, tier: str, owner: str) -> None:
-    """A pool is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
+    """Strike a pool that is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
 
     A device's nodes are found from the roots down, since what is there has its parent there: that costs in proportion
     to them and to their siblings. Nodes of a host pool may be anywhere, so all are looked at.
@@ -160,7 +160,7 @@ def attach_device(step: Step, storage: Storage, worker: Worker) -> None:
 
 
 def workers_of(state: CellState, storage: Storage) -> list[Worker]:
-    """The workers on this storage's node."""
+    """Return the workers on this storage's node."""
     return [worker for worker in state.workers.values() if worker.node == storage.node]
 
 

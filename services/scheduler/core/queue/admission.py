@@ -324,7 +324,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
 
 
 def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
-    """What the worker need not be told of so many ``tokens``, and what it is to keep."""
+    """Return what the worker need not be told of so many ``tokens``, and what it is to keep."""
     if not worker.texts.most_tokens:
         return NO_REFERENCE
     blocks, submit = request.match.blocks, request.submit
