@@ -183,7 +183,7 @@ class Follower:
         await asyncio.get_running_loop().create_future()  # Frozen: there is nothing to do until this is cancelled.
 
     async def _restore(self) -> Start:
-        """A state to go on from: any for the active scheduler, the active one's for a standby. Waits until there is."""
+        """Wait for a state to go on from: any for the active scheduler, the active one's for a standby."""
         while True:
             try:
                 start = await self._try_to_restore()

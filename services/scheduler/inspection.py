@@ -33,7 +33,7 @@ class Inspection:
         self._moved = moved
 
     def handlers(self) -> list[tuple[str, CallHandler]]:
-        """What to serve, by subject."""
+        """Return what to serve, by subject."""
         return [
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),

@@ -173,7 +173,7 @@ class Leadership:
             self._seen = _Seen(revision, claim, self._monotonic_ns())
 
     def excuse(self) -> None:
-        """The holder could not be heard until now; its time is counted from here."""
+        """Count the holder's time from here: it could not be heard until now."""
         if self._seen is not None:
             self._seen = _Seen(self._seen.revision, self._seen.claim, self._monotonic_ns())
 

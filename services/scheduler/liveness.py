@@ -71,7 +71,7 @@ class Liveness:
                 pass
 
     def beat(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat came. One of another incarnation says nothing about the member that we watch."""
+        """Note a heartbeat. One of another incarnation says nothing about the member that we watch."""
         member = self._members.get((heartbeat.kind, heartbeat.id))
         if member is None:
             return

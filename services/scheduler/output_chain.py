@@ -55,7 +55,7 @@ class OutputChain:
         return self._reached >= seq
 
     def digest_at(self, seq: int) -> int | None:
-        """The digest behind input ``seq``, which was folded; None for one that is too far back."""
+        """Return the digest behind input ``seq``, which was folded; None for one that is too far back."""
         for mark in reversed(self._marks):
             if mark.seq <= seq:
                 return mark.digest

@@ -95,7 +95,7 @@ class Skips:
         return all(seq > position or seq in state.quarantined for seq in self.decided)
 
     def due(self) -> list[int]:
-        """Inputs about which a decision is due, in order."""
+        """Return inputs about which a decision is due, in order."""
         failed = {seq for seq, times in self.failures.items() if times >= FAILURES}
         return sorted((failed | set(self.orders)) - set(self.decided))
 
@@ -157,7 +157,7 @@ async def decide(bus: Bus, published: Progress) -> Skips:
 
 
 def with_quarantined(status: CellStatus, state: CellState) -> CellStatus:
-    """The status with the inputs that were left out lately among what the cell lacks."""
+    """Return the status with the inputs that were left out lately among what the cell lacks."""
     recent = [
         Degradation(
             component=status.scheduler_id,

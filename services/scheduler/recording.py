@@ -176,7 +176,7 @@ class RecordingWriter:
         await self._write(self._frames.output(data))
 
     async def _write(self, frame: bytes) -> None:
-        """A thread's turn for many frames at a time."""
+        """Write many frames in one turn of a thread."""
         self._gathered += frame
         if len(self._gathered) >= _PIECE_BYTES:
             await self._flush()

@@ -116,7 +116,7 @@ async def _first_fold(bus: Bus, check_invariants_every: int) -> Fold:
 
 
 async def _fold_from(bus: Bus, snapshot: Snapshot, check_invariants_every: int) -> Fold | None:
-    """The fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
+    """Return the fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
     try:
         state = load_state(snapshot.state)
     except InternalError as error:
@@ -176,7 +176,7 @@ async def _is_of_stream(bus: Bus, info: StreamInfo, tail: Tail) -> bool:
 
 
 async def _time_of(bus: Bus, seq: int) -> int:
-    """The timestamp of an input, or 0 when it is gone."""
+    """Return the timestamp of an input, or 0 when it is gone."""
     async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=max(1, seq), live=False):
         return message.time_ns if message.seq == seq else 0
     return 0

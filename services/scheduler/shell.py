@@ -256,7 +256,7 @@ class Shell:
             self._active.observe(message, folded)
 
     def _excuse(self) -> None:
-        """The connection is back: nobody could be heard until now."""
+        """Excuse all members: the connection is back, and none could be heard until now."""
         self._lead.excuse()
         if self._active is not None:
             self._active.liveness.excuse(self._monotonic_ns())

@@ -17,9 +17,9 @@ class StreamClock:
         self._came_ns = 0
 
     def note(self, time_ns: int, now_ns: int) -> None:
-        """An input with this stamp has come."""
+        """Note the stamp of an input that came."""
         self._time_ns, self._came_ns = time_ns, now_ns
 
     def read_ns(self, now_ns: int) -> int:
-        """What the broker's clock shows, in ns since 1970. Does not mutate."""
+        """Return what the broker's clock shows, in ns since 1970. Does not mutate."""
         return self._time_ns + (now_ns - self._came_ns) if self._time_ns else 0

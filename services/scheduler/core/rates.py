@@ -71,7 +71,7 @@ def token_us(state: CellState, worker: Worker) -> float:
 
 
 def _unmeasured_token_us(state: CellState) -> float:
-    """The same for a worker that has reported nothing yet."""
+    """Return the same for a worker that has reported nothing yet."""
     return state.speed.flat or UNMEASURED_COMPUTE_US
 
 
@@ -81,7 +81,9 @@ def backlog_us(state: CellState, worker: Worker) -> float:
 
 
 def backlogs_us(state: CellState, workers: Iterable[Worker]) -> dict[str, float]:
-    """The same of many workers, by name: placement asks for all of a cell with every request. Does not mutate."""
+    """Return the same for many workers, by name: placement asks for all of a cell with every request. Does not
+    mutate.
+    """
     unmeasured = _unmeasured_token_us(state)
     backlogs = {}
     for worker in workers:
@@ -110,7 +112,7 @@ def loaded_token_us(state: CellState, worker: Worker) -> float:
 
 
 def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
-    """Loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
+    """Return the loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
 
     The configured ratio, or what was measured, or the paper's where either side is not known yet.
     """
@@ -135,7 +137,8 @@ def lender_bytes_per_us(storage: Storage) -> float:
 
 
 def lent_cost(state: CellState, storage: Storage) -> float:
-    """What a token costs that another node lends, relative to computing one at the top: 1, the neutral value, where
+    """Return the cost of a token that another node lends, relative to computing one at the top: 1, the neutral value,
+    where
     nothing is lent or was measured, and at the most. Does not mutate.
     """
     geometry, rate = state.geometry, storage.fetching.lender_rate
@@ -146,7 +149,7 @@ def lent_cost(state: CellState, storage: Storage) -> float:
 
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
-    """The same without any observation. Pure."""
+    """Return the same without any observation. Pure."""
     return _measured_disk_bytes_per_us(storage) or UNMEASURED_DISK_BYTES_PER_US
 
 
@@ -162,13 +165,13 @@ def planned_disk_bytes_per_us(storage: Storage) -> float:
 
 
 def _measured_disk_bytes_per_us(storage: Storage) -> float:
-    """The lesser of what the disk was measured with and its limit; 0 where neither is known. Pure."""
+    """Return the lesser of the disk's measured speed and its limit; 0 where neither is known. Pure."""
     known = [each for each in (storage.fetching.measured_bytes_per_s, storage.fetching.disk_bytes_per_s) if each > 0]
     return min(known) / 1e6 if known else 0.0
 
 
 def compute_fit(state: CellState, worker: Worker) -> SpeedFit:
-    """The worker's own measurement, or that of all workers together: they run the same model."""
+    """Return the worker's own measurement, or that of all workers together: they run the same model."""
     return worker.speed if worker.speed.reports else state.speed
 
 
@@ -214,7 +217,7 @@ def has_compute_speed(state: CellState, worker: Worker) -> bool:
 
 
 def queued_bytes(state: CellState, storage: Storage) -> float:
-    """What fetches under way still have to bring from this storage's disk, in either form. Does not mutate."""
+    """Return what fetches in flight still have to bring from this storage's disk, in either form. Does not mutate."""
     name, total = storage.storage_id, 0
     for fetch in state.fetches.values():
         if fetch.storage_id == name and not fetch.lender_id and not fetch.is_called_off and state.geometry is not None:

@@ -85,7 +85,7 @@ class Prefetch(msgspec.Struct):
     looks_again: bool = False  # Another node may have what comes next before its turn: it is looked for again.
 
     def forget_brought(self) -> None:
-        """What was fetched for it is of no account any more."""
+        """Forget what was fetched for it."""
         self.brought_to = self.brought_from = self.brought_remote = self.brought_lent = 0
 
     @property

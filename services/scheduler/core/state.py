@@ -170,7 +170,7 @@ class CellState(msgspec.Struct):
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def storage_of(self, worker: Worker) -> Storage | None:
-        """The storage that serves this worker's node: the first that joined there and has a host pool."""
+        """Return the storage that serves this worker's node: the first that joined there and has a host pool."""
         if not self.config.host_tier:
             return None
         for storage in self.storages.values():
@@ -179,11 +179,11 @@ class CellState(msgspec.Struct):
         return None
 
     def storage_id_of(self, worker: Worker) -> str:
-        """The id of :meth:`storage_of`, or ""."""
+        """Return the id of :meth:`storage_of`, or ""."""
         storage = self.storage_of(worker)
         return "" if storage is None else storage.storage_id
 
 
 def new_state(*, remembers: bool = True) -> CellState:
-    """The state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
+    """Return the state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
     return CellState(recollection=Recollection() if remembers else None)

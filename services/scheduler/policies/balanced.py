@@ -33,7 +33,7 @@ class Balanced(Schedule):
     def puts_aside(
         self, state: CellState, worker: Worker, builder: BatchBuilder, candidate: Candidate, *, is_first: bool
     ) -> bool:
-        """What would lengthen the wait for loads, but for the first."""
+        """Put aside what would lengthen the wait for loads, but for the first."""
         if is_first or not candidate.load:
             return False
         if not is_loading_bound(state, worker, builder, candidate.load, candidate.compute):

@@ -227,7 +227,7 @@ class ThermoclinePolicy(Policy):
         return cost * self.host_cost if node.host else cost
 
     def _context_for(self, number: int, parent: int) -> int:
-        """The row of the request of that admission, or of what used the parent last, or of the newest."""
+        """Return the row of the request of that admission, or of what used the parent last, or of the newest."""
         contexts = self.prefixes.contexts
         context = contexts.find(number) if number else self.prefixes.context[parent]
         context = context or self.prefixes.context[parent] or contexts.find(self.newest)
@@ -361,13 +361,13 @@ class ThermoclinePolicy(Policy):
             above = row
 
     def _close_sample(self, row: int) -> None:
-        """The prefix was used again before its sample was given up."""
+        """Close a sample whose prefix was used again before it was given up."""
         self._label(row)
         self.learner.law.samples.close(self.prefixes.sample[row], self.clock, is_reused=True)
         self.prefixes.sample[row] = NO_SAMPLE
 
     def _follow(self, parent: int, row: int) -> None:
-        """A request went from parent to this prefix: where the one before it went is passed by."""
+        """Follow a request from parent to this prefix: where the one before it went is passed by."""
         if not parent:
             return
         prefixes = self.prefixes
@@ -459,7 +459,7 @@ class ThermoclinePolicy(Policy):
 
 
 def _first_reached(ends: list[int], start: int, stop: int, left: float, done: int) -> int:
-    """The first place from ``start`` on of which the end is ``left`` or more behind ``done``, or ``stop``."""
+    """Return the first place from ``start`` on whose end is ``left`` or more behind ``done``, or ``stop``."""
     place = bisect_left(ends, left + done, start, stop)
     while place > start and ends[place - 1] - done >= left:  # The sum may have been rounded.
         place -= 1

@@ -48,7 +48,9 @@ def counted_once(name: str) -> dict[str, int]:
 
 @lru_cache(maxsize=_MOST_SHARED)
 def counted(name: str, count: int) -> dict[str, int]:
-    """Return the shared dictionary that counts so many of this name, at least 1, for nodes that are counted together."""
+    """Return the shared dictionary that counts so many of this name, at least 1, for nodes that are counted
+    together.
+    """
     return counted_once(name) if count == 1 else _Shared({name: count})
 
 

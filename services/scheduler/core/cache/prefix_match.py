@@ -176,7 +176,9 @@ def _load_nothing(found: PrefixMatch, path: Path) -> None:
 
 
 def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
-    """Return the neighbour to copy a node from, the first that joined among its holders; "" is none. Does not mutate."""
+    """Return the neighbour to copy a node from, the first that joined among its holders; "" is none. Does not
+    mutate.
+    """
     usable = [name for name in node.device if worker.moves.neighbours.get(name)]
     if len(usable) < 2:
         return usable[0] if usable else ""

@@ -51,7 +51,9 @@ def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, i
 def take_device_excess(
     state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN, *, owner: int = 0, coming: int = 0
 ) -> tuple[Node, int] | None:
-    """Return a node to leave this device because its owner is above its quota there (see :func:`quotas.take_excess`)."""
+    """Return a node to leave this device because its owner is above its quota there (see
+    :func:`quotas.take_excess`).
+    """
     evictable = _device_evictable(state, worker_id, leaving)
     return state.quotas.take_excess(f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
 

@@ -126,7 +126,9 @@ def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | 
 
 
 def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> tuple[Node | None, int]:
-    """Return the newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a page."""
+    """Return the newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a
+    page.
+    """
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]

@@ -382,7 +382,7 @@ def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tu
 
 
 def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
-    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
+    """Take a ready request off the queue to compute ``uncached`` tokens at the worker where it waited.
 
     What others expect of it stands: it is about to bring it.
     """

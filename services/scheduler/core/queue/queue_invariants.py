@@ -65,7 +65,7 @@ def _check_worker(state: CellState, worker: Worker) -> None:
 
 
 def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
-    """What ``Worker.openings`` must hold, in order of the ids."""
+    """Return what ``Worker.openings`` must hold, in order of the ids."""
     size = state.tree.page_token_bytes
     found: dict[bytes, dict[str, None]] = {}
     for name in sorted(waiting_at(worker)):

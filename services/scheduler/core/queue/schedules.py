@@ -28,7 +28,7 @@ class Schedule:
         return False
 
     def order(self, put_aside: list[Candidate]) -> list[Candidate]:
-        """The order in which those that were put aside are admitted when the window is through."""
+        """Return the order in which those that were put aside are admitted when the window is through."""
         return put_aside
 
 

@@ -61,7 +61,7 @@ class Quotas(msgspec.Struct):
     page_bytes: int = 0  # KV bytes of a page of the cell's pools; 0 before the first worker.
 
     def disk_quota(self, owner: int) -> DiskQuota | None:
-        """What a storage is to know of an owner; None of :data:`NOBODY`. Does not mutate."""
+        """Return what a storage is to know of an owner; None for :data:`NOBODY`. Does not mutate."""
         account = self.accounts.get(owner)
         if account is None:
             return None
@@ -87,7 +87,7 @@ class Quotas(msgspec.Struct):
         return account.pages.get(pool, 0) - account.leaving.get(pool, 0) + coming - most
 
     def charge(self, owner: int, pool: str, pages: int) -> None:
-        """An owner has so many pages more in a pool, or fewer."""
+        """Charge an owner for so many pages more in a pool, or fewer."""
         _count(self.accounts[owner].pages, pool, pages)
         self.place(owner, pool)
 
@@ -108,7 +108,7 @@ class Quotas(msgspec.Struct):
                 del self.above[pool]
 
     def offer(self, node: Node, pool: str) -> None:
-        """A node that somebody owns may be evicted from this pool, or has changed since it might."""
+        """Offer an owned node that may be evicted from this pool, or has changed since it might."""
         account = self.accounts[node.owner]
         if not most_bytes(account, pool):
             return
@@ -118,20 +118,21 @@ class Quotas(msgspec.Struct):
         order.offer(node)
 
     def withdraw(self, node: Node, pool: str, moment: Moment) -> None:
-        """A node that somebody owns left this pool."""
+        """Withdraw an owned node that left this pool."""
         order = self.accounts[node.owner].orders.get(pool)
         if order is not None:
             order.remove(node, moment)
 
     def coldest(self, owner: int, pool: str, evictable: Evictable, moment: Moment) -> Node | None:
-        """The node of an owner that goes next from a pool, None when none may. It is on offer no longer."""
+        """Return the node of an owner that goes next from a pool, None when none may. It is on offer no longer."""
         order = self.accounts[owner].orders.get(pool)
         return None if order is None else order.victim(evictable, moment)
 
     def take_excess(
         self, pool: str, evictable: Evictable, moment: Moment, *, owner: int = NOBODY, coming: int = 0
     ) -> tuple[Node, int] | None:
-        """A node of somebody who is above its quota in a pool, and by how many pages; None when nobody has any to give.
+        """Return a node of an owner above its quota in a pool, and by how many pages; None when no owner has any to
+        give.
 
         ``owner``, if it is above with the pages that are ``coming`` for it, is asked first.
         """
@@ -143,19 +144,19 @@ class Quotas(msgspec.Struct):
         return None
 
     def forget_pool(self, pool: str) -> None:
-        """A pool is gone with all that was in it."""
+        """Forget a pool that is gone with all that was in it."""
         self.above.pop(pool, None)
         for account in self.accounts.values():
             _forget_pool_of(account, pool)
 
 
 def most_bytes(account: Account, pool: str) -> int:
-    """An account's quota in a pool; 0 is no bound. Does not mutate."""
+    """Return an account's quota in a pool; 0 is no bound. Does not mutate."""
     return account.device_bytes if pool.startswith(_DEVICE_POOLS) else account.host_bytes
 
 
 def forget_unbounded_orders(account: Account) -> None:
-    """An account has other quotas: where it has none, nobody asks any more which of its nodes goes first."""
+    """Forget the orders of pools without a quota, after an account's quotas changed."""
     account.orders = {pool: order for pool, order in account.orders.items() if most_bytes(account, pool)}
 
 

@@ -34,7 +34,7 @@ _NO_BOUND = CacheQuota(owner="")
 
 
 def remember_quota(state: CellState, message: SubmitRequest) -> None:
-    """An accepted request says who owns its namespace, and what that owner's KV may take."""
+    """Note the owner of an accepted request's namespace, and what that owner's KV may take."""
     quota = message.quota
     number = state.tree.owners.get(message.namespace)
     if number is None:
@@ -62,7 +62,7 @@ def _account_of(state: CellState, name: str) -> int:
 
 
 def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -> None:
-    """These are an account's quotas from now on."""
+    """Set an account's quotas."""
     # What is below host memory only matters to storages, which are told with their orders.
     account.disk_bytes, account.remote_bytes = max(0, quota.disk_bytes), max(0, quota.remote_bytes)
     bounds = max(0, quota.device_bytes), max(0, quota.host_bytes)
@@ -80,7 +80,7 @@ def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -
 
 
 def _own(state: CellState, namespace: str, number: int) -> None:
-    """A namespace belongs to an account from now on, with all that it has."""
+    """Assign a namespace to an account from now on, with all that it has."""
     tree = state.tree
     tree.owners[namespace] = number
     for fetch in state.fetches.values():

@@ -84,7 +84,7 @@ _STARTS_AT_ONCE = 8
 
 
 def prefetch_when_near(step: Step, request: Request) -> None:
-    """A request was queued: prefetch for it now or, where many stand before it, when it is among the first."""
+    """Prefetch for a queued request now or, where many stand before it, when it is among the first."""
     state = step.state
     worker = state.workers[request.worker_id]
     if worker.line.queue.size <= NEAR:
@@ -95,7 +95,7 @@ def prefetch_when_near(step: Step, request: Request) -> None:
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
-    """These requests are the first in a worker's line: begin what was put off for them."""
+    """Begin what was put off for these requests, the first in a worker's line."""
     state = step.state
     storage = state.storage_of(worker)
     if storage is None or storage.pool is None:
@@ -237,7 +237,7 @@ def _loan(
     names: ChunkNames,
     covered_pages: int,
 ) -> Loan | None:
-    """What is to be read from another node's host memory next, if that is the fastest."""
+    """Return what is to be read from another node's host memory next, if that is the fastest."""
     if state.config.restoring == HIDDEN:
         return None
     loan = find_loan(state, request, storage, path, names, covered_pages, FETCH_CHUNKS)

@@ -153,7 +153,7 @@ def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: i
 
 
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
-    """The fastest way, or a trial of another where one is due. Does not mutate."""
+    """Return the fastest way, or a trial of another where one is due. Does not mutate."""
     choice = choose(prices, ways)
     if is_sparse_overruled(prices, ways, choice):
         choice = replace(choice, overrules_sparse=True)
@@ -172,7 +172,7 @@ def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
 
 
 def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
-    """What a worker does before it comes to a request: what it was told to, and what waits there besides."""
+    """Return the time before a worker comes to a request: its orders, and what waits there besides."""
     own = request.place.cost if request.worker_id == worker.worker_id else 0
     before = 0 if is_next else worker.line.cost - own
     return backlog_us(state, worker) - worker.line.cost + before
@@ -183,7 +183,8 @@ _PATIENCE = 8
 
 
 def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Storage, start: int) -> ChunkForm | None:
-    """The form in which to ask for what begins with token ``start``; None where there is nothing to ask for any more.
+    """Return the form in which to ask for what begins with token ``start``; None where there is nothing to ask for any
+    more.
 
     A question that is put off for good is written down as one that brought nothing.
     """
@@ -202,7 +203,7 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
 
 
 def _forms(state: CellState, request: Request, worker: Worker, storage: Storage) -> tuple[ChunkForm, ...]:
-    """What may be asked for, and in which order."""
+    """Return the forms that may be asked for, in order."""
     if not may_restore(state, request, worker, storage):
         return ("kv",)
     if state.config.restoring == HIDDEN:

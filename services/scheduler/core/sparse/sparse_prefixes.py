@@ -76,7 +76,7 @@ def choose_sparse(
 
 
 def span_for(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
-    """The sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
+    """Return the sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
 
     None where it was not chosen, or is of no use any more. Does not mutate; O(chunks).
     """
@@ -104,7 +104,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 
 
 def drop_choice(state: CellState, request: Request) -> None:
-    """A lossy prefix that was chosen is of no use any more: what to do is to be decided anew."""
+    """Drop a chosen lossy prefix that is of no use any more: the choice is to be made anew."""
     request.sparse.choice = None
     request.prefetch.is_due = True
     state.count("sparse_choices_dropped")
@@ -123,7 +123,7 @@ def pages_for_chosen(span: SparseSpan, importance: Importance | None, page_size:
 def begin_sparse(
     state: CellState, request: Request, worker: Worker, span: SparseSpan, pages: bytes, before: int
 ) -> bytes:
-    """A request is admitted with this span; returns the pages of its table (packed) that no tree owns.
+    """Begin a request that is admitted with this span; returns the pages of its table (packed) that no tree owns.
 
     Of the leased ``pages`` the first ``before`` belong in front of the span, the last hold what is chosen of it.
     """
@@ -143,7 +143,7 @@ def begin_sparse(
 
 
 def sparse_order(request: Request) -> SparsePrefix | None:
-    """What the worker is told of the sparse prefix of a request that was just admitted, if it has one."""
+    """Return the worker's order for the sparse prefix of a request that was just admitted, if it has one."""
     span = request.sparse.span
     if span is None:
         return None

@@ -149,7 +149,9 @@ def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
 
 
 def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
-    """A 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further on."""
+    """Return a 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further
+    on.
+    """
     wanted = bytearray(b"\x01") * (end - start)
     wanted[: covered - start] = bytes(max(0, covered - start))
     position = 0

@@ -75,7 +75,8 @@ def lends_to(other: Storage, storage: Storage) -> bool:
 def find_loan(
     state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int, most: int
 ) -> Loan | None:
-    """The longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other storage
+    """Return the longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other
+    storage
     has in host memory. Does not mutate.
 
     Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
@@ -199,21 +200,22 @@ def let_go(state: CellState, held: HeldLoan) -> None:
 
 
 def end_loan(state: CellState, fetch: Fetch) -> None:
-    """A fetch is over: the lender's copies may go. Repeats are harmless."""
+    """Release the lender's copies of a fetch that is over. Repeats are harmless."""
     if fetch.lent_node:
         node, fetch.lent_node = fetch.lent_node, 0
         _unlock(state, fetch.lender_id, node, fetch.lent_from)
 
 
 def forget_lender(state: CellState, storage: Storage) -> None:
-    """A storage is lost with its copies: nothing is locked there any more, and what reads it will find out."""
+    """Forget a storage that is lost with its copies: nothing is locked there any more, and its readers find out."""
     for fetch in state.fetches.values():
         if fetch.lender_id == storage.storage_id:
             fetch.lent_node = 0
 
 
 def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
-    """The nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one above
+    """Yield the nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one
+    above
     them failed verification and went with all below it. Does not mutate.
     """
     node = state.tree.nodes.get(node_id)

@@ -210,7 +210,7 @@ def _begin(state: CellState, worker: Worker, storage: Storage, node: Node, size:
 
 
 def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
-    """The worker carried a promotion out, or could not. An answer to any other promotion is stale."""
+    """Settle a promotion that the worker carried out, or could not. An answer to any other promotion is stale."""
     state = step.state
     promotion = worker.moves.promotion
     if promotion is None or promotion.promotion_id != message.promotion_id:

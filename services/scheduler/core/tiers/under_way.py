@@ -35,7 +35,7 @@ class UnderWay(msgspec.Struct, kw_only=True):
         self.state = next_transfer_state(self.state, TransferEvent.EXPIRE)
 
     def call_off(self) -> None:
-        """What it brings is for nobody any more. Repeats are harmless."""
+        """Call off a fetch that no request needs any more. Repeats are harmless."""
         self.state = next_transfer_state(self.state, TransferEvent.CALL_OFF)
 
 
@@ -228,7 +228,7 @@ class StoreLacks(msgspec.Struct):
         return 0 <= lacking_from <= start
 
     def note(self, form: ChunkForm, start: int) -> None:
-        """The store was asked for the request's prefix, or for what it shares with another, and had it up to here."""
+        """Note that the store had the request's prefix, or what it shares with another, up to here."""
         if form == HIDDEN:
             self.hidden_from = start
         else:
@@ -246,14 +246,14 @@ class StoreBlanks(msgspec.Struct):
         return self.hidden if form == HIDDEN else self.kv
 
     def note_nothing(self, form: ChunkForm) -> None:
-        """A question was in vain."""
+        """Note a question in vain."""
         if form == HIDDEN:
             self.hidden += 1
         else:
             self.kv += 1
 
     def note_something(self, form: ChunkForm) -> None:
-        """The store has chunks in this form: it is worth asking."""
+        """Note that the store has chunks in this form: it is worth asking."""
         if form == HIDDEN:
             self.hidden = 0
         else:

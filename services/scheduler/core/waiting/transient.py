@@ -85,7 +85,7 @@ def remove_span(transient: TransientTree, worker_id: str, request_id: str, node_
 
 
 def match(transient: TransientTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """The longest marked path that ``tokens`` follow. Does not mutate."""
+    """Return the longest marked path that ``tokens`` follow. Does not mutate."""
     if not transient.marks:
         return []
     return match_prefix(transient.tree, namespace, tokens, max_pages)

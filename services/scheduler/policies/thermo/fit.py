@@ -187,7 +187,7 @@ class Fit(msgspec.Struct):
         self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), bytearray(), b""
 
     def _make_index(self) -> None:
-        """The next slice of the index: of one rhythm, a part of the levels."""
+        """Make the next slice of the index: of one rhythm, a part of the levels."""
         place, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
         base = np.frombuffer(self.base).reshape(RHYTHMS, AGE_BINS)[self.rhythms[place]]
         table = gittins(base, np.frombuffer(self.edges), _LEVELS[part])
@@ -211,7 +211,7 @@ def _edges(reuse_ages: Floats, oldest: float) -> Floats:
 
 
 def _place(edges: Floats, ages: Floats) -> tuple[Ints, Floats]:
-    """The bin of each age, and how far into the bin it is."""
+    """Return the bin of each age, and how far into the bin it is."""
     age_bin = np.clip(np.searchsorted(edges, ages, side="right") - 1, 0, AGE_BINS - 1)
     return age_bin, np.minimum(ages, edges[-1]) - edges[age_bin]
 

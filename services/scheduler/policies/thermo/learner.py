@@ -54,7 +54,7 @@ class Learner(msgspec.Struct):
         return True
 
     def hand_over(self, member: int, requests: int) -> None:
-        """This member leads from now on."""
+        """Let this member lead from now on."""
         self.leader, self.leader_requests = member, requests
         self.duel.entering = []  # Its prefixes are others.
 

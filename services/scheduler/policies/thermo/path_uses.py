@@ -33,7 +33,7 @@ class PathUses:
     """
 
     def __init__(self, prefixes: Prefixes, rows: NDArray[np.int64], context: int, clock: float) -> None:
-        """Looks, and changes nothing."""
+        """Look at the state, and change nothing."""
         self.rows: list[int] = rows.tolist()
         self.digests: list[int] = column(prefixes.digest)[rows].tolist()
         self._all, self._context = rows, context
