@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 TURNS = {
-    re.compile(r"\bnobody\b", re.IGNORECASE): "name what does not: 'no process', 'no request', or the passive",
-    re.compile(r"\beverybody\b", re.IGNORECASE): "name them: 'all callers', 'every process'",
-    re.compile(r"\bwho(?:m)?ever\b", re.IGNORECASE): "name them: 'the reader', 'a caller that', 'any process that'",
-    re.compile(r"\bof (?:which|whom)\b", re.IGNORECASE): "'whose', 'with', or a sentence of its own",
-    re.compile(r"\bthat for\b", re.IGNORECASE): "name it again",
+    re.compile(r"\b[Nn]obody\b"): "name what does not: 'no process', 'no request', or the passive",
+    re.compile(r"\b[Ee]verybody\b"): "name them: 'all callers', 'every process'",
+    re.compile(r"\b[Ww]hom?ever\b"): "name them: 'the reader', 'a caller that', 'any process that'",
+    re.compile(r"\b[Oo]f (?:which|whom)\b"): "'whose', 'with', or a sentence of its own",
+    re.compile(r"\b[Tt]hat for\b"): "name it again",
 }
-"""A pattern, and what to write in its stead (CONTRIBUTING, "Words")."""
+"""A pattern, and what to write in its stead (CONTRIBUTING, "Words"). Names in capitals are constants of the code."""
 
 LINK_TARGET = re.compile(r"\]\([^)]*\)")
 """A record keeps the name of its file."""

@@ -84,7 +84,7 @@ def send_copies(step: Step, worker: Worker, storage: Storage, chosen: Sequence[t
 
 
 def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
-    """Finish a backup that the storage answered. Nodes that were being evicted and are still unused leave the device."""
+    """Finish a backup that the storage answered. Nodes being evicted that are still unused leave the device."""
     state = step.state
     step.cancel_timer(transfer.timer_id)
     storage = state.storages[transfer.storage_id]

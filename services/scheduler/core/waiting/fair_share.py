@@ -121,7 +121,7 @@ class Queue(msgspec.Struct):
         _move(level, before, _place(lane, tenant))
 
     def window(self, limit: int, cost_of: Callable[[str], int]) -> list[str]:
-        """Return the first ``limit`` ids in the order in which they would be served, if each cost ``cost_of`` tokens."""
+        """Return the first ``limit`` ids in the order of service, if each cost ``cost_of`` tokens."""
         names: list[str] = []
         for priority in sorted(self.levels, reverse=True):
             level = self.levels[priority]

@@ -187,7 +187,7 @@ class Ranking(msgspec.Struct):
 
 
 def _least(entries: list[Entry], count: int) -> list[Entry]:
-    """Return the least ``count`` of these, in order. Most are told apart by their scores alone, without being sorted."""
+    """Return the least ``count`` of these, in order. Most are told apart by their scores alone, without sorting."""
     if len(entries) > count:
         scores = np.array([score for score, _, _ in entries])
         kept = scores <= np.partition(scores, count - 1)[count - 1]
