@@ -1,7 +1,7 @@
 """One term of the active scheduler: take over, then keep timers, watch heartbeats, answer and take snapshots.
 
 Everything here is what a standby does not do. A term ends when its task is cancelled, because the lead went to
-another or the process stops; while the lead's time is over but nobody has taken it, the term is paused.
+another or the process stops; while the lead's time is over but no other has taken it, the term is paused.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Active:
             try:
                 await self._bus.publish(subjects.STATUS, encode(await self._status()))
             except Unavailable:
-                pass  # Nobody could see it now; the next one follows.
+                pass  # It could not be seen now; the next one follows.
             await asyncio.sleep(STATUS_S)
 
     async def _answer_status(self, data: bytes) -> bytes:

@@ -32,7 +32,7 @@ class DiskUsage:
             return status
         rows = {row.owner: row for row in status.owner_bytes}
         for owner, nbytes in disk.items():
-            # Storages may name others than the core has: then whoever does not fit is told with the rest.
+            # Storages may name others than the core has: then those beyond the bound are told with the rest.
             name = owner if owner in rows or len(rows) <= OWNERS_TOLD else ""
             row = rows.get(name, OwnerBytes(owner=name))
             rows[name] = msgspec.structs.replace(row, disk=row.disk + nbytes)

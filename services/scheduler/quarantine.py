@@ -132,7 +132,7 @@ async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
 async def decide(bus: Bus, published: Progress) -> Skips:
     """Decide what is due; returns all that is known then. Only for the holder of the lead before it restores.
 
-    ``published`` is how far outputs are known to be at the broker, whoever published them.
+    ``published`` is how far outputs are known to be at the broker, by any process.
     Raises Unavailable and TransportError.
     """
     skips = await read_skips(bus)
@@ -192,7 +192,7 @@ async def _was_spoken_of(bus: Bus, seq: int) -> bool:
 
 
 def _decision(stored: StreamMessage, reason: str) -> InputSkipped:
-    """With whom and what the input names, so that nobody waits for it."""
+    """With whom and what the input names, so that it is not waited for."""
     message: Input | None
     try:
         message = decode_input(stored.data)

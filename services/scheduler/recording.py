@@ -129,7 +129,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 class RecordingWriter:
     """Writes ``path`` when its ``async with`` block ends without an exception, and nothing otherwise.
 
-    The file system is waited for in threads: what a slow disk holds up is the recording, not whoever hears the broker.
+    The file system is waited for in threads: what a slow disk holds up is the recording, not the task that hears the
+    broker.
     """
 
     def __init__(self, path: Path, header: Header) -> None:

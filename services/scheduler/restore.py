@@ -1,10 +1,10 @@
 """Starting where the stream is: a snapshot, then the tail of the stream.
 
-Outputs of the tail go to the outbox, which publishes those that nobody is known to have published. Those that were
+Outputs of the tail go to the outbox, which publishes those that are not known to be published. Those that were
 published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler
 arrive now.
 
-That holds only where this release folded the tail before, or nobody did. Another release may have decided otherwise:
+That holds only where this release folded the tail before, or none did. Another release may have decided otherwise:
 targets obeyed it, and would drop what differs from it as repeated. Then everything that is known of device and host
 pools is given up, and the cell begins anew (:attr:`Start.is_lost`); what disks and stores hold is told again.
 """
@@ -144,7 +144,7 @@ async def _begin_anew(
     """
     seq = info.last_seq
     if tail is not None and tail.said_to is not None:
-        seq = min(max(tail.said_to, info.first_seq - 1), info.last_seq)  # Nobody has acted upon what came since.
+        seq = min(max(tail.said_to, info.first_seq - 1), info.last_seq)  # What came since was not acted upon.
     is_of_another = tail is not None and tail.release != release
     _log.error(
         "state_lost",

@@ -2,7 +2,7 @@
 
 Timers are set by the stamps of inputs, which the broker's clock makes. This process's own wall clock may be minutes
 away from that one, on another machine or because somebody set either: every deadline would come as much too soon or
-too late. So the time is that of the input that came last, and what has passed since by a clock that nobody sets. It is
+too late. So the time is that of the input that came last, and what has passed since by a clock that is never set. It is
 behind by as long as that input was under way, and never ahead.
 """
 

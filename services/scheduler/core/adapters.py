@@ -63,7 +63,7 @@ def load(step: Step, message: LoadAdapter) -> None:
 
 
 def unload(step: Step, message: UnloadAdapter) -> None:
-    """Take a name away. What nobody can ask for leaves workers when the last request with it has ended."""
+    """Take a name away. An adapter without a name leaves workers when the last request with it has ended."""
     adapter = _find(step.state, message.name)
     if adapter is not None:
         step.state.count("adapters_unloaded")
@@ -119,7 +119,7 @@ def _take_name(step: Step, adapter: Adapter, name: str) -> None:
 
 
 def _let_go(step: Step, adapter: Adapter) -> None:
-    """Have workers forget an adapter that nobody can ask for any more, once no request has it."""
+    """Have workers forget an adapter without a name, once no request has it."""
     if adapter.names or adapter.requests:
         return
     state = step.state

@@ -89,7 +89,7 @@ def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Referenc
 
 
 def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
-    """Digests of all whole blocks of a prompt of which the first ``above`` are not among ``digests``; b"" where no text
+    """Digests of all whole blocks of a prompt; the first ``above`` are not among ``digests``. b"" where no text
     has them. Does not mutate.
     """
     if not above:

@@ -30,7 +30,7 @@ _RUNNING_TOKENS = 8
 """Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
 
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
-"""A disk that nobody measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+"""A disk that was not measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
 
 UNMEASURED_LENDER_BYTES_PER_US = inf
 """Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
@@ -155,7 +155,7 @@ def expected_disk_bytes_per_us(storage: Storage) -> float:
 
 def planned_disk_bytes_per_us(storage: Storage) -> float:
     """How fast the disk is read, for what is decided once and stays: as it was measured before the storage joined, so
-    that no observation under load moves it. A disk that nobody measured is taken as observed; 0 is not known yet.
+    that no observation under load moves it. A disk that was not measured is taken as observed; 0 is not known yet.
     Does not mutate.
     """
     measured = _measured_disk_bytes_per_us(storage)

@@ -400,7 +400,7 @@ class ThermoclinePolicy(Policy):
             prefixes.sample[row] = samples.open(begin, self.clock, code_of(prefixes, row))
 
     def _give_up(self, row: int) -> None:
-        """Watch a ghost no longer, of which nothing is remembered from now on; row 0 is none."""
+        """Stop watching a ghost, which is forgotten from now on; row 0 is none."""
         if row:
             sample = self.prefixes.sample[row]
             if sample != NO_SAMPLE:
@@ -410,7 +410,7 @@ class ThermoclinePolicy(Policy):
     def _sample(self, row: int, size: int) -> None:
         """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
         if not self.requests or not self.leads:
-            return  # What the pool was filled with was used by nobody, as far as is known.
+            return  # As far as is known, what the pool was filled with was not used.
         prefixes, learner = self.prefixes, self.learner
         learner.duel.used(prefixes.digest[row], size)
         if learner.picks(size, self.tokens_seen / self.requests):

@@ -8,7 +8,7 @@ an exact one; ``bench/tier_choices.py`` measures by how much. No operation looks
 of nodes.
 
 An index is made when it is first needed and costs nothing before. What the tree held by then it gets to know over
-the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: whoever takes one asks
+the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: its taker asks
 ``rank_of``, which then says None; such a node is noted again when that changes.
 """
 

@@ -26,7 +26,7 @@ for _index in range(1, _BLOCK + 1):
 _ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
 _SHIFTS = _POWERS.tolist()
 _POWERS = _POWERS[:_BLOCK][::-1].copy()
-# Most spans of which a digest is asked are a node's first tokens: so few cost less without arrays.
+# Most spans that are digested are a node's first tokens: so few cost less without arrays.
 _FEW = 16
 _unpack_few = Struct(f"<{_FEW}I").unpack
 _FEW_POWERS = tuple(_POWERS[-_FEW:].tolist())

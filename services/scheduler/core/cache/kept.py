@@ -108,7 +108,7 @@ class LeaseAccount(msgspec.Struct):
 
 
 class CacheLeases(msgspec.Struct):
-    """All leases of a cell. Empty, and never looked into further, where nobody asks for any."""
+    """All leases of a cell. Empty, and never looked into further, where no request asks for any."""
 
     leases: dict[int, CacheLease] = {}
     nodes: dict[int, LeasedNode] = {}
@@ -116,7 +116,7 @@ class CacheLeases(msgspec.Struct):
     accounts: dict[str, LeaseAccount] = {}  # By tenant; none is empty.
     keys: dict[str, int] = {}  # By :func:`key_name`: the lease that has the key now.
     locked: dict[str, int] = {}  # Host pages on which leases have locks, by storage.
-    pages: int = 0  # Of leased nodes, each counted once whoever leases it.
+    pages: int = 0  # Of leased nodes, each counted once for all its leases.
     next_id: int = 1
 
     @property

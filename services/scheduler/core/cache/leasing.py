@@ -104,7 +104,7 @@ def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
 
 
 def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
-    """Its caller said when it will go on: what it goes on with is evicted after all that nobody is expected for.
+    """Its caller said when it will go on: what it goes on with is evicted after all that no session is expected to use.
 
     Within the tenant's budget for leases: beyond it, what is expected last is given up.
     """

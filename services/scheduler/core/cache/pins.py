@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_PINS = 256
 _REFUSAL_MS = 60_000
-"""A refused pin is remembered for so long, for whoever asks what became of it."""
+"""A refused pin is remembered for so long, for later questions about it."""
 
 
 def pin_prefix(step: Step, message: PinPrefix) -> None:

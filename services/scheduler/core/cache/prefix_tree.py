@@ -109,7 +109,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     Rarely there, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
     ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
     while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
-    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is nobody's; that of its root (see
+    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is none; that of its root (see
     :mod:`quotas`). ``is_wide``: its label has packed int32 tokens. ``is_sealed``: its namespace has a key of its own,
     so that no node lends it to another.
 
@@ -275,9 +275,9 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 class PrefixTree(msgspec.Struct, dict=True):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
-    Without ``has_digests`` nodes have none: nobody remembers them once they are gone. Such nodes are few and soon gone,
-    so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against somebody's
-    quotas. ``sealed`` namespaces have a key of their own.
+    Without ``has_digests`` nodes have none: they are not remembered once they are gone. Such nodes are few and soon
+    gone, so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against
+    somebody's quotas. ``sealed`` namespaces have a key of their own.
     """
 
     page_size: int = 0
@@ -496,7 +496,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     """Cut ``node`` after ``pages`` of its pages and return the new upper part. Mutates both.
 
-    The lower part keeps the id: whoever holds a node means it and everything above, so the upper part inherits
+    The lower part keeps the id: a holder of a node means it and everything above, so the upper part inherits
     every lock and every reader, and no reference elsewhere needs a change (a transfer's list of nodes does;
     see :func:`residency.split_node`).
     """

@@ -68,7 +68,7 @@ def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -
 
 
 def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:
-    """Note where the tree has these blocks, the first of which has ``above`` others before it.
+    """Note where the tree has these blocks; the first has ``above`` others before it.
 
     The first ``end_tokens`` of their tokens lie on the way to ``node``. Returns how many blocks end within them.
     """

@@ -14,8 +14,8 @@ Rules that hold between steps:
   host memory, when no child is in the same pool and the node is elsewhere too, or has no children.
 
 A pool that is lost stays in ``device``, ``loading`` and ``host`` of its nodes until they are struck (``state.lost``,
-see :mod:`pools`). Nobody asks by its name meanwhile; who goes through all names asks :func:`devices_of` and
-:func:`copies_of`. A node that nothing else holds is removed when it is struck, and not before.
+see :mod:`pools`). It is not looked up by its name meanwhile; code that goes through all names asks :func:`devices_of`
+and :func:`copies_of`. A node that nothing else holds is removed when it is struck, and not before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LOCKS, _TRANSFERS, _DEVICES, _HOSTS = map(attrgetter, ("locks", "transfer", "de
 
 DEVICE = "device"
 HOST = "host"
-UNREACHED = "unreached"  # In place of a tier: below a node that nobody holds any more.
+UNREACHED = "unreached"  # In place of a tier: below a node that is not held any more.
 
 
 def host_pool(storage: Storage) -> PagePool:
@@ -305,7 +305,7 @@ def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
-    """Lock nodes of a path that this worker locks alike, and nobody else does; returns whether they are such."""
+    """Lock nodes of a path that this worker alone locks alike; returns whether they are such."""
     count = _locked_alike(nodes, worker.worker_id)
     if count < 0:
         return False
@@ -395,7 +395,7 @@ def lock_host(node: Node, storage_id: str) -> None:
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
-    """Undo :func:`lock_host`; a quarantined copy that nobody reads any more goes. May remove the node."""
+    """Undo :func:`lock_host`; a quarantined copy that is not read any more goes. May remove the node."""
     locks = node.host_locks[storage.storage_id] - 1
     if locks:
         node.set_rare(host_locks=with_count(node.host_locks, storage.storage_id, locks))
@@ -507,7 +507,7 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
 
 
 def forget_return(state: CellState, node_id: int) -> None:
-    """Nobody is expected behind a node any more: it is on offer like any other."""
+    """Offer a node like any other: no session is expected behind it any more."""
     del state.returns[node_id]
     offer(state, state.tree.nodes[node_id])
 
@@ -710,7 +710,7 @@ def give_up_copies(state: CellState, node: Node) -> None:
 
 
 def remove_struck(state: CellState, node: Node) -> Node | None:
-    """Remove a node without children that :func:`is_held` says nobody holds; returns its parent, None if a root's."""
+    """Remove a node without children that is not held (:func:`is_held`); returns its parent, None if a root's."""
     for worker_id in (*node.device, *node.loading):
         _count_below(state, node, worker_id, -1)
     parent = remove_leaf(state.tree, node)

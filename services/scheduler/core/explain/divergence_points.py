@@ -32,7 +32,7 @@ MOST_SIBLINGS = 16
 """Children of a node, the newest ones, among which the nearest is looked for."""
 
 MOST_COMPARED = 8192
-"""Tokens behind a divergence of which the two sides are compared."""
+"""Tokens behind a divergence whose two sides are compared."""
 
 MOST_COMPARED_NODES = 16
 """Nodes of the cached side that are put together to be compared."""

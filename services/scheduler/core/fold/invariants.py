@@ -347,11 +347,11 @@ def _check_adapters(state: CellState) -> None:
     names: list[str] = []
     for digest, adapter in state.adapters.items():
         require(adapter.requests == counts[digest], f"adapter {digest} miscounts its requests")
-        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays for nobody")
+        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays without use")
         names += adapter.names
     require(len(names) == len(set(names)), "two adapters have one name")
     for worker in state.workers.values():
-        require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter for nobody")
+        require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter without use")
 
 
 def _check_last_match(state: CellState, request: Request) -> None:

@@ -178,7 +178,7 @@ def _renew(node: dict[str, Any], nodes: dict[int, Any], page_bytes: int) -> None
 def _narrow_labels(tree: PrefixTree) -> None:
     """Give nodes that have packed int32 tokens the labels that this tree would have given them.
 
-    Raises CodecError for a node of which they are not whole.
+    Raises CodecError for a node whose tokens are not whole.
     """
     for node in tree.nodes.values():
         if len(node.label) % TOKEN_BYTES:

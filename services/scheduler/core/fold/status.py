@@ -198,9 +198,9 @@ def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
 
 
 def owner_bytes(state: CellState) -> tuple[OwnerBytes, ...]:
-    """Bytes on devices and in host memory by owner, and what is nobody's; disks are not known here.
+    """Bytes on devices and in host memory by owner, and what has no owner; disks are not known here.
 
-    As quotas count them: what is being loaded or copied for an owner is its own already, and nobody else's.
+    As quotas count them: what is being loaded or copied for an owner is its own already, and no other's.
     """
     if state.geometry is None:
         return ()

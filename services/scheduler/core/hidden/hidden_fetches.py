@@ -3,7 +3,7 @@
 What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
 states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
 lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's hidden
-states are not fetched again. Where nobody knew whether there were any, ending early is an answer and no fault: the
+states are not fetched again. Where it was unknown whether there were any, ending early is an answer and no fault: the
 request asks for the other form, or computes.
 """
 
@@ -194,7 +194,7 @@ def _go_on_without(step: Step, request: Request) -> Request | None:
 
 
 def _stop_waiting(step: Step, request: Request) -> None:
-    """Whoever waited for a part of its run stands in line again."""
+    """Queue again all that waited for a part of its run."""
     if request.hidden.run is not None and request.wait.fetch:
         wake(step.state, request)
     if request.hidden.run is not None:

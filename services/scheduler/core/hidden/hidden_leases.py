@@ -4,7 +4,7 @@ A request that computes something new gets one when it is admitted, for whole ch
 more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
 sealed until then is written down (:mod:`hidden_saves`). A lease that could not be given whole is not extended: what
 was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
-of a worker that is lost: whoever reads such pages later verifies them.
+of a worker that is lost: their later readers verify them.
 
 It is for chunks in a row that the request computes whole and that are neither kept nor being saved.
 """
@@ -101,7 +101,7 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
 def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, is_good: bool) -> None:
     """Leave the lease of a request that leaves its worker; KV of the first ``computed`` of ``tokens`` was computed.
 
-    What it has completed since it was admitted is being saved, too, as far as its lease reaches: nobody saves its KV.
+    What it has completed since it was admitted is being saved, too, as far as its lease reaches: its KV is not saved.
     Unless ``is_good``, nothing of it is to be saved.
     """
     state = step.state

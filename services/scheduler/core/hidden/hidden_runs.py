@@ -8,7 +8,7 @@ stay with the fetch until the storage says that it is over, and then they are fr
 A run may have holes (:mod:`hidden_in_flight`). There is one fetch of it at a time, of one stretch at the most; the
 next begins when that is over, so that the disk works while what has arrived is restored and holes are computed.
 
-A run may be a question (:mod:`restoration_ways`): nobody knows whether the object store has any of it. Once what was
+A run may be a question (:mod:`restoration_ways`): it is unknown whether the object store has any of it. Once what was
 asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
 """
 
@@ -274,7 +274,7 @@ def free_restored(state: CellState, request: Request) -> None:
 
 
 def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
-    """Let everybody go on who waited for a part of this fetch."""
+    """Let all requests go on that waited for a part of this fetch."""
     for name in fetch.followers:
         request = state.requests.get(name)
         if request is not None and request.wait.fetch == fetch.fetch_id:

@@ -143,7 +143,7 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
 
 
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
-    """Pages of the hidden pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
+    """Pages of the hidden pool (packed) that are not written or read any more are free; fetches may want them."""
     if storage.hidden.pool is not None and pages:
         storage.hidden.pool.release(pages)
         if storage.fetching.due:
@@ -215,7 +215,7 @@ def drop_hidden_pool(step: Step, storage: Storage) -> None:
 
 
 def close_lease(step: Step, lease: OpenHiddenLease) -> None:
-    """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
+    """Forget a lease. ``lease.names`` stay as they were; others may save them again."""
     state = step.state
     del state.leases[lease.lease_id]
     step.cancel_timer(lease.timer_id)

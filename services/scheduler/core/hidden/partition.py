@@ -260,7 +260,7 @@ def _time(partition: Partition) -> tuple[float, float]:
 
 
 _PARTS = 9
-"""Parts of a fetch of which the storage speaks at the most: with each, restoring can go on."""
+"""Parts of a fetch that the storage reports at the most: with each, restoring can go on."""
 
 
 def pipelined_us(disk_us: float, device_us: float, chunks: int) -> float:

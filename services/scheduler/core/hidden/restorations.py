@@ -152,7 +152,7 @@ def refused(state: CellState, request: Request) -> None:
 
 
 def end_run(state: CellState, request: Request) -> None:
-    """Forget a run of which nothing is left and nothing follows; write down how wrong its prediction was.
+    """Forget a run with nothing left and nothing to follow; write down how wrong its prediction was.
 
     What a restoration took is put together like what was predicted: the time of its fetches as the storage says it,
     which includes their wait for the disk, and of its restorations as the worker says it, the shorter hidden by the

@@ -1,9 +1,9 @@
 """Draining: a worker that was asked to end gets nothing new, finishes what it runs, and hands over what is hot.
 
 Its waiting requests are placed anew at once. What runs goes on for most of the grace; what is not done by then is
-preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what nobody else has.
+preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what no other has.
 When nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
-device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that nobody is
+device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that no worker is
 left to use: what is hot there is handed on to other nodes, and no worker waits for that.
 """
 

@@ -60,7 +60,7 @@ _MOST_REFUSED = 8
 
 
 def rank_by_worth(state: CellState, worker: Worker) -> list[int]:
-    """Ids of the nodes that nobody but this worker has, the hottest last. Looks at all that it holds, once.
+    """Ids of the nodes that only this worker has, the hottest last. Looks at all that it holds, once.
 
     No more are named than the host pool and the saves of one storage could take in.
     """

@@ -81,7 +81,7 @@ def _strike_next(state: CellState, tier: str, owner: str, left: list[int], gone:
     """Strike the next node, or put those before it that have to go first; returns units of work.
 
     Children go before their parent, so that between any two calls what is on the lost device is closed upwards, and
-    whatever nobody holds has a place in ``left``. Below a node that nobody holds are host copies at most, which no
+    whatever is not held has a place in ``left``. Below a node that is not held are host copies at most, which no
     match reaches any more.
     """
     tree = state.tree

@@ -351,8 +351,8 @@ def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
 def follow_cuts(state: CellState, found: PrefixMatch) -> None:
     """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
 
-    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
-    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
+    Only what was on the device before can have been: making room for a backup may cut a node with a copy in the
+    host pool. What is being loaded is read where its copy lies, so that nothing cuts it.
     """
     if found.device:
         found.device = way_to(state.tree, found.device[-1]).nodes.copy()

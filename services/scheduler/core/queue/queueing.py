@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _RETRY_AFTER_MS = 1000
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of a refusal, as OpenAI has it, for an adapter that nobody serves."""
+"""Code of a refusal, as OpenAI has it, for an adapter that is not served."""
 
 _ENDED_REMEMBERED = 4096
 _NO_CACHE = CacheHints(read=False, write=False)
@@ -239,7 +239,7 @@ def dequeue(state: CellState, request: Request) -> None:
 
 
 def take_waiting(state: CellState, worker: Worker) -> list[Request]:
-    """Take everybody out of a worker's queue; returns them in order of arrival, to be placed anew."""
+    """Take all requests out of a worker's queue; returns them in order of arrival, to be placed anew."""
     waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=lambda request: request.arrival_order)
     for request in waiting:
         dequeue(state, request)
@@ -251,7 +251,7 @@ MOST_REPLACED = 512
 
 
 def replace_waiting(step: Step) -> None:
-    """Place waiting requests anew, after a worker joined: those that nobody has, and those that wait longest.
+    """Place waiting requests anew, after a worker joined: those without a worker, and those that wait longest.
 
     The others stay where they are; workers that have nothing left to do take them over (:func:`steal`).
     """

@@ -2,10 +2,10 @@
 
 A pool is named as its eviction policy is: ``device/<worker id>`` or ``host/<storage id>``.
 
-Whoever has more pages in a pool than allowed is above its quota there, and its nodes go before those of anybody who is
+An owner with more pages in a pool than allowed is above its quota there, and its nodes go before those of any that is
 not, whatever the pool's policy says; of one owner's nodes the one that was used longest ago. Counting costs a constant
 time for each node that changes, naming a victim takes O(log n) of the owner's nodes besides one look at each owner that
-is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where nobody owns
+is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where no owner has
 anything, nodes have no owner and nothing is done.
 """
 
@@ -35,7 +35,7 @@ class Account(msgspec.Struct):
 
     ``pages`` counts what is its in each pool: on devices what the tree has there or is loading, in host pools what the
     tree has there and what is leased for copies on their way. Pages of running requests that the tree does not have
-    are nobody's. ``orders`` has of each pool the nodes that may be evicted there, used longest ago first.
+    have no owner. ``orders`` has of each pool the nodes that may be evicted there, used longest ago first.
     """
 
     name: str  # ``CacheQuota.owner``.
@@ -49,7 +49,7 @@ class Account(msgspec.Struct):
 
 
 class Quotas(msgspec.Struct):
-    """All owners that have, or had, a quota and of which something is known; empty where nobody has one.
+    """All known owners that have, or had, a quota; empty without quotas.
 
     Their numbers are in the tree: nodes name their owner by it, and ``PrefixTree.owners`` the owner of a namespace.
     """

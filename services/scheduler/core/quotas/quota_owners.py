@@ -1,8 +1,8 @@
-"""Who owns which KV: learnt from requests, each of which says whose cache it uses and what that may take.
+"""Who owns which KV: learnt from requests; each says whose cache it uses and what that may take.
 
 What a request says holds from then on, as with every other limit: quotas are changed by the next request that comes. A
 namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has, and gone
-through again when that owner first gets a quota. Owners of which nothing is left are forgotten now and then.
+through again when that owner first gets a quota. Owners with nothing left are forgotten now and then.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def remember_quota(state: CellState, message: SubmitRequest) -> None:
         _own(state, message.namespace, number)
     account = state.quotas.accounts[number]
     if quota is not None and quota.owner != account.name:
-        state.count("quotas_refused")  # A namespace comes of one salt; whoever says another has no say in it.
+        state.count("quotas_refused")  # A namespace comes of one salt; another quota for it is ignored.
         return
     _bound(state, number, account, quota or _NO_BOUND)
     if len(state.tree.owners) > 2 * (len(state.tree.roots) + len(state.requests)) + _FORGOTTEN_BEYOND:
@@ -132,7 +132,7 @@ def _offer_all(state: CellState, node: Node) -> None:
 
 
 def _forget_unused(state: CellState) -> None:
-    """Forget namespaces of which there is neither KV nor a request, and then accounts without any."""
+    """Forget namespaces with neither KV nor a request, and then accounts without any."""
     tree, quotas = state.tree, state.quotas
     used = dict.fromkeys(tree.roots)
     used |= dict.fromkeys(request.submit.namespace for request in state.requests.values())

@@ -1,7 +1,7 @@
 """Trials: a way back that lost by what was observed of it is taken now and then, or it would never be observed again.
 
 The rates of a disk and of restoring are learned by using them (:mod:`planner.rate`). Once one of them was slow, for
-whatever reason, nothing is fetched where computing is faster, and so nobody would see that it is not slow any more.
+whatever reason, nothing is fetched where computing is faster, and so its recovery would go unnoticed.
 So decisions are counted which only those observations speak for: without them, by the profile and the disk's limit,
 another way would have won. The last of every ``TRIED_EVERY`` takes the best other way instead.
 

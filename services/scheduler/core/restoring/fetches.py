@@ -1,8 +1,8 @@
 """Fetches, disk or object store to host: what the storage says of them, and how they end.
 
 A fetch is over when the storage says so, or when the storage is lost. Until then its pages stay leased, for the
-storage may still be writing to them; one that was cut off, by its deadline or because nobody waits for it, is for
-nobody any more, and what it has brought stays.
+storage may still be writing to them; one that was cut off, by its deadline or because it is not waited for, is for
+no request any more, and what it has brought stays.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
 
 
 def _cut_off(step: Step, fetch: Fetch) -> None:
-    """Nobody waits for this fetch any more; its pages stay leased until the storage answers."""
+    """Call off a fetch that is not waited for any more; its pages stay leased until the storage answers."""
     storage = step.state.storages[fetch.storage_id]
     fetch.call_off()
     step.cancel_timer(fetch.timer_id)

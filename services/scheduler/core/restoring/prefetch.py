@@ -17,7 +17,7 @@ Where neither has it and another node does, it is read from there (:mod:`lending
 node has fetched it from its own disk, which the request waits for like for a fetch of its own node.
 
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
-may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
+may bring once those came, so that a new prompt displaces few host copies for nothing; in which form,
 :mod:`restoration_ways` says.
 """
 

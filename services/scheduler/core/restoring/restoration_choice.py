@@ -45,7 +45,7 @@ Form = Literal["kv", "hidden", "recompute", "sparse"]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What there is for a prompt of ``tokens`` tokens, the first ``covered`` of which need not be brought.
+    """What there is for a prompt of ``tokens`` tokens; the first ``covered`` need not be brought.
 
     The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
     hidden states up to ``hidden_end``, each as far as one fetch would bring it; behind ``kv_end`` hidden states go on
@@ -135,7 +135,7 @@ class Prices:
     def restoring(self, start: int, end: int, recomputed: int | None = None) -> tuple[float, int]:
         """(Time on the device alone, layers to compute from tokens): the best that the pages allow, or with so many.
 
-        A layer of which they hold a hidden state can be computed as well: that pays where the link is the slower side.
+        A layer with a hidden state in them can be computed as well: that pays where the link is the slower side.
         What was observed of restoring says the time, if anything was.
         """
         layout = self.layout

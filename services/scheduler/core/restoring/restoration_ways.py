@@ -10,7 +10,7 @@ the store nothing is known beforehand: a fetch is the question, and what comes o
 first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
 was told that the store does not have it does not ask for again.
 
-Most prompts have been seen by nobody, and each such question costs the store's time, pages and a wait. So the second
+Most prompts are new, and each such question costs the store's time, pages and a wait. So the second
 form is given up for a while where it brought nothing to several requests in a row: then one in so many asks.
 """
 
@@ -59,7 +59,7 @@ def usable_stretches(
     """Stretches of hidden chunks behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
 
     ``end`` is what :func:`usable_hidden_end` says of ``first``. A disk that has no hidden states of a sequence's first
-    chunk is not searched: most such prompts have been seen by nobody.
+    chunk is not searched: most such prompts are new.
     """
     if end == 0 or not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return ()
@@ -91,7 +91,7 @@ def choose_way(
     There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
     and hidden states up to the chunk ``end_of_hidden``, and in stretches of chunks ``later``. Where neither can be
     weighed, ``restoring_us`` of the choice is 0. Before hidden states that begin with a hole goes KV that may be there.
-    Up to the chunk ``end_of_sparse`` it may be read in part, of which as much is weighed as of a fetch.
+    Up to the chunk ``end_of_sparse`` it may be read in part; as much of that is weighed as of a fetch.
     ``is_next``: nothing that waits stands before the request.
     """
     size = names.pages_each * state.tree.page_size

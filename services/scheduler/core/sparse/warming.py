@@ -1,10 +1,10 @@
-"""Warming: chunks that are read in part again and again come up to host memory, for whoever comes next to use whole.
+"""Warming: chunks that are read in part again and again come up to host memory, for the next requests to use whole.
 
 IMPRESS moves a chunk up when its score is above the lowest of the tier above (4.4.2). Here, when a sparse prefix was
 read, its first chunks are fetched as KV if they have been read as often as selective admission asks for, and none of
 the coldest host copies that would have to go is worth more. Reading in part goes on until it has cost the disk as much
-as fetching would have: whoever rents for no longer than the price of buying pays at most twice what was best. The
-fetch is for nobody who waits, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
+as fetching would have: renting for no longer than the price of buying pays at most twice what was best. The
+fetch is for no waiting request, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
 while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
 
 It begins with what workers say of sparse prefixes: how long reading took and what was important, or that it failed.

@@ -144,7 +144,7 @@ def _charge_less(state: CellState, node: Node, storage_id: str, pages: bytes) ->
 
 
 def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
-    """Forget a transfer; its nodes, which are returned, are read by nobody."""
+    """Forget a transfer; its nodes, which are returned, are not read any more."""
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
     _count_leaving(state, transfer, nodes, -1)
     del state.transfers[transfer.transfer_id]

@@ -1,7 +1,7 @@
 """The catalogue of what each storage's disk holds: names of chunks in each form, kept by what the storage says.
 
 It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk
-that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to nobody
+that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to none
 but the requests that ask for it.
 """
 

@@ -41,7 +41,7 @@ def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> N
 
 
 def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
-    """Free what is left of the pages [start, end) of a fetch, which nobody writes to any more."""
+    """Free what is left of the pages [start, end) of a fetch, which are not written any more."""
     left = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
     pages = [page for page in left if page != NOWHERE]
     host_pool(storage).release(pack_int32(pages))

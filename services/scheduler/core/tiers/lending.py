@@ -4,8 +4,8 @@ Storages that share by the same engine read one another's host pools (``StorageJ
 ordered like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of
 callers with a key of their own stays out of it, because host memory, and the way from it, is not encrypted.
 
-What a node has on its disk alone it fetches into its own host memory first, for whoever waits on another node, and then
-lends it as anything there.
+What a node has on its disk alone it fetches into its own host memory first, for requests that wait on another node,
+and then lends it as anything there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def find_loan(
     storage
     has in host memory. Does not mutate.
 
-    Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
+    Of those with the longest it is the one that joined first. None where no storage has the next chunk whole.
     """
     if not may_be_lent(request, storage):
         return None
@@ -243,7 +243,7 @@ def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int)
 
 
 def end_of_copies(storage: Storage, path: Path, first_page: int) -> int:
-    """Behind the last page of ``path`` from ``first_page`` on of which a storage has a sound copy in host memory;
+    """Behind the last page of ``path`` from ``first_page`` on with a sound copy in a storage's host memory;
     ``first_page`` where it has none. Does not mutate.
     """
     name, position, reached = storage.storage_id, 0, first_page

@@ -1,6 +1,6 @@
 """Loads, to a device from host memory or a neighbour's device: settled when the batch that carried them is answered.
 
-Neighbours are workers of one node, each of which may copy pages from the others' devices instead of computing them. A
+Neighbours are workers of one node, and each may copy pages from the others' devices instead of computing them. A
 worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
 load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
 is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
@@ -71,7 +71,7 @@ def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: 
     """Settle the loads of a request that leaves its worker before their batch was reported.
 
     Proven, they are over and good as far as it stands on them. Otherwise the worker may still be copying: the
-    pages of its own load stay untouched until the batch is answered, and then nobody of its own vouches for them.
+    pages of its own load stay untouched until the batch is answered, and then none of its own vouches for them.
     """
     for batch in worker.work.batches:
         if is_proven:
@@ -114,9 +114,9 @@ def _finish(step: Step, worker: Worker, batch: Batch, proven: list[Node]) -> Non
 def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: list[Request], bad_pages: bytes) -> None:
     """Undo what is left of a load. Copies that failed verification are quarantined.
 
-    Whoever stands on it is about to be preempted. The pages go to the request that the load was for, which gives
-    them back when its worker has let go of it, or back to the pool: plans are executed in order, so nothing writes
-    to them before the worker has forgotten the others too.
+    The requests that stand on it are about to be preempted. The pages go to the request that the load was for, which
+    gives them back when its worker has let go of it, or back to the pool: plans are executed in order, so nothing
+    writes to them before the worker has forgotten the others too.
     """
     state = step.state
     state.count("loads_failed")
@@ -214,7 +214,7 @@ LATE_READS_MS = 30_000
 def attach_neighbours(step: Step) -> None:
     """Tell workers of a node about one another, as far as they were not told yet and it is switched on.
 
-    One that drains loads nothing more, and once it may leave, nobody begins to read from it.
+    One that drains loads nothing more, and once it may leave, no read from it begins.
     """
     state = step.state
     if not state.is_configured or not state.config.neighbour_loads:
@@ -267,7 +267,7 @@ def _read_on(step: Step, worker: Worker) -> None:
 
 
 def end_late_reads(step: Step, timer_id: str) -> None:
-    """Whatever a worker that was given up says from now on, nobody listens."""
+    """Ignore whatever a worker that was given up says from now on."""
     for read in step.state.late_reads.pop(timer_id):
         neighbour = step.state.workers[read.neighbour_id]
         unlock_path(step.state, step.state.tree.nodes[read.node], neighbour)

@@ -1,6 +1,6 @@
 """Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there.
 
-What is above its owner's quota goes before anything else, and a few nodes of it with every step even where nobody
+What is above its owner's quota goes before anything else, and a few nodes of it with every step even where no request
 needs room. What requests compute is never refused for a quota; the owner's own KV makes room for it first.
 """
 

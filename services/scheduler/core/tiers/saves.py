@@ -261,7 +261,7 @@ def forget_taken(state: CellState, storage: Storage) -> None:
 
 
 def remember_key(state: CellState, message: SubmitRequest) -> None:
-    """Note whose key encrypts this request's namespace. What nobody uses any more is forgotten now and then."""
+    """Note whose key encrypts this request's namespace. What is not used any more is forgotten now and then."""
     if not message.key_id or message.namespace in state.key_ids:
         return
     state.key_ids[message.namespace] = message.key_id

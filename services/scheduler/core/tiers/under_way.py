@@ -27,7 +27,7 @@ class UnderWay(msgspec.Struct, kw_only=True):
 
     @property
     def is_called_off(self) -> bool:
-        """Whether what it brings is for nobody any more, late or not."""
+        """Whether what it brings is not needed any more, late or not."""
         return self.state is not TransferState.UNDER_WAY
 
     def expire(self) -> None:
@@ -53,7 +53,7 @@ class Flush(msgspec.Struct):
 class Transfer(UnderWay):
     """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
 
-    A late one copies for nobody. A node without ``backup_pages`` needs no copy and only waits for its children to
+    A late one copies in vain. A node without ``backup_pages`` needs no copy and only waits for its children to
     leave.
 
     ``held`` are host pages that no node stands for any more; they are free again after the answer.
@@ -103,8 +103,8 @@ class Fetch(UnderWay):
     names: bytes = b""  # Of its chunks, 16 bytes each.
     remote_chunks: int = 0  # Of ``chunks``: from the object store.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
-    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
-    is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
+    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where it is unknown.
+    is_warming: bool = False  # It is for no waiting request (see :mod:`warming`).
     lender_id: str = ""  # Whose host pool it reads; "" is its own disk or object store.
     lent_node: int = 0  # The deepest node whose copies are locked there; 0 is none, or none any more,
     lent_from: int = 0  # and where the highest of them begins, in tokens.

@@ -183,7 +183,7 @@ def _is_copying(state: CellState, worker: Worker) -> bool:
 
 
 def _has_room(state: CellState, storage: Storage, node: Node, pages: int) -> bool:
-    """Whether nobody's copy must leave for so many pages of this node: a copy that can wait displaces none."""
+    """Whether no copy must leave for so many pages of this node: a copy that can wait displaces none."""
     pool = f"{HOST}/{storage.storage_id}"
     is_within = not node.owner or state.quotas.excess(node.owner, pool, pages) <= 0
     return is_within and host_pool(storage).free >= pages

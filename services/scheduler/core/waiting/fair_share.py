@@ -10,7 +10,7 @@ fair sharing, the front of the lane is the front of the queue.
 No operation touches more than one lane: lists are sorted by plain tuples, which a bisection compares in C.
 
 Beside the order is an index by the first page of tokens (``Worker.openings``), so that a batch that has begun to
-load a prefix finds the requests that stand on it without looking at everybody in line.
+load a prefix finds the requests that stand on it without looking at the whole line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Level(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """What waits at one worker and is ready to run, by priority. A priority that nobody waits at is forgotten."""
+    """What waits at one worker and is ready to run, by priority. A priority without requests is forgotten."""
 
     levels: dict[int, Level] = {}
     size: int = 0
@@ -105,7 +105,7 @@ class Queue(msgspec.Struct):
     def charge(self, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
         """Charge a tenant for so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
 
-        Where nobody waits there is nothing to share, and nothing is written down.
+        Where no request waits there is nothing to share, and nothing is written down.
         """
         level = self.levels.get(priority)
         if level is None:

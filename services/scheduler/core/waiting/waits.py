@@ -3,7 +3,7 @@
 A deferred request is out of its worker's ready order. It waits for a producer that is running or stands ahead of
 it, for a load under way, or for what is fetched for it from below host memory (Strata 4.2); a producer is never
 deferred itself (one that becomes so lets go of its waiters), and loads and fetches wait for no request, so that
-nobody can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
+no requests can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
 fetch is over, or the producer is not going to bring it any more. From its first deferral for another on it has a
 deadline; past it, it runs anyway and is not deferred again before it is admitted. A wait for a fetch has bounds of
 its own (see :mod:`fetch_waits`).

@@ -44,7 +44,7 @@ class Contexts(msgspec.Struct):
         return row
 
     def release(self, row: int) -> None:
-        """One prefix (or holder) less refers to the request; with the last one it is forgotten. Row 0 is nobody's."""
+        """One prefix (or holder) less refers to the request; with the last one it is forgotten. Row 0 is unused."""
         if row:
             users = self.users[row] - 1
             self.users[row] = users

@@ -226,7 +226,7 @@ def _fit_base(exposure: Floats, events: Floats) -> Floats:
     due = exposure.reshape(ANSWERS, PACES, AGE_BINS) * pooled
     by_pace = _departures(seen.sum(axis=0), due.sum(axis=0))
     by_answer = _departures(seen.sum(axis=1), (due * by_pace).sum(axis=1))
-    # While a request runs nobody goes on from it, which says nothing about later: it is taken for an average one.
+    # While a request runs no other goes on from it, which says nothing about later: it is taken for an average one.
     by_answer[0] = 1.0
     return np.asarray(pooled * by_pace * by_answer[:, None]).reshape(RHYTHMS, AGE_BINS)
 

@@ -3,7 +3,7 @@
 Requests go to the worker that holds their prefix, so that what one pool sees of a cell is like what the others see:
 the sample of a workload by the hash of its prefixes (Waldspurger et al., FAST 2015), drawn by the router. So one pool
 leads, and learning costs what it costs in one pool however many there are. Another one leads once it has seen twice as
-many requests, so that it is never for long one that nobody asks.
+many requests, so that it is never for long one without requests.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Prefixes(msgspec.Struct):
     by_digest: Index = msgspec.field(default_factory=Index)
     by_node: Index = msgspec.field(default_factory=Index)
     by_head: Index = msgspec.field(default_factory=Index)  # The latest ghost under each key.
-    hopes: dict[int, int] = {}  # By row of a resident prefix: digest of a longer ghost of which it is a beginning.
+    hopes: dict[int, int] = {}  # By row of a resident prefix: digest of a longer ghost that begins with it.
     free: Wholes = wholes("I")
 
     def find(self, digest: int) -> int:

@@ -1,6 +1,6 @@
 """The rankings that the default policy chooses among: the law that it has learned, and rules that need no learning.
 
-Each simple rule is right for some workloads from the first request on: recency where whoever comes back comes back
+Each simple rule is right for some workloads from the first request on: recency where what is used again is used again
 soon, frequency where every prefix has a popularity of its own, and frequency with the newest first ("rounds") where
 everything is asked for in turn. Between recency and frequency lie the two that count a use for half as much after every
 half-life, as LRFU does (Lee et al., IEEE ToC 50(12), 2001): where popularity lasts for a while. Half-lives are in
