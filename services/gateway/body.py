@@ -56,8 +56,7 @@ class Bodies:
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
         """Read the whole body, held for as long as the block. Bounds hold while reading, so a body without
-        content-length
-        cannot exceed them either.
+        content-length cannot exceed them either.
 
         Raises PayloadTooLarge, InvalidRequest (another type than JSON, encoded, or too slow), RequestCancelled,
         TooManyConnections.

@@ -54,9 +54,8 @@ class Callers:
         names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` and
-        ``max_leased_tokens`` of callers who are in no file. Metrics name tenants if
-        ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
+        """``tenants_file`` is a path or "", ``max_priority`` and ``max_leased_tokens`` of callers who are in no file.
+        Metrics name tenants if ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
         self._names_tenants = names_tenants
         unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority, max_leased_tokens=max_leased_tokens)

@@ -27,8 +27,7 @@ class ContextLimit:
 
     def refusal(self, needed: int, words: str, *, param: str) -> ContextTooLong:
         """Return the error for a request of ``needed`` tokens that does not fit; ``words`` say in OpenAI's way what it
-        asks
-        for, where the model's own context is exceeded.
+        asks for, where the model's own context is exceeded.
         """
         if needed > self.model_tokens or not self.pool_tokens:
             return ContextTooLong(

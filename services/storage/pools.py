@@ -217,8 +217,7 @@ class Pools:
 
     def device(self, worker_id: str, incarnation: str) -> DevicePages:
         """Return a mapped device pool. Raises InvalidRequest, with the reason, when there is none, and DeviceFailed
-        when its GPU is
-        of no use to this process any more.
+        when its GPU is of no use to this process any more.
         """
         found = self._devices.get(worker_id)
         if found is None or found.incarnation != incarnation:

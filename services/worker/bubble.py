@@ -47,17 +47,17 @@ class Pace:
     decode_ns: float = 0.0  # One step without chunks.
 
     def note_step(self, rows: int, took_ns: int) -> None:
-        """A step with chunks computed ``rows`` rows."""
+        """Note a step with chunks that computed ``rows`` rows."""
         if rows and took_ns > 0:
             self.row_ns = _smoothed(self.row_ns, took_ns / rows)
 
     def note_load(self, pages: int, layers: int, took_ns: int) -> None:
-        """The loads of a batch ended well."""
+        """Note a batch whose loads ended well."""
         if pages and took_ns > 0:
             self.page_ns = _smoothed(self.page_ns, took_ns / (pages * layers))
 
     def note_decode(self, took_ns: int) -> None:
-        """A step decoded, and nothing else."""
+        """Note a step that decoded, and nothing else."""
         if took_ns > 0:
             self.decode_ns = _smoothed(self.decode_ns, took_ns)
 

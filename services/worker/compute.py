@@ -290,7 +290,7 @@ class StepComputer:
             return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 
     def choose_held(self, requests: Iterable[RunningRequest]) -> list[Computed]:
-        """The first tokens of requests whose logits were held and whose grammar is compiled now."""
+        """Return the first tokens of requests whose logits were held and whose grammar is compiled now."""
         ready = [
             (Computed(Work(each, each.computed, each.computed, samples=True, is_chunk=False)), each.held_logits)
             for each in requests
@@ -306,8 +306,8 @@ class StepComputer:
         return [one for one, _ in ready]
 
     def _sample_rows(self, work: Work) -> list[SampleRow]:
-        """What a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each as if
-        all proposals before it were right. Behind a token that its grammar does not allow there is none.
+        """Return what a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each
+        as if all proposals before it were right. Behind a token that its grammar does not allow there is none.
         """
         grammar, proposed = work.request.grammar, work.proposed
         if grammar is None:
@@ -368,8 +368,8 @@ def _sampled_rows(work: Work) -> range:
 
 
 def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
-    """The tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen from
-    what nobody said.
+    """Return the tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen
+    from what nobody said.
     """
     right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
     return tuple(drawn[: sum(1 for _ in right) + 1])

@@ -66,7 +66,9 @@ class Restored:
         return sum(work.rows for work in self.done)
 
     def keep(self, work: Sequence[Work]) -> None:
-        """What is done and not among ``work`` has failed: it stands on pages that are not there."""
+        """Keep the done among ``work``; what is done and not among it has failed: it stands on pages that are not
+        there.
+        """
         kept = {id(item) for item in work}
         self.failed += [item for item in self.done if id(item) not in kept]
         self.done = [item for item in self.done if id(item) in kept]
@@ -176,7 +178,9 @@ class Restoring:
         pages.confirm()
 
     def _pages(self, chunk: RestoreChunk) -> HiddenPages:
-        """Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model."""
+        """Return the pages. Raises TransportError for a pool that is not mapped, PiecesRefused for one of another
+        model.
+        """
         view = self._pools.view(chunk.storage_id)
         if view.geometry.as_kv != self._runner.geometry:
             raise PiecesRefused(f"hidden states of {view.geometry.as_kv} restore no KV of {self._runner.geometry}")

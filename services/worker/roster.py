@@ -49,7 +49,7 @@ class Roster:
         grammars: AnswerGrammars,
         serves_adapter: Callable[[str], bool],
     ) -> None:
-        """``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
+        """Prepare; ``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
         self._serves_adapter = serves_adapter
         self._grammars = grammars
         self.requests: dict[str, RunningRequest] = {}
@@ -163,8 +163,8 @@ class Roster:
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
 
     def _miss(self, order: AdmitRequest) -> None:
-        """The scheduler is told, stops this attempt and begins another. It waits for an answer to that, so nothing of
-        the request may count as over here.
+        """Report a miss to the scheduler, which stops this attempt and begins another. It waits for an answer to that,
+        so nothing of the request may count as over here.
         """
         text = 0 if order.base is None else order.base.text
         _log.error("text_missing", request_id=order.request_id, text=text, kept=len(self._texts))
@@ -198,5 +198,5 @@ class Roster:
 
 
 def finish_reason(reason: str) -> FinishReason:
-    """The finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
+    """Return the finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
     return cast(FinishReason, reason) if reason in get_args(FinishReason) else "cancelled"

@@ -21,7 +21,7 @@ _log = logs.get_logger("worker")
 
 
 def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | GroupRunner:
-    """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
+    """Load the model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
     if choice.kind == "cuda":
         check_fit(config, gpu_facts(choice.first_gpu))
     if config.tensor_parallel > 1:
@@ -72,7 +72,7 @@ def capture(runner: ModelRunner, most_rows: int) -> None:
 
 
 def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
-    """The same over several ranks, of which this process is the first."""
+    """Load the same over several ranks; this process is the first."""
     group = load_group(
         StartRank(
             rank=0,

@@ -23,7 +23,7 @@ class SavedStep(Protocol):
         """Nothing of the step is right."""
 
     def drop(self, work: Iterable[Work]) -> None:
-        """The rows of these are not right."""
+        """Drop the rows of these, which are not right."""
 
 
 class _NotSaved:

@@ -95,7 +95,7 @@ class StepsAhead:
         return Outcome(done=done), now.started_ns
 
     def _launch_behind(self, now: _Launched) -> _Launched | None:
-        """The step behind ``now``, of all requests that are known to go on."""
+        """Launch the step behind ``now``, of all requests that are known to go on."""
         going_on = [
             (row, Work(item.request, item.end, item.end + 1, samples=True, is_chunk=False))
             for row, item in enumerate(now.work)
@@ -124,7 +124,7 @@ class StepsAhead:
         return _Launched(work, tokens, started_ns)
 
     def _read(self, step: _Launched) -> list[Computed] | None:
-        """What the requests that have not ended meanwhile got; None where one has no token."""
+        """Return the tokens of the requests that have not ended meanwhile; None where one has no token."""
         try:
             tokens, are_right = step.tokens.read()
         except Exception as error:

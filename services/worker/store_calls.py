@@ -50,7 +50,7 @@ class StoreCalls:
         return encode(await asyncio.shield(self._calls[key]))
 
     def _forget(self) -> None:
-        """The oldest answers beyond those that are kept."""
+        """Forget the oldest answers beyond those that are kept."""
         ended = [key for key, each in self._calls.items() if each.done()]
         for key in ended[: max(0, len(ended) - ANSWERS_KEPT)]:
             del self._calls[key]

@@ -98,8 +98,7 @@ def read_export(ipc: bytes) -> CudaExport:
 
 def open_halves(handle: PoolHandle, torch: Any) -> Any:
     """Map the device pool of ``handle`` as a uint8 CUDA tensor [layers, 2, pages, half_bytes]; it stays mapped while
-    the
-    tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
+    the tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
     """
     check_device_handle(handle)
     check_is_whole(handle)

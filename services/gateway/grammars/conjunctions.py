@@ -33,9 +33,8 @@ def lark_conjuncts(text: str) -> int:
 
 
 def schema_conjuncts(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) -> int:
-    """Return a bound on the patterns, formats and lengths that any one string has to keep to; ``parts`` are all
-    schemas in
-    ``schema``, itself included.
+    """Return a bound on the patterns, formats and lengths that any one string has to keep to; ``parts`` are all schemas
+    in ``schema``, itself included.
 
     Schemas of one property are merged where ``allOf`` and its like name it twice, and where they might be, all schemas
     of a name count together.

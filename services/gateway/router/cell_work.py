@@ -37,8 +37,7 @@ class CellWork:
 
     def hear(self, more_asked_tokens: int, found_tokens: int, token_bytes: float) -> None:
         """Hear a gateway: it asked for so many tokens more than at its last report, and the cell's count of found
-        tokens is
-        ``found_tokens``.
+        tokens is ``found_tokens``.
 
         Gateways tell that count by turns, so one that is a little lower is only older; one of less than half is of a
         scheduler that counts from the start again.

@@ -67,9 +67,8 @@ NO_REFERENCE = Reference()
 
 def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Reference:
     """Return the reference for an admitted request of so many ``tokens``, with the digests ``blocks`` of its prompt's
-    whole
-    blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is
-    dropped.
+    whole blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks
+    what is dropped.
     """
     if not blocks:
         return NO_REFERENCE

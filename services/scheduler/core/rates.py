@@ -138,8 +138,7 @@ def lender_bytes_per_us(storage: Storage) -> float:
 
 def lent_cost(state: CellState, storage: Storage) -> float:
     """Return the cost of a token that another node lends, relative to computing one at the top: 1, the neutral value,
-    where
-    nothing is lent or was measured, and at the most. Does not mutate.
+    where nothing is lent or was measured, and at the most. Does not mutate.
     """
     geometry, rate = state.geometry, storage.fetching.lender_rate
     if geometry is None or not rate.observations or state.speed.flat <= 0:

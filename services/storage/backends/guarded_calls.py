@@ -296,8 +296,8 @@ def _settle_at_exit(calls: GuardedCalls) -> None:
 
 def _settle() -> None:
     """Wait for the library's threads: they release an answer a moment after it was given, and if the interpreter is
-    gone by then, they
-    abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits for them.
+    gone by then, they abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits
+    for them.
     """
     for calls in list(_open):
         calls.close()

@@ -97,8 +97,7 @@ class SparseCopies:
 
     async def make(self, header: ChunkHeader, blob: memoryview, key_id: str, value: float = 0.0) -> SparseCopy | None:
         """Begin a copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if
-        there is
-        one already, or memory for it is not to be had at once.
+        there is one already, or memory for it is not to be had at once.
 
         ``key_id`` is whose key it is sealed with, ``value`` as in the save. Raises KeyMissing, and nothing for want
         of anything else.

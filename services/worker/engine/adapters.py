@@ -126,8 +126,8 @@ class Adapters:
             self._hooks.pop(name).remove()
 
     def rows_of(self, segments: Sequence[Segment]) -> list[AdapterRows]:
-        """The rows of each adapter in a step; empty where all rows are the base model's. Raises InvariantViolated for
-        an adapter that is not loaded.
+        """Return the rows of each adapter in a step; empty where all rows are the base model's. Raises
+        InvariantViolated for an adapter that is not loaded.
         """
         if not any(segment.adapter for segment in segments):  # Nearly every step.
             return []
@@ -194,7 +194,7 @@ def adapting(step: Sequence[AdapterRows]) -> Iterator[None]:
 
 
 def _adding(name: str) -> Callable[[Any, tuple[torch.Tensor, ...], torch.Tensor], None]:
-    """The hook of a module: adds to its output in place, which nobody else has seen."""
+    """Return the hook of a module: it adds to the module's output in place, which has no other reader yet."""
 
     def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         for part in _STEP.get():
@@ -215,7 +215,7 @@ def _noting(calls: list[tuple[int, ...]]) -> Callable[[Any, tuple[torch.Tensor, 
 
 
 def _linear(weight: torch.Tensor) -> torch.nn.Module:
-    """The linear layer without bias that has this weight, float32 [outputs, inputs]."""
+    """Return the linear layer without bias that has this weight, float32 [outputs, inputs]."""
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     return PackedLinear(linear) if is_packable(weight) else linear

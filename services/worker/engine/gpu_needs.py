@@ -73,8 +73,8 @@ class GpuFacts:
 
 
 def shape_of(model_dir: Path, dtype: str) -> ModelShape | None:
-    """The shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model with
-    parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
+    """Return the shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model
+    with parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
     """
     try:
         config = model_files.load_config(model_dir)
@@ -128,8 +128,8 @@ def _advice(shape: ModelShape, allowed: int, gpu: GpuFacts, wish: RoomWish) -> s
 
 
 def least_ranks(shape: ModelShape, allowed: int, wish: RoomWish) -> int | None:
-    """The least number of ranks, each with ``allowed`` bytes of a GPU, that have room for the weights, the largest
-    prefill and as much as a twentieth of ``allowed`` for KV; None where none has.
+    """Return the least number of ranks, each with ``allowed`` bytes of a GPU, that have room for the weights, the
+    largest prefill and as much as a twentieth of ``allowed`` for KV; None where none has.
     """
     for ranks in RANKS:
         taken = shape.rank_weight_bytes(ranks) + shape.prefill_bytes(wish, ranks) + wish.reserve_bytes

@@ -105,7 +105,7 @@ class StaticBatch:
             self.tile_keys[:tiles].copy_(shared.tile_keys)
 
     def clear(self) -> None:
-        """Padding everywhere: a step that changes nothing in the pool."""
+        """Fill with padding: a step that changes nothing in the pool."""
         self.slots.fill_(PADDING)
         self.context.zero_()
         self.row_keys.zero_()

@@ -22,8 +22,8 @@ class TablesAhead:
         self._ahead: ForwardMeta | None = None
 
     def of_step(self, segments: Sequence[Segment], gate: LayerGate | None) -> ForwardMeta:
-        """The tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed in
-        place.
+        """Return the tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed
+        in place.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and gate is None and _are_same(ahead.segments, segments):
@@ -31,7 +31,7 @@ class TablesAhead:
         return ForwardMeta.build(segments, self._page_size, self._device, gate)
 
     def expect_after(self, segments: Sequence[Segment]) -> None:
-        """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
+        """Make the tables of one more token of each of ``segments``, whose step is launched, if it only decodes."""
         if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
             return
         after = [replace(segment, rows=1, context=segment.length) for segment in segments]

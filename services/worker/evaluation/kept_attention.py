@@ -98,7 +98,7 @@ class KeptAttention:
         return [of_one[:, :count] for of_one, count in zip(weights, counts, strict=True)]
 
     def _first_visible(self, call: AttentionCall) -> int:
-        """The first token of the prefix that any question sees in this layer."""
+        """Return the first token of the prefix that any question sees in this layer."""
         if call.window is None:
             return 0
         return min(self._prefix.tokens, max(0, self._prefix.tokens - call.window + 1))

@@ -75,7 +75,7 @@ class ImportantPrefix:
         kept: KeptKv | None = None,
         name: str = "",
     ) -> None:
-        """What is chosen is ``kept`` in memory by default."""
+        """Prepare; what is chosen is ``kept`` in memory by default."""
         self.start, self.end = source.start, source.end
         self.name = name
         self.kept = kept or KeptInMemory()

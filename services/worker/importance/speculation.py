@@ -80,7 +80,8 @@ class Flight:
         self._future = future
 
     def land(self, deadline_s: float) -> Landed | None:
-        """What was read, or None if it failed or takes longer than ``deadline_s``: the layer reads on demand then.
+        """Return what was read, or None if it failed or takes longer than ``deadline_s``: the layer reads on demand
+        then.
 
         A failed read is not reported here, because the same read on demand fails again if it is worth reporting.
         """

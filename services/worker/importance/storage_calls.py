@@ -38,7 +38,7 @@ class PendingRead:
         self._sides = 2
 
     def wait(self, timeout_s: float) -> SparseRead:
-        """The answer. Raises SparsePrefixLost for an error, and when there is none in time."""
+        """Wait for the answer. Raises SparsePrefixLost for an error, and when there is none in time."""
         try:
             return self._answer.result(timeout_s)
         except TimeoutError as error:
@@ -139,7 +139,7 @@ class StorageCalls:
             self._tasks.discard(task)
 
     async def _ask_until_done(self, pending: PendingRead, storage_id: str, incarnation: str, data: bytes) -> None:
-        """Returns when the storage is done with the slot."""
+        """Ask until the storage is done with the slot."""
         while True:
             try:
                 answer = await self._bus.call(
@@ -160,7 +160,7 @@ class StorageCalls:
                 return
 
     async def _next_try(self) -> None:
-        """A while, or until the cell has other storages."""
+        """Wait a while, or until the cell has other storages."""
         try:
             async with asyncio.timeout(self._ask_again_s):
                 await self._changed.wait()

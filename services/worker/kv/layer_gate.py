@@ -33,7 +33,7 @@ class LayerGate:
         self._changed = threading.Condition()
 
     def release(self, layer: int) -> None:
-        """The pages of all layers up to ``layer`` are on the device."""
+        """Release the pages of all layers up to ``layer``: they are on the device."""
         with self._changed:
             self._released = max(self._released, layer + 1)
             self._released_ns = self._clock_ns()

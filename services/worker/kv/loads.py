@@ -84,7 +84,7 @@ class BatchTransfer:
         timeout_s: float,
         clock_ns: Callable[[], int],
     ) -> None:
-        """``copies`` are those of ``loads``, opened."""
+        """Prepare; ``copies`` are those of ``loads``, opened."""
         self.gate = LayerGate(geometry.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._geometry = geometry
         self._mover = mover
@@ -132,7 +132,7 @@ class BatchTransfer:
         self._declare(layer)
 
     def _declare(self, layer: int) -> None:
-        """A layer has arrived. Every page that is wrong in it has closed the gate before it is released."""
+        """Declare a layer that has arrived. Every page that is wrong in it has closed the gate before its release."""
         for copy in self._copies:
             copy.judge(layer)
             self._note_wrong(copy)

@@ -88,5 +88,5 @@ class PageMemory:
 
 
 def word_type(half_bytes: int, kinds: tuple[torch.dtype, ...]) -> torch.dtype:
-    """The first of ``kinds`` whose size divides a row."""
+    """Return the first of ``kinds`` whose size divides a row."""
     return next(kind for kind in kinds if half_bytes % kind.itemsize == 0)

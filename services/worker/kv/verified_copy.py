@@ -74,7 +74,7 @@ class VerifiedCopy:
                 self._verification.note_failure(self._storage_id)
 
     def confirm(self) -> None:
-        """A page that was given away during the copy has another identity by now, or none."""
+        """Confirm pages: one that was given away during the copy has another identity by now, or none."""
         if self._pool is not None and not self._wanted.all():
             self._compare_identities()
 

@@ -37,7 +37,7 @@ class Stored(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def read(self, dim: int, parts: Sequence[range]) -> torch.Tensor:
-        """These ``parts`` of dimension ``dim`` (-1 or -2) one after the other, all of the others."""
+        """Read these ``parts`` of dimension ``dim`` (-1 or -2) one after the other, all of the others."""
 
     def whole(self) -> torch.Tensor:
         """All of it."""
@@ -118,7 +118,7 @@ class StoredWeights:
             self._of[target] = self._merge(sections)
 
     def get(self, name: str) -> Stored | None:
-        """The tensor that the model calls ``name``; None where the checkpoint lacks it."""
+        """Return the tensor that the model calls ``name``; None where the checkpoint lacks it."""
         return self._of.get(name)
 
     def _merge(self, sections: dict[str, list[StoredTensor]]) -> StoredExperts:

@@ -32,7 +32,7 @@ def prove_flashinfer(shape: ServedShape) -> Speed | None:
 
 
 def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device], Capture]) -> Speed | None:
-    """Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
+    """Prove steps and graphs. Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
     device = torch.device(shape.device)
     faults = unfit_layers(has_sinks=shape.has_sinks, has_chunks=bool(shape.chunks)) + unfit(shape.geometry, device)
     if faults:

@@ -59,8 +59,8 @@ def first_costs(
     *,
     path: Path | None = None,
 ) -> RestorationCosts | None:
-    """What restoring costs the model that ``here`` describes, as remembered at ``path`` or else by ``measure``, which
-    says what it is at. None, with a line in the log, where it cannot be measured. Blocking, for seconds.
+    """Return the cost of restoring the model that ``here`` describes, as remembered at ``path`` or else by ``measure``,
+    which says what it is at. None, with a line in the log, where it cannot be measured. Blocking, for seconds.
     """
     path = path or cache_path()
     with _alone(path):
@@ -84,7 +84,7 @@ def _remembered(path: Path, machine: Machine, here: RestorationProfile) -> Resto
 
 
 def _read(path: Path, machine: Machine) -> tuple[RestorationProfile, ...]:
-    """What is remembered of this machine; nothing where the file is none of ours, or of another version."""
+    """Return what is remembered of this machine; nothing where the file is none of ours, or of another version."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_Remembered)
     except (OSError, *UNDECODABLE):

@@ -99,7 +99,7 @@ class HiddenOfPages:
     """A :class:`~services.worker.restore.hidden_source.HiddenSource` over hidden pages."""
 
     def __init__(self, pages: HiddenPages, turns: PinnedTurns | None = None) -> None:
-        """``turns`` is for a GPU, whose memory no unit can be verified into."""
+        """Prepare; ``turns`` is for a GPU, whose memory no unit can be verified into."""
         self.tokens = len(pages) * pages.geometry.page_size
         self._pages, self._turns = pages, turns
 

@@ -48,7 +48,7 @@ class PieceTaker(Protocol):
     """Where pieces go. Called by the saving thread alone."""
 
     def take(self, piece: PieceRows) -> bool:
-        """False when there is no room: the rest of the sequence is not saved."""
+        """Take rows; False when there is no room: the rest of the sequence is not saved."""
 
     def end(self, sequence_id: str) -> None:
         """No further piece of this sequence comes. Called once for each that has begun."""
@@ -70,7 +70,7 @@ class HiddenPiece:
 
     @classmethod
     def seal(cls, sequence_id: str, first: int, layers: tuple[int, ...], rows: npt.NDArray[np.uint8]) -> HiddenPiece:
-        """A piece of these rows, contiguous in each layer, with their checksums."""
+        """Seal a piece of these rows, contiguous in each layer, with their checksums."""
         sums = [_checksum(rows[index], first, layer) for index, layer in enumerate(layers)]
         return cls(sequence_id, first, layers, rows, np.array(sums, dtype=np.uint64))
 

@@ -67,9 +67,8 @@ def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
 
 
 def profiled_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """Return the same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2,
-    offline), since
-    observed speeds move with the load. Does not mutate.
+    """Return the same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2, offline),
+    since observed speeds move with the load. Does not mutate.
 
     A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
     """

@@ -122,8 +122,7 @@ class Prices:
 
     def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
         """Return (the same two times, layers to compute from tokens): hidden states from ``begin`` on, tokens [start,
-        end)
-        of it.
+        end) of it.
         """
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)

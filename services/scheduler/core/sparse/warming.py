@@ -73,8 +73,7 @@ def _digest(state: CellState, request: Request, span: SparseSpan) -> int:
 
 def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> int:
     """Return the reads in part, like this one, that take from the disk what fetching all of it takes; no more than can
-    be counted.
-    Does not mutate.
+    be counted. Does not mutate.
     """
     if state.geometry is None or disk_bytes <= 0:
         return 0

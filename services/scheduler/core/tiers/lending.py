@@ -76,8 +76,7 @@ def find_loan(
     state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int, most: int
 ) -> Loan | None:
     """Return the longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other
-    storage
-    has in host memory. Does not mutate.
+    storage has in host memory. Does not mutate.
 
     Of those with the longest it is the one that joined first. None where no storage has the next chunk whole.
     """
@@ -215,8 +214,7 @@ def forget_lender(state: CellState, storage: Storage) -> None:
 
 def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
     """Yield the nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one
-    above
-    them failed verification and went with all below it. Does not mutate.
+    above them failed verification and went with all below it. Does not mutate.
     """
     node = state.tree.nodes.get(node_id)
     while node is not None and node.parent and node.depth >= depth:

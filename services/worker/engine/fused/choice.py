@@ -67,8 +67,8 @@ def merge(model: Any, windows: Sequence[int | None], context: int, path: Forward
 def fuse(
     model: Any, windows: Sequence[int | None], pool: DevicePool, path: ForwardPath, merged: GpuModel | None = None
 ) -> StepForward | None:
-    """The fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``. None,
-    with a line in the log, where the portable path computes.
+    """Return the fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``.
+    None, with a line in the log, where the portable path computes.
 
     Raises ConfigError, with the reason, when ``path`` asks for what cannot be had.
     """

@@ -22,7 +22,9 @@ MOST_PAGE_TOKENS = 256
 
 
 def with_states(kept: Sequence[Kept], states: Sequence[StateModule]) -> list[Kept]:
-    """What the entries of a plane map keep: the layers of ``kept`` and, in their entries, the modules with states."""
+    """Return what the entries of a plane map keep: the layers of ``kept`` and, in their entries, the modules with
+    states.
+    """
     found: list[Kept] = [*kept, *[NothingKept()] * sum(module.entry >= len(kept) for module in states)]
     for module in states:
         found[module.entry] = StateKept(module.nbytes)

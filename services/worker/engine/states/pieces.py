@@ -40,7 +40,7 @@ class Piece:
 
 
 def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
-    """The pieces of a step, segment by segment.
+    """Return the pieces of a step, segment by segment.
 
     Raises InvariantViolated for a segment that begins within a page and has no slot.
     """
@@ -70,7 +70,8 @@ def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
 
 
 def in_order(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Groups to compute one after another; the pieces of a group are alike in length, and begin or go on together.
+    """Return groups to compute one after another; the pieces of a group are alike in length, and begin or go on
+    together.
 
     Where two pieces fill one page, as two requests with the same prompt may, those who read it wait for the first.
     """

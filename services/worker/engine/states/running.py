@@ -29,7 +29,7 @@ class StateSlots(Protocol):
         """
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
-        """The pass of these requests has ended well, each before the token named."""
+        """Note a pass of these requests that ended well, each before the token named."""
 
 
 class NoSlots:
@@ -79,7 +79,7 @@ class RunningSlots:
         return start, -1 if held is None else held.slot
 
     def _take(self, key: Key, taken: set[Key]) -> _Held | None:
-        """A slot for ``key``, not of any request of the same pass."""
+        """Return a slot for ``key``, not of any request of the same pass."""
         if len(self._held) < self._slots:
             held = _Held(len(self._held))
         else:

@@ -76,7 +76,7 @@ class DeviceChecks:
         return found == [page % 2 for page in range(count)]
 
     def fence_behind(self, *fences: Fence | None) -> Fence | None:
-        """A point behind all checks so far and behind ``fences`` of other streams."""
+        """Return a point behind all checks so far and behind ``fences`` of other streams."""
         for fence in fences:
             self._stream.wait(fence)
         return self._stream.fence()

@@ -48,7 +48,7 @@ class Known:
 
 
 def nothing_wrong(count: int) -> Known:
-    """The verdict on ``count`` pages that nobody wanted checked."""
+    """Return the verdict on ``count`` pages without checks."""
     return Known(np.zeros(count, dtype=bool))
 
 
@@ -77,10 +77,10 @@ class PageMover(Protocol):
         """
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
-        """The reverse: ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
+        """Store ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
 
     def fence(self) -> Fence | None:
-        """A point after all loads so far and the checks of what they brought; None when they are done already."""
+        """Return a point after all loads so far and the checks of what they brought; None when they are done."""
 
     def drain(self) -> None:
         """Return when nothing that was asked for is being written any more."""
