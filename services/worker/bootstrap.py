@@ -171,7 +171,7 @@ def make_saving(
 
 def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
     """Return what reads parts of prefixes from the disk, for the running event loop; None where that is switched off,
-    for a group, no rank of which sees the scores of all heads, and where pages do not hold K and V of all layers alike.
+    for a group, since no rank sees the scores of all heads, and where pages do not hold K and V of all layers alike.
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """

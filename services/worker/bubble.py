@@ -142,10 +142,10 @@ def stall_ns(progress: Progress, rows: int, pace: Pace) -> float:
 def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
     """Whether an order behind ``batch`` may be carried out while the batch is still loading.
 
-    Pages are no obstacle: the scheduler gives a page to someone else only after whoever had it has answered, and
+    Pages are no obstacle: the scheduler gives a page to someone else only after its holder has answered, and
     this batch has not. What is left is the order of what happens to one request, so orders for requests of the
     batch wait for it. Another batch is a barrier unless it :func:`may_go_ahead`, and a host pool may not go while
-    loads read it. A promotion writes pages that nobody has, behind the loads.
+    loads read it. A promotion writes pages that no request has, behind the loads.
     """
     match order:
         case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():

@@ -47,12 +47,12 @@ LOGITS_BYTES = 64 * 2**20
 
 
 class Launcher(Protocol):
-    """Launches steps whose tokens nobody waits for; ``engine.model_runner.ModelRunner`` on a GPU."""
+    """Launches steps without waiting for their tokens; ``engine.model_runner.ModelRunner`` on a GPU."""
 
     def launch(
         self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
     ) -> UnreadTokens:
-        """One step of single rows, int64 [R] each, of which the device chooses the tokens (``sampler.choose_unread``).
+        """One step of single rows, int64 [R] each, whose tokens the device chooses (``sampler.choose_unread``).
         The host reads nothing. Raises whatever the model raises; what was launched until then is not awaited.
         """
 
@@ -369,7 +369,7 @@ def _sampled_rows(work: Work) -> range:
 
 def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
     """Return the tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen
-    from what nobody said.
+    from text that was not accepted.
     """
     right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
     return tuple(drawn[: sum(1 for _ in right) + 1])

@@ -101,7 +101,7 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
 def _too_few_instances(needed: int, named: int) -> str:
     """Memory of an instance cannot be mapped by a process that has another, so a storage serves workers of one."""
     return (
-        f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, of which CUDA shows a "
+        f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, and CUDA shows a "
         "process one: start a cell of one worker for each, with that instance alone in CUDA_VISIBLE_DEVICES, and "
         "spread requests with thermocline router"
     )

@@ -43,7 +43,7 @@ def drop_lost(
 def lose(
     requests: Mapping[str, RunningRequest], bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False
 ) -> None:
-    """Nobody counts on these pages any more, and usage says no longer that they were loaded (``is_load``)."""
+    """Drop these pages from the count, so that usage says no longer that they were loaded (``is_load``)."""
     for request in requests.values() if bad else ():
         if not request.is_decoding and request.request_id not in but:
             lost = request.lose_pages(bad)

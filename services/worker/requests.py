@@ -218,7 +218,7 @@ class RunningRequest:
             lost -= gone
 
     def needs_lease(self, low_tokens: int) -> bool:
-        """Whether to ask for pages now: room is short, the answer may need more, and nobody has asked yet."""
+        """Whether to ask for pages now: room is short, the answer may need more, and they were not asked for yet."""
         return self._wants_lease(self._lease_mark(low_tokens))
 
     def may_join_lease(self, low_tokens: int) -> bool:

@@ -2,8 +2,8 @@
 
 They run one after another before the batch's step (HCache section 3.1: transmission of a layer beside projection of
 another is within each). What a restoration recomputes attends to what is before it, which loads of the same batch may
-still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms nobody:
-its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
+still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms no
+other: its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Restoring:
         )
         self._submit(restoration.run)
         error = _complete(restoration)
-        # Whoever uses these pages when the batch has been reported does so on other streams.
+        # The next users of these pages, when the batch has been reported, are on other streams.
         settle(self._runner.pool.device)
         if error is not None and gate is not None and gate.rejected is not None:
             raise _LoadsFailed(gate.rejected) from error

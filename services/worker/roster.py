@@ -1,7 +1,7 @@
 """The requests that this worker knows, and every way in which one comes and goes.
 
 A request ends once and says so once. An order for a request that has ended needs no answer, because its end is
-on the way already; an order for one that was never here is answered, so that nobody waits for ever; an order
+on the way already; an order for one that was never here is answered, so that no wait lasts for ever; an order
 for an older attempt is void, because the newer attempt replaced it.
 """
 

@@ -55,7 +55,7 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
 
 
 def capture(runner: ModelRunner, most_rows: int) -> None:
-    """Capture decode steps. A model of which none, or not all, can be captured goes on without, and says so. Where not
+    """Capture decode steps. A model whose steps cannot, or not all, be captured goes on without, and says so. Where not
     all can be with FlashInfer, it is given up for the next way that was proven.
     """
     graphs = runner.capture_decode(most_rows)

@@ -202,7 +202,7 @@ class WorkerShell:
 
     def _compute(self, result: Future[None]) -> None:
         """Run the compute thread."""
-        result.set_running_or_notify_cancel()  # From now on nobody can cancel it.
+        result.set_running_or_notify_cancel()  # From now on it cannot be cancelled.
         try:
             use_device(self._runner.pool.device)
             if self._config.threads:

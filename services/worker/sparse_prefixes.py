@@ -72,7 +72,7 @@ class _Open:
 
 
 class SparsePrefixes:
-    """One for a worker. Whoever made it closes it."""
+    """One for a worker. Its maker closes it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class SavedStep(Protocol):
 
 
 class _NotSaved:
-    """A step of which nothing is saved."""
+    """A step without saving."""
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
         return nullcontext()
@@ -43,7 +43,7 @@ NOT_SAVED: SavedStep = _NotSaved()
 
 
 class StepSaving:
-    """A step of which the requests are saved that ``name_of`` has a name for."""
+    """A step that saves the requests that ``name_of`` has a name for."""
 
     def __init__(
         self,

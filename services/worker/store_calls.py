@@ -1,7 +1,7 @@
 """Answers storages' calls to copy device pages to host pages (``shared.messages.page_stores``).
 
 A storage whose call is not answered does not know whether its host pages are still being written, and gives them to
-nobody. It asks again, and the answer to that is the answer to the first call, which is carried out once.
+no request. It asks again, and the answer to that is the answer to the first call, which is carried out once.
 """
 
 from __future__ import annotations

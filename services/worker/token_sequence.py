@@ -18,7 +18,7 @@ class TokenSequence(Sequence[int]):
     __slots__ = ("_known", "_sampled")
 
     def __init__(self, known: npt.NDArray[np.int32] | Iterable[int]) -> None:
-        """``known`` int32 [n], which nobody changes."""
+        """``known`` int32 [n], which does not change."""
         self._known = known if isinstance(known, np.ndarray) else np.fromiter(known, dtype=np.int32)
         self._sampled: list[int] = []
 

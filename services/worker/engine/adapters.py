@@ -1,6 +1,6 @@
 """LoRA adapters beside the base model: which rows of a step get which low-rank terms, and the terms themselves.
 
-The base model's linear layers compute all rows, whoever they belong to, and a hook adds ``scale * B(A(x))`` to the rows
+The base model's linear layers compute all rows, of all adapters, and a hook adds ``scale * B(A(x))`` to the rows
 of each adapter (the batches of Punica, Chen et al. 2024, and S-LoRA, Sheng et al. 2024, without their kernels). Rows
 without an adapter are not touched. A and B are kept and applied in float32, as PEFT does, whatever the model's type;
 on a CPU they are packed like the model's own layers, so that a row's result does not depend on the other rows.
@@ -107,7 +107,7 @@ class Adapters:
 
     def put(self, adapter: Adapter) -> None:
         """Serve an adapter from now on. Raises AdapterRefused, and serves it not, where the model calls one of its
-        layers in another way than once a step with all rows in order: then nobody could say which rows are whose.
+        layers in another way than once a step with all rows in order: then it would be unknown which rows are whose.
         """
         self._check_calls(adapter)
         self._loaded[adapter.digest] = adapter

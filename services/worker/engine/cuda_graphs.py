@@ -133,7 +133,7 @@ class DecodeGraphs:
         shape = shape or smallest((each for each in self._graphs if not each.shares), meta.rows, longest)
         if shape is None or not torch.equal(last_rows.cpu(), self._order[: meta.rows]):
             return None
-        # A graph calls no module, so whoever listens to one would hear nothing.
+        # A graph calls no module, so a hook on one would hear nothing.
         return shape if self._count_hooks() == self._hooks else None
 
     def _sharing(self, meta: ForwardMeta, longest: int) -> DecodeShape | None:

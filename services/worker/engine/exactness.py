@@ -109,7 +109,7 @@ class Trial:
         return self._tokens
 
     def observe(self, replaced: Iterable[str]) -> None:
-        """Raise UnsupportedModel for operators of which nothing is known."""
+        """Raise UnsupportedModel for unknown operators."""
         observed = ObservedOperators(replaced)
         with observed:
             self._step((0, 0, self._tokens))

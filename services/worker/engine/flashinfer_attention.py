@@ -62,7 +62,7 @@ class FlashInferAttention:
 
 
 class FlashInferSteps:
-    """Ordinary steps over pools of one geometry. Layers of two steps may take turns, each of which is then planned."""
+    """Ordinary steps over pools of one geometry. Layers of two steps may take turns; each turn is then planned."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner

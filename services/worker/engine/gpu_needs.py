@@ -1,7 +1,7 @@
 """What a model needs of each GPU, from its configuration and the size of its files: pure arithmetic.
 
 Two uses: a model whose weights alone exceed a GPU is refused before minutes of reading, with the number of ranks that
-would hold it, and pools of GPUs that nobody has at hand are estimated. The pool of a real one is measured
+would hold it, and pools of GPUs that are not at hand are estimated. The pool of a real one is measured
 (:mod:`services.worker.engine.gpu_room`).
 """
 
@@ -65,7 +65,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One of ``count`` GPUs, and its memory in bytes, whoever has it now."""
+    """One of ``count`` GPUs, and its memory in bytes, whichever process has it now."""
 
     name: str
     total: int

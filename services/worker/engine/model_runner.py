@@ -308,7 +308,7 @@ class ModelRunner:
 
     @property
     def model(self) -> Any:
-        """The Hugging Face model, for what reads its modules; nobody else changes it."""
+        """The Hugging Face model, for what reads its modules; it is not changed elsewhere."""
         return self._model
 
     @torch.inference_mode()

@@ -219,7 +219,7 @@ class Verification:
     def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
         """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
-        as chunks after context, one of which ends where a page does, and as a decode token.
+        as chunks after context, one ending where a page does, and as a decode token.
         """
         with shortened(self._model, self._prompts.shape[1]):
             self._check_logits(forward, pages, page_size)

@@ -1,7 +1,8 @@
 """Tables of the next decode step, made and sent while the GPU computes this one.
 
-Where everybody's next token goes is known before the token is: to the place behind this one. What is made ahead is used
-only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its own time.
+The place of every request's next token is known before the token is: to the place behind this one. What is made ahead
+is used only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its
+own time.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do no
     from services.worker.kv.device_pool import DevicePool
 
 MOST_SCORES = 2**25
-"""Scores made at once, in all heads: 128 MiB of float32, of which softmax takes some more."""
+"""Scores made at once, in all heads: 128 MiB of float32; softmax takes some more."""
 
 
 class TorchAttention:

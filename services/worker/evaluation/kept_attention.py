@@ -52,7 +52,7 @@ class KeptAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """``[T, heads, head_dim]``, for rows in the order of the batch. Raises UnsupportedModel for layers with sinks
-        or chunks, of which methods that choose tokens know nothing.
+        or chunks, which methods that choose tokens do not know.
         """
         if call.sinks is not None or call.chunk is not None:
             raise UnsupportedModel("what a choice of tokens costs is not measured with attention sinks or chunks")

@@ -27,7 +27,7 @@ BATCH_LOGITS = 64_000_000
 
 
 class RunnerScorer:
-    """Uses the runner's whole pool; nobody else may. Remembers the last prefix. Not thread-safe."""
+    """Uses the runner's whole pool, alone. Remembers the last prefix. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
         """Prepare. Raises ConfigError for a model whose pages cannot be read in parts."""

@@ -1,6 +1,6 @@
 """The part of one request's prefix that is only on the disk of its node, as a source of keys, K and V.
 
-What a layer wants is cut into calls of which each answer fits in a slot and each question in a message. Tokens are
+What a layer wants is cut into calls; each answer fits in a slot and each question in a message. Tokens are
 positions from the request's root, which is also what storage counts by.
 """
 

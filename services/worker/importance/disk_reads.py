@@ -40,7 +40,7 @@ class PartsRead:
 
 
 class DiskReads:
-    """Used by several threads, none of which may be the event loop's. Whoever made it closes it."""
+    """Used by several threads, but not by the event loop's. Its maker closes it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Shared memory that this worker lends to storages for answers, in slots of equal size.
 
 A slot is taken for one read, and given back when the storage has ended it *and* what came was copied out, whichever is
-later. Until then it is nobody else's: there is no telling a late answer from a new one by looking at memory.
+later. Until then it has no other use: there is no telling a late answer from a new one by looking at memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReadBuffers:
         return self._take(0.0)
 
     def give_back(self, slot: ReadSlot) -> None:
-        """Nobody reads or writes it any more."""
+        """Free it: it is not read or written any more."""
         with self._changed:
             if not self._is_closed:
                 self._free.append(slot)

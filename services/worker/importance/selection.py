@@ -2,7 +2,7 @@
 
 IMPRESS and HyperInfer keep a ratio of the prefix and nothing regardless of its score; H2O keeps recent tokens too, and
 others the first ones. Both are possible here and neither is the default. Tokens that are kept regardless count towards
-the ratio, but not when heads are compared: sets that share what nobody chose would look alike without being so.
+the ratio, but not when heads are compared: sets that share unchosen tokens would look alike without being so.
 """
 
 from __future__ import annotations

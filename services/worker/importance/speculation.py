@@ -100,7 +100,7 @@ READS = 8
 
 
 class ReadAhead:
-    """One thread that reads one thing after another. Whoever made it closes it."""
+    """One thread that reads one thing after another. Its maker closes it."""
 
     def __init__(self, *, reads: int = READS, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._reads = clock, reads

@@ -24,7 +24,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class DevicePool:
-    """``pages`` pages of KV. Make one with :meth:`create`; whoever made it closes it."""
+    """``pages`` pages of KV. Make one with :meth:`create`; its maker closes it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DevicePool:
         planes: PlaneMap | None = None,
     ) -> None:
         """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU. What is not
-        exported, because CUDA cannot do it here, has a handle that nobody can map. ``planes`` is a map of this
+        exported, because CUDA cannot do it here, has a handle that cannot be mapped. ``planes`` is a map of this
         geometry, the identity by default.
         """
         self.geometry = geometry

@@ -46,7 +46,7 @@ class LayerGate:
             return self._released, self._released_ns
 
     def expire(self) -> bool:
-        """Whether the next layer has taken too long although nobody waits for it; closes the gate if so."""
+        """Whether the next layer has taken too long although it is not waited for; closes the gate if so."""
         with self._changed:
             is_overdue = self._clock_ns() - self._released_ns > self._timeout_s * 1e9
             if is_overdue and self._reason is None:

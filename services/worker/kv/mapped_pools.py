@@ -22,7 +22,7 @@ class Pins(Protocol):
     """Makes mapped memory reachable for a GPU; see :mod:`services.worker.kv.pinning`."""
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run ``work`` behind what was started before; nobody who serves waits for it."""
+        """Run ``work`` behind what was started before; serving does not wait for it."""
 
     def finish(self) -> None:
         """Return when everything that was started is done."""

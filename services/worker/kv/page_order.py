@@ -1,4 +1,4 @@
-"""What a load from a host pool, a load from a neighbour and a promotion have in common: lists of pages, some of which
+"""What a load from a host pool, a load from a neighbour and a promotion have in common: lists of pages that may
 turn out to be wrong.
 """
 

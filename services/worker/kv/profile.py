@@ -119,7 +119,7 @@ def this_machine(gpus: tuple[str, ...] = ()) -> Machine:
 
 
 def default_path() -> Path:
-    """Where a profile is written and looked for when nobody names a file."""
+    """Where a profile is written and looked for when no file is named."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline" / "profile.json"
 
 

@@ -3,7 +3,7 @@
 The identity of every page is compared with the plan's, and each layer's checksum, seeded with that identity, for the
 pages that ``Verification`` draws (all of them by default). Some movers check a row before they write it, some after
 (``Verdict``). Either way a page that fails is marked before its layer is declared loaded, and whatever its device page
-holds then is nobody's: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
+holds then is void: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compiles a C file of this folder for this machine and loads it: once per source, flags, compiler and processor.
 
-No library is needed to serve: whoever asks for one keeps a portable path for machines without a C compiler. What goes
-that way is logged and stands in :data:`missing`, of which the worker's heartbeats tell.
+No library is needed to serve: its caller keeps a portable path for machines without a C compiler. What goes
+that way is logged and stands in :data:`missing`, which the worker's heartbeats report.
 """
 
 from __future__ import annotations

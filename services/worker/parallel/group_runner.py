@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: the ``forward`` of a whole model, of which this process computes a share."""
+"""Rank 0's side of a group: the ``forward`` of a whole model; this process computes a share."""
 
 from __future__ import annotations
 

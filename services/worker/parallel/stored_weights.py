@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint by the names that the model has for them, of which a rank reads its part alone.
+"""The tensors of a checkpoint by the names that the model has for them; a rank reads its part alone.
 
 Hugging Face's conversions say how a checkpoint's names and tensors become the model's. Renamed tensors are served, and
 weights of experts that the checkpoint has one by one: the model has them as one tensor ``[experts, rows, columns]``,
-of which the rows of two (gate and up) follow one another. Other conversions compute with whole tensors: models that
+where the rows of two (gate and up) follow one another. Other conversions compute with whole tensors: models that
 need them are refused.
 """
 

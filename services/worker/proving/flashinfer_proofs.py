@@ -65,7 +65,7 @@ def prove_captured(
     softcap: float | None,
 ) -> None:
     """Graphs of both kinds, captured over padding, give an oracle's values for the rows of ``step``, for some of them
-    in another order, and for a step of which one row shares nothing.
+    in another order, and for a step with one row that shares nothing.
     """
     settings: dict[str, Any] = {
         "scaling": shape.geometry.head_dim**-0.5, "window": window, "softcap": softcap,

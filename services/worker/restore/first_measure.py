@@ -1,8 +1,8 @@
-"""What restoring costs here, measured by a worker at its first start with a model, so that nobody has to.
+"""What restoring costs here, measured by a worker at its first start with a model, so that no user has to.
 
 HCache finds it offline for each machine and model (4.1.2), and so does ``thermocline doctor --profile --model``, with
 longer prefixes and more rounds: what it found counts for more. Here it takes seconds, and is remembered in the user's
-cache for the starts that follow. Workers of one machine that start together measure one after the other, and whoever
+cache for the starts that follow. Workers of one machine that start together measure one after the other, and one that
 comes later finds what the first has measured.
 """
 

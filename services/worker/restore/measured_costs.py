@@ -29,7 +29,7 @@ _log = logs.get_logger("worker")
 
 def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) -> KvProjection | None:
     """Return what turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A
-    group proves it in all ranks, each of which stages shards in ``staging_bytes``, and this is the projection of the
+    group proves it in all ranks, and each stages shards in ``staging_bytes``, and this is the projection of the
     first.
     """
     try:

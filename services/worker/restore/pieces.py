@@ -32,7 +32,7 @@ def piece_end(position: int, piece_tokens: int = CHUNK_TOKENS) -> int:
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRows:
     """rows: uint8 [units, tokens, row_bytes] of tokens from ``first`` on. The memory is used again for the next piece:
-    whoever keeps it copies it.
+    a reader that keeps it copies it.
     """
 
     sequence_id: str
@@ -56,7 +56,7 @@ class PieceTaker(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenPiece:
-    """Hidden states of tokens ``[first, end)`` of one sequence. Nobody writes to it once it is made.
+    """Hidden states of tokens ``[first, end)`` of one sequence. It is not changed once it is made.
 
     rows: uint8 [len(layers), tokens, row_bytes]; ``layers`` are the model's layers that it holds, ascending; checksums:
     uint64 [len(layers)].

@@ -75,7 +75,7 @@ class SavingStep:
             self._take_kv(snapshot, pool, slots)
 
     def is_whole(self, taken: Taken) -> bool:
-        """Whether a pass has given all that was asked of it, or nobody wants it any more."""
+        """Whether a pass has given all that was asked of it, or it is not wanted any more."""
         return taken.snapshot.is_whole or all(each.sequence_id in self.dropped for each in taken.rows)
 
     def void(self) -> None:

@@ -47,7 +47,7 @@ class StagingMemory:
 
 
 class Staging:
-    """Buffers [depth, tokens, hidden], of which each is one layer's."""
+    """Buffers [depth, tokens, hidden], each for one layer."""
 
     def __init__(self, buffers: torch.Tensor) -> None:
         self._buffers = buffers

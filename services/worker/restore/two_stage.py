@@ -119,7 +119,7 @@ class TwoStageSaver:
     def _take(self, rows: Sequence[SavedRows], stopped: list[str]) -> Taken | None:
         """Room for those rows that are to be saved, in the order of the pass; None if nothing is.
 
-        Their sequences move on at once, so that the step's next pass continues them. Whoever must stop here goes to
+        Their sequences move on at once, so that the step's next pass continues them. One that must stop here goes to
         ``stopped``: its end waits for the rows that earlier passes have taken of it.
         """
         room = self._ring.room_rows

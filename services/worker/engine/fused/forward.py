@@ -118,7 +118,7 @@ class FusedForward:
             between(shape, ended, begun, this, attended_at, qkv.data_ptr(), k_pool, v_pool)
             hooks.call(layer)
             if last is not None and layer == len(model.layers) - 1:
-                # K and V of all rows are where they belong; of most of them nobody wants more.
+                # K and V of all rows are where they belong; most of them are not needed further.
                 left, attend = last
                 kept_x, kept_qkv = self._buffers.x[left.rows], qkv[left.rows]
                 struct.rows, struct.x = len(kept_x), kept_x.data_ptr()

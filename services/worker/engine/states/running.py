@@ -1,9 +1,9 @@
 """States of requests whose last token lies within a page: each in a slot, with the token that it is as of.
 
 Passes may fail, and be repeated. A pass overwrites the slots of its requests, so what a slot holds is only used to go
-on from exactly the token that it is as of, and not at all between the beginning of a pass and its end. Whoever cannot
-go on from a slot begins with its page, whose beginning the page before it has the state of: repeating rows of one page
-is the price of a failure, of a request that finds no slot, and of nothing else.
+on from exactly the token that it is as of, and not at all between the beginning of a pass and its end. A request that
+cannot go on from a slot begins with its page, whose beginning the page before it has the state of: repeating rows of
+one page is the price of a failure, of a request that finds no slot, and of nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StateSlots(Protocol):
 
 
 class NoSlots:
-    """For models without states: everybody begins where it is."""
+    """For models without states: each request begins where it is."""
 
     def begin(self, rows: Sequence[tuple[Key, int]]) -> list[tuple[int, int]]:
         return [(start, -1) for _, start in rows]

@@ -1,4 +1,4 @@
-"""Tokens drawn at random: what a budget is worth if nobody chooses."""
+"""Tokens drawn at random: what a budget is worth without a choice."""
 
 from __future__ import annotations
 

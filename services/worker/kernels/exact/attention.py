@@ -260,7 +260,7 @@ def _launch(
     _, heads, head_dim = q.shape
     segments, kv_heads = len(paged.context), k_pool.shape[2]
     sizes = block_sizes(head_dim, heads // kv_heads, k_pool.element_size())
-    places = segments * heads * parts if parts > 1 else 1  # One that nobody writes.
+    places = segments * heads * parts if parts > 1 else 1  # One that is never written.
     partial = torch.empty((places, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((places,), dtype=torch.float32, device=q.device)
     common = {

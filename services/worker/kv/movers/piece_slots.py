@@ -1,7 +1,7 @@
 """Small arrays of one piece on their way to the GPU and back: page numbers, seeds and checksums there, failures back.
 
-They travel by way of pinned memory, and nobody waits for them. A slot is written again only when an event says that its
-last copies have ended, and what came back in it has been read by then.
+They travel by way of pinned memory, and no request waits for them. A slot is written again only when an event says
+that its last copies have ended, and what came back in it has been read by then.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Verdict(Protocol):
     def wrong(self) -> Bools:
         """Bool [pages]. Waits until it is known, which is so at the latest when a fence made after the load has passed.
 
-        A wrong page may or may not have been written to its device page, in part or whole: nobody may read that page
+        A wrong page may or may not have been written to its device page, in part or whole: that page may not be read
         until something else has been written to it.
         """
 
