@@ -43,7 +43,7 @@ class ChunkOwners:
         self._above: dict[str, ChunkOwner] = {}  # Who was above its quota when that was looked at last.
 
     def of(self, namespace: str) -> ChunkOwner | None:
-        """The owner of a namespace; None where it is unknown."""
+        """Return the owner of a namespace; None where it is unknown."""
         return self._by_namespace.get(namespace)
 
     def learn(self, namespace: str, name: str, quota: int) -> tuple[ChunkOwner, bool]:
