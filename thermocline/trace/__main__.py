@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def parser_of_verbs() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if all was sent and answered, or imported; 1 if a request was not answered; 2 for bad input."""
-    options = parser_of_verbs().parse_args(argv)
+    options = parser_of_verbs().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
     if options.verb == "send":
         return send(options)
     try:
@@ -164,6 +165,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"thermocline trace: {error.message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _with_verb(argv: Sequence[str]) -> list[str]:
+    """A line of release 0.2, which had one verb and did not name it, with that verb."""
+    given = list(argv)
+    if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
+        print("thermocline trace FILE is thermocline trace send FILE now", file=sys.stderr)
+        return ["send", *given]
+    return given
 
 
 def send(options: argparse.Namespace) -> int:
