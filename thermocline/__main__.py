@@ -76,7 +76,9 @@ COMMANDS = (
         asks_broker=True,
     ),
     Command("replay", "thermocline.replay.__main__:main", "fold a recording again, or ask what if"),
-    Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
+    Command(
+        "trace", "thermocline.trace.__main__:main", "send a trace to a running system, or import a server's log as one"
+    ),
     Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),
     Command("bench", "thermocline.bench.__main__:main", "measure any OpenAI-compatible server, and compare results"),
     Command("eval", "thermocline.evaluation.__main__:main", "measure what loading a part of a prefix costs in quality"),

@@ -1,4 +1,4 @@
-"""``thermocline trace PATH``: replay a trace's arrivals and prefix structure against a running system."""
+"""``thermocline trace``: send a trace's arrivals and prefix structure to a running system, or import a server's log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, OperatorError
 from shared.guard import guarded
 from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
 from thermocline.client.figures import quantile
+from thermocline.trace import import_command
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
 # Byte-level vocabularies put special tokens first; blocks are made of ordinary ones.
@@ -134,9 +136,14 @@ async def _run(options: argparse.Namespace, requests: list[TraceRequest], consol
             )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``thermocline trace``. Exit 0 if every request was answered, 1 if not, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="thermocline trace", description=__doc__)
+def parser_of_verbs() -> argparse.ArgumentParser:
+    """Return the command line: ``send`` and ``import``."""
+    known = argparse.ArgumentParser(prog="thermocline trace", description=__doc__, allow_abbrev=False)
+    verbs = known.add_subparsers(dest="verb", required=True, metavar="VERB")
+    importing = "turn a server's log into a trace that holds none of its text"
+    import_command.add_arguments(verbs.add_parser("import", help=importing, description=importing, allow_abbrev=False))
+    sending = "drive a running system with a trace"
+    parser = verbs.add_parser("send", help=sending, description=sending)
     parser.add_argument("path", type=Path, help="trace in the Mooncake format (JSON lines)")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--requests", type=int, default=500, help="how many of its first requests to send")
@@ -144,7 +151,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--time-scale", type=float, default=4.0, help="divide times by this")
     parser.add_argument("--max-in-flight", type=int, default=64)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    options = parser.parse_args(argv)
+    return known
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 if all was sent and answered, or imported; 1 if a request was not answered; 2 for bad input."""
+    options = parser_of_verbs().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
+    if options.verb == "send":
+        return send(options)
+    try:
+        import_command.run_import(options)
+    except (OperatorError, InvalidRequest) as error:
+        print(f"thermocline trace: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _with_verb(argv: Sequence[str]) -> list[str]:
+    """A line of release 0.2, which had one verb and did not name it, with that verb."""
+    given = list(argv)
+    if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
+        print("thermocline trace FILE is thermocline trace send FILE now", file=sys.stderr)
+        return ["send", *given]
+    return given
+
+
+def send(options: argparse.Namespace) -> int:
+    """Send a trace. Exit code 0 if every request was answered, 1 if not, 2 for bad input."""
     console = Console(stderr=options.json)
     try:
         if min(options.length_scale, options.time_scale) <= 0 or min(options.requests, options.max_in_flight) < 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from thermocline.charts.line_chart import line_chart
 from tools import metric_docs
 from tools.pages import (
     chart_lines,
@@ -21,7 +22,6 @@ from tools.pages import (
     hotprefix,
     importance,
     impress,
-    line_chart,
     mechanisms,
     papers,
     peers,
@@ -54,7 +54,7 @@ _FORMATS = (
 _TABLES = (formats.cell, formats.row, formats.head, formats.origin)
 _ROWS = (rows.where, rows.column, rows.mean, rows.by)
 _FUNCTIONS = (
-    *(formats.spread, line_chart.line_chart, rows.places, rows.aligned, rows.nested),
+    *(formats.spread, line_chart, rows.places, rows.aligned, rows.nested),
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
 _MODULES = (
