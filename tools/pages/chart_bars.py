@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thermocline.charts.bar_chart import Bar
+from tools.pages.bar_chart import Bar
 from tools.pages.formats import number
 from tools.pages.peers import pair_title
 from tools.pages.rows import Row, by, where

@@ -12,7 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from thermocline.charts.bar_chart import bar_chart
 from thermocline.charts.line_chart import line_chart
 from tools import metric_docs
 from tools.pages import (
@@ -32,6 +31,7 @@ from tools.pages import (
     strata,
     targets,
 )
+from tools.pages.bar_chart import bar_chart
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from thermocline.charts.bar_chart import Bar, bar_chart
+from tools.pages.bar_chart import Bar, bar_chart
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
