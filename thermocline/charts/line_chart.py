@@ -9,38 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
+from thermocline.charts.drawing import COLOURS, Svg, nice_top, opening, text
+
 _WIDTH, _HEIGHT = 860, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 190, 44, 52
-_COLOURS = (
-    "#4269d0",
-    "#efb118",
-    "#ff725c",
-    "#6cc5b0",
-    "#3ca951",
-    "#ff8ab7",
-    "#a463f2",
-    "#97bbf5",
-    "#9c6b4e",
-    "#9498a0",
-)
 _DASHES = ("", "6 4", "2 3", "9 3 2 3")
 _LEGEND_STEP, _LEGEND_TEXT, _LETTER = 17, 46, 7
 _TICK_ROOM = 44  # Between the middles of two labels of the horizontal axis.
-
-# Attributes say what a light page shows, so that readers without style sheets show that.
-_DARK = (
-    "<style>@media (prefers-color-scheme:dark){.line-chart{fill:#ddd}.line-chart-ground{fill:#16181d}"
-    ".line-chart-grid{stroke:#3a3f47}.line-chart-mark{stroke:#fff}}</style>"
-)
-
-
-class Svg(str):
-    """The text of a picture, which notebooks show as one."""
-
-    __slots__ = ()
-
-    def _repr_svg_(self) -> str:
-        return str(self)
 
 
 def line_chart(
@@ -54,7 +29,7 @@ def line_chart(
 ) -> Svg:
     """Draw lines in their order: values of at least 0 by places that rise, the same for all lines, two at least."""
     xs = list(next(iter(lines.values())))
-    top = _nice_top(max(max(values.values()) for values in lines.values()))
+    top = nice_top(max(max(values.values()) for values in lines.values()))
     labels = {name: f"{name} {_value(values[xs[-1]])}" for name, values in lines.items()}
     right = max(_RIGHT, _LEGEND_TEXT + _LETTER * max(map(len, labels.values())))
     edge, width = _WIDTH - _RIGHT, _WIDTH - _RIGHT + right
@@ -65,19 +40,15 @@ def line_chart(
         return _LEFT + scale(x) * (edge - _LEFT), height - _BOTTOM - y / top * (height - _TOP - _BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="line-chart" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12" fill="#222">',
-        _DARK,
-        f'<rect class="line-chart-ground" width="{width}" height="{height}" fill="#fff"/>',
-        _text(_LEFT, 24, title, size=15),
-        _text((_LEFT + edge) / 2, height - 12, x_title, anchor="middle"),
+        *opening(width, height, title),
+        text((_LEFT + edge) / 2, height - 12, x_title, anchor="middle"),
         f'<text transform="translate(16 {height / 2}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>',
     ]
     for tick in range(6):
         value = top * tick / 5
         _, y = place(xs[0], value)
-        parts.append(f'<path class="line-chart-grid" d="M{_LEFT} {y:.1f}H{edge}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{value:g}", anchor="end"))
+        parts.append(f'<path class="chart-grid" d="M{_LEFT} {y:.1f}H{edge}" stroke="#ddd"/>')
+        parts.append(text(_LEFT - 8, y + 4, f"{value:g}", anchor="end"))
     parts += _places(xs, place)
     ranked = sorted(lines, key=lambda name: -lines[name][xs[-1]])
     for number, (name, values) in enumerate(lines.items()):
@@ -86,7 +57,7 @@ def line_chart(
         parts.append(f'<polyline points="{points}" fill="none" {style}/>')
         y = _TOP + 10 + ranked.index(name) * _LEGEND_STEP
         parts.append(f'<path d="M{edge + 14} {y}h26" {style}/>')
-        parts.append(_text(edge + _LEGEND_TEXT, y + 4, labels[name]))
+        parts.append(text(edge + _LEGEND_TEXT, y + 4, labels[name]))
     return Svg("\n".join([*parts, "</svg>"]) + "\n")
 
 
@@ -106,26 +77,16 @@ def _places(xs: Sequence[float], place: Callable[[float, float], tuple[float, fl
         across, y = place(x, 0)
         if across - latest >= _TICK_ROOM:
             latest = across
-            parts.append(_text(across, y + 18, f"{x:,.0f}" if float(x).is_integer() else f"{x:g}", anchor="middle"))
+            parts.append(text(across, y + 18, f"{x:,.0f}" if float(x).is_integer() else f"{x:g}", anchor="middle"))
     return parts
 
 
 def _style(number: int, *, is_mark: bool, is_emphasised: bool) -> str:
     """Attributes of a line: colours in turn, then the same ones with other dashes."""
-    dash = _DASHES[1] if is_mark else _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    kind = 'class="line-chart-mark" stroke="#000"' if is_mark else f'stroke="{_COLOURS[number % len(_COLOURS)]}"'
+    dash = _DASHES[1] if is_mark else _DASHES[number // len(COLOURS) % len(_DASHES)]
+    kind = 'class="chart-mark" stroke="#000"' if is_mark else f'stroke="{COLOURS[number % len(COLOURS)]}"'
     return f'{kind} stroke-width="{3.5 if is_emphasised else 1.6}"' + (f' stroke-dasharray="{dash}"' if dash else "")
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
 
 
 def _value(value: float) -> str:
     return f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
-
-
-def _nice_top(most: float) -> float:
-    """Return the least of 1, 2, 2.5, 4 and 5 times a power of ten that is not below ``most``."""
-    scale = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
-    return next(scale * factor for factor in (1, 2, 2.5, 4, 5, 10) if scale * factor >= most)

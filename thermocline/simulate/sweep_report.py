@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.errors import ConfigError, OperatorError
-from thermocline.charts.line_chart import Svg, line_chart
+from thermocline.charts.drawing import Svg
+from thermocline.charts.line_chart import line_chart
 from thermocline.simulate.axes import Axis
 
 Row = dict[str, Any]

@@ -62,7 +62,7 @@ def test_every_colour_of_a_light_page_has_one_on_a_dark_page() -> None:
     text = line_chart("t", "x", "y", {"lru": {1: 0.1, 2: 0.2}, "optimum": {1: 0.3, 2: 0.4}}, dashed=("optimum",))
     classes = set(re.findall(r'class="([\w-]+)"', text))
 
-    assert classes == {"line-chart", "line-chart-ground", "line-chart-grid", "line-chart-mark"}
+    assert classes == {"chart", "chart-ground", "chart-grid", "chart-mark"}
     dark = text[text.index("prefers-color-scheme:dark") : text.index("</style>")]
     assert set(re.findall(r"\.([\w-]+)\{", dark)) == classes
 
