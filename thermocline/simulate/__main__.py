@@ -19,6 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from shared.arguments import JSON_HELP, ArgumentParser, add_old_name
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from shared.guard import guarded
 from thermocline.simulate.profiles import hardware_names, load_hardware, load_model, model_names
@@ -36,14 +37,15 @@ DEFAULT_IN_FLIGHT = 128  # Strata 5.1.
 GC_THRESHOLDS = (200_000, 50, 1000)
 
 
-def parser() -> argparse.ArgumentParser:
+_DESCRIPTION = """Run the scheduler's real core under virtual time, on modelled hardware.
+
+The workload comes from a trace or a seeded generator; hardware and model from profiles, bundled or in TOML files. The
+same arguments give the same figures, except the wall time."""
+
+
+def parser() -> ArgumentParser:
     """The command line."""
-    known = argparse.ArgumentParser(
-        prog="thermocline simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION)
     asked = known.add_mutually_exclusive_group(required=True)
     asked.add_argument("--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
     asked.add_argument("--workload", metavar="NAME", help=f"generator: {', '.join(WORKLOADS)}")
@@ -51,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--model", metavar="NAME", help=f"{', '.join(model_names())}, or a .toml file")
     known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="both names in one")
     known.add_argument("--policy", metavar="NAME", help="eviction policy")
-    known.add_argument("--workers", type=int, default=1, metavar="N")
+    known.add_argument("--workers", type=int, default=1, metavar="N", help="workers")
     known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="they share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")
     known.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page")
@@ -69,14 +71,16 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="of a link's time, for backups")
     known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
     known.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals, requests (or sessions) a second")
-    known.add_argument(
-        "--in-flight",
+    concurrency = known.add_argument(
+        "--concurrency",
         type=int,
         metavar="N",
-        help="at most so many requests (or sessions) at once; without --rate the next comes when one ends",
+        help="at most N requests (or sessions) at once; without --rate a closed loop",
     )
-    known.add_argument("--speed", type=float, default=1.0, metavar="X", help="divide a trace's times by this")
-    known.add_argument("--seed", type=int, default=1, metavar="N")
+    add_old_name(known, "--in-flight", concurrency)
+    scale = known.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="divide recorded times by X")
+    add_old_name(known, "--speed", scale)
+    known.add_argument("--seed", type=int, default=1, metavar="N", help="seed of workload and arrivals")
     known.add_argument(
         "--set",
         action="append",
@@ -85,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
         dest="settings",
         help="cell setting or workload option",
     )
-    known.add_argument("--json", action="store_true", help="print one JSON object")
+    known.add_argument("--json", action="store_true", help=JSON_HELP)
     return known
 
 
@@ -99,7 +103,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
             raise ConfigError(f"there is no workload {options.workload!r}; known are {', '.join(WORKLOADS)}")
         struct = WORKLOADS[options.workload][0]
     config, own = divide(options.settings, struct, policy=options.policy)
-    in_flight = options.in_flight
+    in_flight = options.concurrency
     if in_flight is None and options.workload is not None and options.rate is None:
         in_flight = DEFAULT_IN_FLIGHT
     setup = Setup(
@@ -136,15 +140,15 @@ def _check_numbers(options: argparse.Namespace) -> None:
             ("host-tokens", 0),
             ("disk-tokens", 0),
             ("requests", 1),
-            ("in-flight", 1),
+            ("concurrency", 1),
         )
         if (value := getattr(options, name.replace("-", "_"))) is not None and value < least
     ]
     faults += [
         f"--{name} must be above 0"
-        for name in ("rate", "speed")
+        for name in ("rate", "time-scale")
         # A comparison that a NaN fails too.
-        if (value := getattr(options, name)) is not None and not 0 < value < float("inf")
+        if (value := getattr(options, name.replace("-", "_"))) is not None and not 0 < value < float("inf")
     ]
     if not 0 <= options.network_gb_s < float("inf"):
         faults.append("--network-gb-s must be at least 0")
@@ -174,8 +178,8 @@ def _profiles(options: argparse.Namespace) -> tuple[str, str]:
 
 def _workload(options: argparse.Namespace, own: msgspec.Struct | None) -> Workload:
     if options.trace is not None:
-        is_timed = options.rate is None and options.in_flight is None
-        return TraceWorkload(options.trace, limit=options.requests, is_timed=is_timed, speed=options.speed)
+        is_timed = options.rate is None and options.concurrency is None
+        return TraceWorkload(options.trace, limit=options.requests, is_timed=is_timed, speed=options.time_scale)
     assert own is not None
     if isinstance(own, ChatOptions) and not own.sessions and options.requests is None:
         raise ConfigError("this workload never ends: give --requests or --set sessions=N")
@@ -204,7 +208,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 for a command line, profile or trace that makes no sense."""
-    options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(argv)
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         simulation = prepare(options)

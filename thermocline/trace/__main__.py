@@ -15,13 +15,16 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from shared.errors import InvalidRequest
+from shared.arguments import ArgumentParser, add_old_name, positive, whole_number
+from shared.errors import InvalidRequest, ThermoclineError, TransportError
 from shared.guard import guarded
-from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
+from shared.progress_line import Bar, shown
+from thermocline.cache import gateway_client
+from thermocline.client import Answer, RequestError, served_model, stream_answer
 from thermocline.client.figures import quantile
+from thermocline.flags import add_json, add_url
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
 # Byte-level vocabularies put special tokens first; blocks are made of ordinary ones.
@@ -71,13 +74,12 @@ async def _drive(
     *,
     vocabulary: range,
     max_context: int,
-    max_in_flight: int,
-    bar: Progress,
+    concurrency: int,
+    bar: Bar,
 ) -> Outcome:
-    """Send each request at its scaled time (open loop), at most ``max_in_flight`` at once."""
+    """Send each request at its scaled time (open loop), at most ``concurrency`` at once."""
     outcome = Outcome()
-    task = bar.add_task("trace", total=len(requests))
-    gate = asyncio.Semaphore(max_in_flight)
+    gate = asyncio.Semaphore(concurrency)
     origin = time.perf_counter()
     first_s = scale.starts_at_s(requests[0])
 
@@ -92,7 +94,7 @@ async def _drive(
                 outcome.answers.append(await stream_answer(client, "/v1/completions", body))
             except RequestError as error:
                 outcome.errors[error.code] += 1
-        bar.advance(task)
+        bar.advance()
 
     async with asyncio.TaskGroup() as group:
         for request in requests:
@@ -117,53 +119,72 @@ def _print(console: Console, summary: dict[str, Any], scale: Scale) -> None:
     console.print(table)
 
 
-async def _run(options: argparse.Namespace, requests: list[TraceRequest], console: Console) -> Outcome:
-    limits = httpx.Limits(max_connections=options.max_in_flight + 4)
-    async with connect(options.base_url, timeout=300, limits=limits) as client:
-        served = await served_model(client)
-        with Progress(console=console) as bar:
+async def _run(options: argparse.Namespace, requests: list[TraceRequest]) -> Outcome:
+    limits = httpx.Limits(max_connections=options.concurrency + 4)
+    async with gateway_client.client(options.url, {}, timeout_s=300, limits=limits) as client:
+        vocab_size, max_context, model = await _served(client)
+        with shown("requests", len(requests)) as bar:
             return await _drive(
                 client,
-                served["id"],
+                model,
                 requests,
                 Scale(options.length_scale, options.time_scale),
-                vocabulary=range(FIRST_ORDINARY_TOKEN, served["vocab_size"]),
-                max_context=served["max_model_len"],
-                max_in_flight=options.max_in_flight,
+                vocabulary=range(FIRST_ORDINARY_TOKEN, vocab_size),
+                max_context=max_context,
+                concurrency=options.concurrency,
                 bar=bar,
             )
 
 
+async def _served(client: httpx.AsyncClient) -> tuple[int, int, str]:
+    """Vocabulary, longest context and name of the served model. Raises TransportError."""
+    try:
+        served = await served_model(client)
+        return served["vocab_size"], served["max_model_len"], served["id"]
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise TransportError(f"the gateway at {client.base_url} cannot be reached: {reason}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise TransportError(f"{client.base_url} is no Thermocline gateway") from error
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
+        prog="thermocline trace",
+        description="Replay a trace's arrivals and prefix structure against a running cell.",
+    )
+    made.add_argument("path", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
+    add_url(made, "a gateway of the cell")
+    made.add_argument(
+        "--requests", type=whole_number(10**9), default=500, metavar="N", help="send the first N requests of the trace"
+    )
+    made.add_argument("--length-scale", type=positive, default=32.0, metavar="X", help="divide lengths in tokens by X")
+    made.add_argument("--time-scale", type=positive, default=4.0, metavar="X", help="divide recorded times by X")
+    concurrency = made.add_argument(
+        "--concurrency", type=whole_number(4096), default=64, metavar="N", help="at most N requests at once"
+    )
+    add_old_name(made, "--max-in-flight", concurrency)
+    add_json(made)
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``thermocline trace``. Exit 0 if every request was answered, 1 if not, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="thermocline trace", description=__doc__)
-    parser.add_argument("path", type=Path, help="trace in the Mooncake format (JSON lines)")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000")
-    parser.add_argument("--requests", type=int, default=500, help="how many of its first requests to send")
-    parser.add_argument("--length-scale", type=float, default=32.0, help="divide token lengths by this")
-    parser.add_argument("--time-scale", type=float, default=4.0, help="divide times by this")
-    parser.add_argument("--max-in-flight", type=int, default=64)
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    options = parser.parse_args(argv)
-    console = Console(stderr=options.json)
+    options = parser().parse_args(argv)
     try:
-        if min(options.length_scale, options.time_scale) <= 0 or min(options.requests, options.max_in_flight) < 1:
-            raise InvalidRequest("scales must be above 0, and --requests and --max-in-flight at least 1")
         requests = list(read_trace(options.path, options.requests))
         if not requests:
             raise InvalidRequest(f"{options.path} holds no request")
-        outcome = asyncio.run(_run(options, requests, console))
-    except InvalidRequest as error:
-        console.print(f"thermocline trace: {error.message}", style="red")
-        return 2
-    except httpx.HTTPError as error:
-        console.print(f"thermocline trace: {options.base_url} does not answer ({error}); start it with ./task up")
+        outcome = asyncio.run(_run(options, requests))
+    except ThermoclineError as error:
+        print(f"thermocline trace: {error.message}", file=sys.stderr)
         return 2
     summary = outcome.summary()
     if options.json:
         print(json.dumps(summary))
     else:
-        _print(console, summary, Scale(options.length_scale, options.time_scale))
+        _print(Console(), summary, Scale(options.length_scale, options.time_scale))
     return 1 if outcome.errors else 0
 
 
