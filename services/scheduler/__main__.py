@@ -19,7 +19,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the process's exit code."""
+    """Run the process; return its exit code."""
     settings = config.for_service(SchedulerConfig, "scheduler", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED
