@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -20,7 +21,7 @@ _USAGE_COLUMNS = 72
 _USAGE_BREAK = "\n         "
 JSON_HELP = "print one JSON object"
 
-_SAYS_NOTHING: tuple[object, ...] = (None, argparse.SUPPRESS, "", False, (), [])
+_SAYS_NOTHING: tuple[object, ...] = (None, argparse.SUPPRESS, "", (), [])
 
 N = TypeVar("N", bound=argparse.Namespace)
 
@@ -35,14 +36,18 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        says_default = "default" in text or any(action.default is none for none in _SAYS_NOTHING[:2])
-        if says_default or action.default in _SAYS_NOTHING or action.nargs == 0:
+        says_nothing = action.default is False or action.default in _SAYS_NOTHING
+        if "default" in text or says_nothing or action.nargs == 0:
             return text
         return f"{text} (default: %(default)s)".lstrip()
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = re.split(r"\n\s*\n", text.strip())
-        return "\n\n".join(super(HelpFormatter, self)._fill_text(part, width, indent) for part in parts)
+        return "\n\n".join("\n".join(f"{indent}{line}" for line in self._split_lines(part, width)) for part in parts)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # A name or a path that is broken cannot be copied.
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -147,9 +152,9 @@ def add_old_name(to: argparse._ActionsContainer, old: str, new: argparse.Action)
 
 
 def with_new_json(argv: Sequence[str], prog: str) -> list[str]:
-    """A command line in which ``--json FILE``, as earlier releases had it, is ``--out FILE``.
+    """Return a command line in which ``--json FILE``, as earlier releases had it, is ``--out FILE``.
 
-    Only for commands without positional arguments, of which a word behind the switch might be one.
+    Only for commands without positional arguments, because a word behind the switch might be one.
     """
     new: list[str] = []
     for place, word in enumerate(argv):
@@ -167,7 +172,7 @@ def say_renamed(prog: str, old: str, new: str) -> None:
 
 
 def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
-    """A reader of whole numbers from ``least`` to ``most``."""
+    """Return a reader of whole numbers from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
@@ -178,7 +183,7 @@ def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """A number above 0, and not infinite. Raises ArgumentTypeError."""
+    """Return a number above 0, and not infinite. Raises ArgumentTypeError."""
     try:
         number = float(text)
     except ValueError:

@@ -286,7 +286,7 @@ def add_fields(
 
 
 def help_of(field: Any) -> str:
-    """What a setting is, what it may be where that is one of a few words, and its default."""
+    """Return what a setting is, the words that it may be where they are few, and its default."""
     choices = choices_of(field.type)
     told = [description_of(field.type), f"one of {', '.join(choices)}" if choices else ""]
     default = default_of(field)
@@ -294,7 +294,7 @@ def help_of(field: Any) -> str:
 
 
 def default_of(field: Any) -> str:
-    """``64 MiB`` or ``true``; "" for a setting that is required or has no value by default."""
+    """Return ``64 MiB`` or ``true``; "" for a setting that is required or has no value by default."""
     value = field.default
     if field.required or value is None or value in ("", ()):
         return ""
@@ -319,7 +319,7 @@ _PATHS = {"dir": "DIR", "model": "DIR", "file": "FILE", "ca": "FILE", "cert": "F
 
 
 def _metavar(name: str, kind: Any) -> str:
-    """What stands for the value in help: its kind, not the flag once more."""
+    """Return what stands for the value in help: its kind, not the flag once more."""
     if name.endswith(("_bytes", "_bytes_per_s")):
         return "SIZE"
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind

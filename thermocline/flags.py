@@ -18,3 +18,11 @@ def add_url(to: argparse._ActionsContainer, what: str, default: str | None = DEF
 def add_json(to: argparse._ActionsContainer) -> None:
     """Add ``--json``, which has the command print its result as one JSON object."""
     to.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def policies_line() -> str:
+    """Return a sentence that lists the eviction policies."""
+    import services.scheduler.policies  # noqa: F401  Its policies register themselves.
+    from services.scheduler.core.cache.eviction import POLICIES
+
+    return f"Eviction policies: {', '.join(sorted(POLICIES))}."

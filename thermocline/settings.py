@@ -60,4 +60,6 @@ def text(sections: list[str]) -> str:
 def _settings_of(kind: type[msgspec.Struct]) -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
         yield f"  --{field.name.replace('_', '-')}{'  (required)' if field.required else ''}"
-        yield textwrap.fill(help_of(field), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        yield textwrap.fill(
+            help_of(field), _WIDTH, break_on_hyphens=False, initial_indent=_INDENT, subsequent_indent=_INDENT
+        )

@@ -216,7 +216,7 @@ class Connection:
 
 
 def _in_words(error: Exception) -> str:
-    """What a system says of a connection, without its numbers and addresses."""
+    """Return what the system says of a connection, without its numbers and addresses."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror).lower()
     if isinstance(error, OSError) and error.errno:

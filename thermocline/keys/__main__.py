@@ -28,9 +28,22 @@ FILE_VARIABLE = "THERMOCLINE_TENANTS"
 
 TenantTable = dict[str, Tenant]
 
+_LIMIT_HELP = {
+    "requests_per_minute": "requests a minute; 0 is no limit",
+    "tokens_per_minute": "tokens a minute; 0 is no limit",
+    "max_concurrent": "requests in flight; 0 is no limit",
+    "max_queued": "requests waiting; 0 is no limit",
+    "max_priority": "highest priority that requests may ask for",
+    "max_leased_tokens": "tokens that leases may keep; 0 is none",
+    "device_bytes": "KV on devices; 0 is no limit",
+    "host_bytes": "KV in host memory; 0 is no limit",
+    "disk_bytes": "KV on disks; 0 is no limit",
+    "remote_bytes": "KV in object stores; 0 is no limit",
+}
+
 
 def new(arguments: argparse.Namespace) -> None:
-    """A new tenant with a salt of its own, and its first key."""
+    """Make a tenant with a salt of its own, and its first key."""
     fault = name_fault(arguments.tenant)
     if fault:
         raise OperatorError(fault)
@@ -50,7 +63,7 @@ def new(arguments: argparse.Namespace) -> None:
 
 
 def add(arguments: argparse.Namespace) -> None:
-    """One more key of a tenant."""
+    """Add a key to a tenant."""
     key = _key(arguments)
 
     def add_key(tenants: TenantTable) -> None:
@@ -66,7 +79,7 @@ def add(arguments: argparse.Namespace) -> None:
 
 
 def revoke(arguments: argparse.Namespace) -> None:
-    """Take a key back, by its id. What runs under it goes on to its end."""
+    """Revoke a key by its id. Requests in flight under it end normally."""
 
     def remove_key(tenants: TenantTable) -> None:
         tenant = _tenant(tenants, arguments.tenant)
@@ -80,7 +93,7 @@ def revoke(arguments: argparse.Namespace) -> None:
 
 
 def ls(arguments: argparse.Namespace) -> None:
-    """Tenants, the ids of their keys, and their limits."""
+    """List tenants, the ids of their keys, and their limits."""
     _, tenants = read_tenants(arguments.file)
     rows = [
         [name, *(str(getattr(tenant, limit) or "-") for limit in LIMITS), " ".join(map(key_id, tenant.keys)) or "-"]
@@ -150,8 +163,9 @@ def parser() -> ArgumentParser:
         if run is new:
             for limit in LIMITS:
                 kind, what = (_quota, "SIZE") if limit in QUOTAS else (_limit, "N")
-                help_text = f"most {limit.replace('_', ' ')}; 0 is no limit"
-                verb.add_argument(f"--{limit.replace('_', '-')}", metavar=what, type=kind, default=0, help=help_text)
+                verb.add_argument(
+                    f"--{limit.replace('_', '-')}", metavar=what, type=kind, default=0, help=_LIMIT_HELP[limit]
+                )
         if run is revoke:
             verb.add_argument("key_id", metavar="KEY_ID", help="id of the key, which new, add and ls print")
     return made

@@ -16,6 +16,7 @@ from shared.arguments import ArgumentParser
 from shared.errors import ThermoclineError
 from shared.guard import guarded
 from shared.progress_line import shown
+from thermocline.flags import policies_line
 from thermocline.replay.what_if import WhatIf, what_if
 from thermocline.simulate.settings import changes_of
 
@@ -52,6 +53,7 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="thermocline replay",
         description="Fold a recording again and compare every output; with --policy or --set, ask what if.",
+        epilog=policies_line(),
     )
     made.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
     made.add_argument("--json", action="store_true", help="print one JSON object")

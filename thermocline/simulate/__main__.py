@@ -22,6 +22,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from shared.arguments import JSON_HELP, ArgumentParser, add_old_name
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from shared.guard import guarded
+from thermocline.flags import policies_line
 from thermocline.simulate.profiles import hardware_names, load_hardware, load_model, model_names
 from thermocline.simulate.report import show
 from thermocline.simulate.settings import divide
@@ -45,31 +46,31 @@ same arguments give the same figures, except the wall time."""
 
 def parser() -> ArgumentParser:
     """The command line."""
-    known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION)
+    known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION, epilog=policies_line())
     asked = known.add_mutually_exclusive_group(required=True)
     asked.add_argument("--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
     asked.add_argument("--workload", metavar="NAME", help=f"generator: {', '.join(WORKLOADS)}")
     known.add_argument("--hardware", metavar="NAME", help=f"{', '.join(hardware_names())}, or a .toml file")
     known.add_argument("--model", metavar="NAME", help=f"{', '.join(model_names())}, or a .toml file")
-    known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="both names in one")
+    known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="hardware and model in one")
     known.add_argument("--policy", metavar="NAME", help="eviction policy")
     known.add_argument("--workers", type=int, default=1, metavar="N", help="workers")
-    known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="they share host memory")
+    known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="workers that share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")
     known.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page")
-    known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker; what fits if not given")
-    known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node; what fits if not given")
-    known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node; none")
+    known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker (default: what fits)")
+    known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node (default: what fits)")
+    known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node")
     known.add_argument(
         "--network-gb-s",
         type=float,
         default=0.0,
         metavar="X",
-        help="GB/s at which nodes read each other's host KV; off",
+        help="GB/s at which nodes read one another's host KV; 0: they do not",
     )
     known.add_argument("--io", choices=("assisted", "per-page"), default="assisted", help="how pages are copied")
-    known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="of a link's time, for backups")
-    known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
+    known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="share of a link for backups")
+    known.add_argument("--requests", type=int, metavar="N", help="stop after N requests")
     known.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals, requests (or sessions) a second")
     concurrency = known.add_argument(
         "--concurrency",

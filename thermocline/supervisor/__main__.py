@@ -24,6 +24,7 @@ from shared.config import add_fields, load, misspelt
 from shared.errors import ConfigError, OperatorError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, die_with_parent
+from thermocline.flags import policies_line
 from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.commands import service_children
 from thermocline.supervisor.config import SupervisorConfig
@@ -117,7 +118,7 @@ def parser() -> ArgumentParser:
         prog="thermocline up",
         usage="thermocline up [--config FILE] [--SETTING VALUE ...]",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=f"{policies_line()}\n\n{_EPILOG}",
     )
     made.add_argument("--config", metavar="FILE", help="TOML file with settings of all processes")
     made.add_argument("--help-all", action="store_true", help="list every setting of every process, and exit")

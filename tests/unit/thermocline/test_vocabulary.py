@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.scheduler.core.cache.eviction import POLICIES
 from shared.arguments import ArgumentParser
 from thermocline.commands import COMMANDS
 
@@ -137,3 +138,12 @@ def test_an_unknown_flag_is_one_line(name: str, capsys: pytest.CaptureFixture[st
     assert error.count("\n") == 1
     assert error.startswith(f"thermocline {command}")
     assert "--jsom is not a flag" in error
+
+
+@pytest.mark.parametrize("name", ["up", "simulate", "replay"])
+def test_eviction_policies_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one that is registered."""
+    listed = re.search(r"Eviction policies: ([^.]+)\.", " ".join(_help(name, monkeypatch).split()))
+
+    assert listed is not None
+    assert listed[1].split(", ") == sorted(POLICIES)
