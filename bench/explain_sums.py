@@ -34,9 +34,9 @@ from bench.make_model import make_model
 from bench.restoration import hidden_pool, profile_of
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
-from thermocline.bench.clock import MonotonicClock
-from thermocline.bench.http_client import OK, HttpClient
 from thermocline.client import served_model
+from thermocline.load.clock import MonotonicClock
+from thermocline.load.http_client import OK, HttpClient
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 

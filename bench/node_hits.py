@@ -40,7 +40,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Figures of one simulation; ``memory`` is tokens of each device, and of host memory in all."""
     device, host = memory
-    asked = ["--trace", str(options.trace), "--speed", str(options.speed)]
+    asked = ["--trace", str(options.trace), "--time-scale", str(options.time_scale)]
     if workload != TRACE:
         asked = ["--workload", workload]
     line = [
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known.add_argument("--trace", type=Path, help="trace in the Mooncake format; none leaves it out")
-    known.add_argument("--speed", type=float, default=2.0, help="divide the trace's times by this")
+    known.add_argument("--time-scale", type=float, default=2.0, help="divide the trace's times by this")
     known.add_argument("--workloads", default=GENERATORS, help="generators, with commas")
     known.add_argument("--seeds", default="1,2,3", help="with commas")
     known.add_argument("--requests", type=int, default=1000)

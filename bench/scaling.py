@@ -33,7 +33,7 @@ from shared.broker import BrokerSettings
 from shared.errors import Unavailable
 from shared.memory import unlink_all
 from shared.messages.status import CellStatus
-from thermocline.cache.connection import cell as connected
+from thermocline.cache.connection import calls_of as connected
 from thermocline.client import served_model, stream_answer
 from thermocline.supervisor import nats_server, readiness
 from thermocline.supervisor.cell import Cell, resolve

@@ -143,7 +143,7 @@ def main() -> None:
     defaults = Load()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=None, help="trace in the Mooncake format; else conversations")
-    parser.add_argument("--speed", type=float, default=1.0, help="divide the trace's times by this")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="divide the trace's times by this")
     parser.add_argument("--workers", type=int, default=defaults.workers)
     parser.add_argument("--device-tokens", type=int, default=defaults.device_tokens)
     parser.add_argument("--rate-per-worker", type=float, default=defaults.rate, help="requests a second")
@@ -156,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     load = Load(
         trace=options.trace,
-        speed=options.speed,
+        speed=options.time_scale,
         workers=options.workers,
         device_tokens=options.device_tokens,
         rate=options.rate_per_worker,

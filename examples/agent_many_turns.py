@@ -1,6 +1,6 @@
 """An agent whose conversation grows turn by turn: each turn reuses what all earlier ones computed.
 
-    python examples/agent_many_turns.py --base-url http://127.0.0.1:8000 --turns 8
+    python examples/agent_many_turns.py --url http://127.0.0.1:8000 --turns 8
 
 Every turn appends what the model said and what its tool gave, and nothing before is touched. So a turn computes little
 more than was added since the last one, however long the conversation is. An agent that rewrites its system prompt (the
@@ -41,13 +41,13 @@ TOOLS: list[Callable[[int], str]] = [temperatures, pressures, rain]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="address of the gateway")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the gateway")
     parser.add_argument("--api-key", default="none", help="where the cell has tenants")
     parser.add_argument("--turns", type=int, default=6, choices=range(2, 17), metavar="2..16")
     options = parser.parse_args()
     messages: list[Any] = [{"role": "system", "content": TASK}]
     prompt_tokens = cached_tokens = 0
-    with OpenAI(base_url=f"{options.base_url}/v1", api_key=options.api_key) as client:
+    with OpenAI(base_url=f"{options.url}/v1", api_key=options.api_key) as client:
         model = client.models.list().data[0].id
         for turn in range(options.turns):
             tool = TOOLS[turn % len(TOOLS)]

@@ -1,6 +1,6 @@
 """Chat with OpenAI's own client: an answer, the same again out of the cache, and a stream.
 
-    python examples/openai_client.py --base-url http://127.0.0.1:8000
+    python examples/openai_client.py --url http://127.0.0.1:8000
 
 The second question shares its system prompt with the first, so most of its prompt is a hit. ``usage`` of every answer
 says how many tokens were cached; which tier they came from stands beside it, in fields that OpenAI's API does not have.
@@ -58,10 +58,10 @@ def stream(client: OpenAI, model: str, question: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="address of the gateway")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the gateway")
     parser.add_argument("--api-key", default="none", help="where the cell has tenants")
     options = parser.parse_args()
-    with OpenAI(base_url=f"{options.base_url}/v1", api_key=options.api_key) as client:
+    with OpenAI(base_url=f"{options.url}/v1", api_key=options.api_key) as client:
         model = client.models.list().data[0].id
         chat(client, model, "What is the access code of the Lisbon office?")
         chat(client, model, "What is the access code of the Porto office?")

@@ -1,7 +1,7 @@
 """Have a system prompt computed before anybody asks, and keep it whatever else is served.
 
     export THERMOCLINE_ADMIN_KEY=$(openssl rand -hex 16)     # before `thermocline up`, and here
-    python examples/prewarm_and_pin.py --base-url http://127.0.0.1:8000
+    python examples/prewarm_and_pin.py --url http://127.0.0.1:8000
 
 Prewarming is a request of one token behind all others. A pin holds a prefix in host memory until its time is over, from
 when it first has to leave the device: other requests are sent until that happens. Then all that nothing holds is
@@ -61,7 +61,7 @@ def push_out(client: OpenAI, cache: httpx.Client, model: str, name: str) -> tupl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="address of the gateway")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the gateway")
     options = parser.parse_args()
     admin_key = os.environ.get("THERMOCLINE_ADMIN_KEY")
     if not admin_key:
@@ -70,8 +70,8 @@ def main() -> int:
     # A salt of its own: this run shares nothing with earlier ones, and flushes nobody else's prefixes.
     salt = secrets.token_hex(8)
     with (
-        OpenAI(base_url=f"{options.base_url}/v1", api_key="none") as client,
-        httpx.Client(base_url=f"{options.base_url}/v1/cache", headers={"X-Admin-Key": admin_key}, timeout=60) as cache,
+        OpenAI(base_url=f"{options.url}/v1", api_key="none") as client,
+        httpx.Client(base_url=f"{options.url}/v1/cache", headers={"X-Admin-Key": admin_key}, timeout=60) as cache,
     ):
         model = client.models.list().data[0].id
         print(f"nothing prepared: {cached_share(client, model, PINNED, salt)}")

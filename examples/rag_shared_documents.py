@@ -1,6 +1,6 @@
 """Retrieval over shared documents, so built that prompts about the same documents share a prefix.
 
-    python examples/rag_shared_documents.py --base-url http://127.0.0.1:8000
+    python examples/rag_shared_documents.py --url http://127.0.0.1:8000
 
 A retriever ranks documents by how well they match, and the rank differs from question to question. A prompt in that
 order shares little with others over the same documents. A prompt in *one* order, such as by name, is the same up to the
@@ -90,11 +90,11 @@ def ask(client: OpenAI, model: str, prompt: str, salt: str) -> tuple[int, int, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="address of the gateway")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the gateway")
     parser.add_argument("--api-key", default="none", help="where the cell has tenants")
     options = parser.parse_args()
     retriever = Retriever(DOCUMENTS)
-    with OpenAI(base_url=f"{options.base_url}/v1", api_key=options.api_key) as client:
+    with OpenAI(base_url=f"{options.url}/v1", api_key=options.api_key) as client:
         model = client.models.list().data[0].id
         for order in ("by rank", "by name"):
             salt = secrets.token_hex(8)

@@ -1,7 +1,7 @@
 """Record what a cell was asked, and see what another eviction policy would have made of it.
 
     thermocline up --device-kv-bytes 8MiB          # small, so that there is something to evict
-    python examples/what_if_replay.py --base-url http://127.0.0.1:8000 --policy fifo
+    python examples/what_if_replay.py --url http://127.0.0.1:8000 --policy fifo
 
 Some documents are asked about again and again among others that are asked about once. The cell's input stream is then
 recorded, replayed as it was (every decision must come out the same), and simulated under the other policy.
@@ -63,13 +63,13 @@ def show(answer: dict[str, Any], policy: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="address of the gateway")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the gateway")
     parser.add_argument("--api-key", default="none", help="where the cell has tenants")
     parser.add_argument("--nats", help="the cell's broker, where several cells run on this machine")
     parser.add_argument("--policy", default="fifo", help="what to compare with")
     parser.add_argument("--requests", type=int, default=36)
     options = parser.parse_args()
-    with OpenAI(base_url=f"{options.base_url}/v1", api_key=options.api_key) as client:
+    with OpenAI(base_url=f"{options.url}/v1", api_key=options.api_key) as client:
         ask(client, options.requests)
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "run.tcrec"

@@ -8,7 +8,6 @@ one. Sizes may be written ``64MiB``.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -20,8 +19,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shared.arguments import ArgumentParser
 from shared.errors import ConfigError
 from shared.renamed_settings import by_new_names, by_new_value, old_names
+from shared.spelling import fault_of_choice, nearest
 from shared.undecodable import UNPARSABLE
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -34,11 +35,8 @@ NATS_URL = "nats://127.0.0.1:4222"
 SECTIONS = ("up", "gateway", "router", "scheduler", "worker", "storage")
 """Tables that a settings file may have: one for each service, and one for what starts them all."""
 
-_NEAR, _VERY_NEAR = 0.7, 0.85
-"""From this likeness on a name is taken for another one misspelt: where only ours belong, and among others' names."""
-
-_NEAR_CHOICE = 0.5
-"""Choices are few and short, and all are named anyway."""
+_VERY_NEAR = 0.85
+"""From this likeness on a name among others' names is taken for one of ours misspelt."""
 
 _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -63,20 +61,6 @@ def parse_bytes(text: str) -> int:
         return int(float(match[1]) * _UNITS[match[2].upper()])
     except OverflowError as error:
         raise ValueError(f"{text[:20]}... is larger than any size") from error
-
-
-def _nearest(name: str, known: Sequence[str], before: str = "", cutoff: float = _NEAR) -> str:
-    """Return what may have been meant, as the end of a message; "" where nothing is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f"; did you mean {before}{close[0]}?" if close else ""
-
-
-def fault_of_choice(value: object, choices: Sequence[str]) -> str:
-    """Return a sentence for a ``value`` that is none of ``choices``: the choices, and the one that may have been
-    meant.
-    """
-    near = _nearest(str(value).lower(), choices, cutoff=_NEAR_CHOICE)
-    return f"{value!r} is none of {', '.join(choices)}{near}"
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
@@ -139,7 +123,7 @@ def load(
         # Top-level scalars are common to all services, so one that this service lacks is not a fault.
         raw |= by_new_names(table, fields, lambda key: f"{file}: {key}", faults)
         faults += [
-            f"{file}: there is no section [{key}]{_nearest(key, SECTIONS)}"
+            f"{file}: there is no section [{key}]{nearest(key, SECTIONS)}"
             for key, value in table.items()
             if isinstance(value, dict) and key not in (*SECTIONS, section)
         ]
@@ -150,7 +134,7 @@ def load(
         raw |= by_new_names(own, fields, lambda key: f"{file}: {section}.{key}", faults)
         known = [*fields, *(old for old, _ in old_names(fields))]
         faults += [
-            f"{file}: {section}.{key} is not a setting{_nearest(key, list(fields))}" for key in own if key not in known
+            f"{file}: {section}.{key} is not a setting{nearest(key, list(fields))}" for key in own if key not in known
         ]
     variables = _variables(environ or {})
     raw |= by_new_names(variables, fields, lambda name: ENVIRONMENT_PREFIX + name.upper(), faults)
@@ -201,7 +185,7 @@ def _stray_faults(strays: Sequence[str], known: Sequence[str]) -> list[str]:
         if is_flag:
             name = argument[2:].partition("=")[0]
             flags = [field.replace("_", "-") for field in known]
-            faults.append(f"--{name} is not a flag{_nearest(name, flags, '--')}")
+            faults.append(f"--{name} is not a flag{nearest(name, flags, '--')}")
         elif not is_behind_flag:
             faults.append(f"what is {argument!r} for? Settings are given as --name value")
         is_behind_flag = is_flag and "=" not in argument
@@ -232,10 +216,10 @@ def misspelt(
         table = {}
     for key, value in table.items():
         if not isinstance(value, dict) and key not in anything:
-            faults.append(f"{file}: {key} is not a setting{_nearest(key, everything)}")
+            faults.append(f"{file}: {key} is not a setting{nearest(key, everything)}")
         elif isinstance(value, dict) and key in fields:
             faults += [
-                f"{file}: {key}.{name} is not a setting{_nearest(name, fields[key])}"
+                f"{file}: {key}.{name} is not a setting{nearest(name, fields[key])}"
                 for name in value
                 if name not in known[key]
             ]
@@ -248,7 +232,7 @@ def misspelt(
         if rest in fields.get(section, ()) and not environ[variable].startswith("tcp://"):
             near = f"; did you mean {ENVIRONMENT_PREFIX}{rest.upper()}?"
         else:
-            near = _nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
+            near = nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
         if near:  # Others are somebody else's: secrets' names, for example, are an operator's to choose.
             faults.append(f"{variable} is not a setting{near}")
     return faults
@@ -289,26 +273,76 @@ def add_fields(
     for field in msgspec.structs.fields(kind):
         if names is not None and field.name not in names:
             continue
-        description = description_of(field.type)
-        default = "" if field.required else f" (default {field.default!r})"
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             action=_Joined if is_list(field.type) else "store",
-            help=(description + default).replace("%", "%%"),
+            metavar=_metavar(field.name, field.type),
+            help=help_of(field).replace("%", "%%"),
         )
     added = [field.name for field in msgspec.structs.fields(kind) if names is None or field.name in names]
     for old, _ in old_names(added):
         parser.add_argument("--" + old.replace("_", "-"), dest=old, help=argparse.SUPPRESS)
 
 
+def help_of(field: Any) -> str:
+    """Return what a setting is, the words that it may be where they are few, and its default."""
+    choices = choices_of(field.type)
+    told = [description_of(field.type), f"one of {', '.join(choices)}" if choices else ""]
+    default = default_of(field)
+    return "; ".join(filter(None, told)) + (f" (default: {default})" if default else "")
+
+
+def default_of(field: Any) -> str:
+    """Return ``64 MiB`` or ``true``; "" for a setting that is required or has no value by default."""
+    value = field.default
+    if field.required or value is None or value in ("", ()):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if field.name.endswith(("_bytes", "_bytes_per_s")) and isinstance(value, int):
+        return _size(value)
+    return str(value)
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10):
+        if nbytes and nbytes % scale == 0:
+            return f"{nbytes // scale} {unit}"
+    return f"{nbytes} bytes"
+
+
+_METAVARS = {"int": "N", "float": "X", "bool": "BOOL"}
+_PATHS = {"dir": "DIR", "model": "DIR", "file": "FILE", "ca": "FILE", "cert": "FILE", "gate": "FILE", "nats": "URL"}
+
+
+def _metavar(name: str, kind: Any) -> str:
+    """Return what stands for the value in help: its kind, not the flag once more."""
+    if name.endswith(("_bytes", "_bytes_per_s")):
+        return "SIZE"
+    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    for type_ in (bare, *typing.get_args(bare)):
+        if getattr(type_, "__name__", "") in _METAVARS:
+            return _METAVARS[type_.__name__]
+    word = "NAME" if choices_of(kind) else _PATHS.get(name.rpartition("_")[2], "TEXT")
+    return f"{word},…" if is_list(kind) else word
+
+
+def parser_of(kind: type[msgspec.Struct], section: str, description: str) -> ArgumentParser:
+    """Return the command line of a process: a flag per setting of ``kind``, and ``--config``."""
+    prog = f"thermocline {section}"
+    parser = ArgumentParser(prog=prog, usage=f"{prog} [--config FILE] [--SETTING VALUE ...]", description=description)
+    add_flags(parser, kind)
+    return parser
+
+
 def from_command_line(
     kind: type[C], section: str, argv: Sequence[str], *, environ: Mapping[str, str], description: str = ""
 ) -> C:
     """Parse ``argv`` against ``kind`` and load. ``--help`` prints every setting."""
-    parser = argparse.ArgumentParser(prog=f"thermocline {section}", description=description, allow_abbrev=False)
-    add_flags(parser, kind)
-    parsed, strays = parser.parse_known_args(list(argv))
+    parsed, strays = parser_of(kind, section, description).parse_known_args(list(argv))
     flags = vars(parsed)
     return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags, strays=strays)
 

@@ -228,6 +228,10 @@ def run_process(
     except OperatorError as error:
         log.error("refused_to_start", code=error.code, reason=error.message)
         return EXIT_REFUSED
+    except Unavailable as error:
+        # The broker or another process is away, which no traceback of this one explains.
+        log.error("process_failed", code=error.code, reason=error.message)
+        return EXIT_FAILED
     except Exception:
         log.exception("process_failed")
         return EXIT_FAILED

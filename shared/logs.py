@@ -25,6 +25,14 @@ def kept_off_stdout() -> Iterator[None]:
         structlog.configure(logger_factory=earlier)
 
 
+def quiet() -> None:
+    """For commands that say in a line of their own what went wrong: only errors are logged, on stderr."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+
+
 _is_of_service = False
 
 

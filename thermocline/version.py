@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 
+from shared.arguments import ArgumentParser
 from shared.versions import FORMATS, release
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline version", description="Print the version.")
+    made.add_argument("--json", action="store_true", help="print one JSON object, with the versions of all formats")
+    return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print ``thermocline X.Y.Z``; with ``--json`` the versions of all formats as well."""
-    parser = argparse.ArgumentParser(prog="thermocline version", description="Print the version.")
-    parser.add_argument("--json", action="store_true", help="print the versions of formats too, as JSON")
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(argv)
     if options.json:
         print(
             json.dumps({"thermocline": release(), "formats": {each.name: each.version for each in FORMATS}}, indent=2)

@@ -35,7 +35,7 @@ CHAT_TURNS = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One workload of ``thermocline bench``, as its command line names it. ``requests`` of them are sent."""
+    """One workload of ``thermocline load``, as its command line names it. ``requests`` of them are sent."""
 
     name: str
     workload: str

@@ -1,7 +1,7 @@
 """Serving a Llama-3.1-8B from end to end on one GPU: whole cells by host tier, mover and profile.
 
 Random weights of the real geometry in bfloat16, written to a local disk once and loaded as any checkpoint is. A whole
-cell (broker, scheduler, storage, one worker, gateway) is asked by ``thermocline bench`` with prompts of the lengths of
+cell (broker, scheduler, storage, one worker, gateway) is asked by ``thermocline load`` with prompts of the lengths of
 Strata's Table 1: LooGLE-like, ReviewMT-like and ShareGPT-like. The device pool holds half of the documents, the host
 pool all of them. One cell has batched copies, with the host tier and without; one the GPU-assisted mover; one what the
 profile of this machine chooses. Between cases a cell takes other settings and is emptied; the model stays. In the last
@@ -38,9 +38,9 @@ from bench.gpu.checkpoint import write_checkpoint
 from bench.gpu.models import LLAMA_8B, SHALLOW_LAYERS, TINY
 from bench.gpu.served_cases import DOCUMENT_TOKENS, PLAIN, Case, Scale, Setup, calibrated, setups
 from shared.bus.nats_bus import connect
-from thermocline.bench.__main__ import main as ask
-from thermocline.bench.report import load
 from thermocline.client import served_model
+from thermocline.load.__main__ import main as ask
+from thermocline.load.report import load
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -159,7 +159,7 @@ def run_case(cell: RunningCell, setup: Setup, case: Case, sizes: Sizes, folder: 
     """Ask, and return the figures. Raises SystemExit when requests failed: such figures mean nothing."""
     asyncio.run(prepare(cell, case))
     out = folder / "asked.json"
-    arguments = ["--base-url", cell.base_url, *case.load.arguments, "--json", str(out), "--seed", "1"]
+    arguments = ["--url", cell.base_url, *case.load.arguments, "--out", str(out), "--seed", "1"]
     code = ask([*arguments, "--length-scale", str(sizes.length_scale), "--warmup", "2"])
     if code:
         raise SystemExit(f"{case.name}: requests failed, see above")

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from thermocline.bench.clock import MonotonicClock
-from thermocline.bench.exchange import EventSplitter
-from thermocline.bench.http_client import OK, HttpClient
+from thermocline.load.clock import MonotonicClock
+from thermocline.load.exchange import EventSplitter
+from thermocline.load.http_client import OK, HttpClient
 
 CONNECT_S = 30.0
 MODEL_PARTS = ("load", "restore", "compute")

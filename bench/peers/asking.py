@@ -1,4 +1,4 @@
-"""Asks one pass of one server, with the client of ``thermocline bench``."""
+"""Asks one pass of one server, with the client of ``thermocline load``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import uvloop
 from bench.peers.passes import Pass
 from bench.peers.processes import PeerFailed
 from bench.peers.systems import Bounds
-from thermocline.bench.clock import MonotonicClock
-from thermocline.bench.dialect import Dialect
-from thermocline.bench.driver import Driver, Outcome, Pace
-from thermocline.bench.http_client import HttpClient
-from thermocline.bench.prompts import PromptMaker
-from thermocline.bench.talker import Talker
+from thermocline.load.clock import MonotonicClock
+from thermocline.load.dialect import Dialect
+from thermocline.load.driver import Driver, Outcome, Pace
+from thermocline.load.http_client import HttpClient
+from thermocline.load.prompts import PromptMaker
+from thermocline.load.talker import Talker
 
 REQUEST_S = 300.0
 PASS_S = 600.0

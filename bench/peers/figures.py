@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.peers.passes import Pass
-from thermocline.bench.driver import Outcome
-from thermocline.bench.reply import Reply
 from thermocline.client.figures import quantile
+from thermocline.load.driver import Outcome
+from thermocline.load.reply import Reply
 
 Figures = dict[str, float]
 """Of one pass of one system in one round."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.peers.agents import TURNS, AgentSessions
 from bench.peers.systems import Tier
-from thermocline.bench.workloads import UnsharedOptions, UnsharedWorkload
+from thermocline.load.workloads import UnsharedOptions, UnsharedWorkload
 from thermocline.simulate.tokens import Span
 from thermocline.simulate.workloads import Asked, Workload
 from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, name

@@ -36,7 +36,7 @@ def _faults(config: SchedulerConfig) -> Iterator[str]:
 def _policy_faults(policy: str) -> Iterator[str]:
     import services.scheduler.policies  # noqa: F401  Its policies can be named, too.
     from services.scheduler.core.cache.eviction import POLICIES
-    from shared.config import fault_of_choice
+    from shared.spelling import fault_of_choice
 
     if policy not in POLICIES:
         yield f"--policy: {fault_of_choice(policy, sorted(POLICIES))}"

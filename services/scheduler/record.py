@@ -6,7 +6,6 @@ its successor published again is written once, and different bytes under one num
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
 import sys
@@ -24,6 +23,7 @@ from services.scheduler.recording import Header, RecordingWriter
 from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream, encode_snapshot
 from services.scheduler.targets import Target, target_of
 from shared import subjects
+from shared.arguments import ArgumentParser
 from shared.broker import BrokerSettings, add_broker_flags, broker_of
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
@@ -31,11 +31,18 @@ from shared.codec import Published, decode, decode_published, encode
 from shared.errors import CodecError, OperatorError, RecordingError, ThermoclineError, Unavailable
 from shared.guard import guarded
 from shared.messages.status import CellStatus, GetStatus
+from shared.progress_line import Bar, shown
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
 
+CONNECT_S = 5.0
+
 PATIENCE_S = 10.0
 """How long to wait for a scheduler to publish the outputs of the last input."""
+
+
+SAID_EVERY = 256
+"""Inputs between two updates of the progress."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +86,7 @@ class FirstCopies:
         return False
 
 
-async def record(bus: Bus, path: Path) -> Recorded:
+async def record(bus: Bus, path: Path, bar: Bar | None = None) -> Recorded:
     """Record the streams. Raises RecordingError when they hold no recording, Unavailable when the broker is away."""
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.last_seq < info.first_seq:
@@ -110,6 +117,8 @@ async def record(bus: Bus, path: Path) -> Recorded:
                 raise RecordingError(f"input {first_seq + inputs} expired while it was being recorded; record again")
             await writer.write_input(message)
             inputs += 1
+            if bar is not None and inputs % SAID_EVERY == 0:
+                bar.say(f"{inputs:,} of {info.last_seq - first_seq + 1:,} inputs")
             while output is not None and output[0] <= message.seq:
                 await writer.write_output(output[1])
                 outputs += 1
@@ -195,23 +204,27 @@ def _decoded(seq: int, data: bytes) -> Published:
 
 
 async def _record_from(broker: BrokerSettings, path: Path) -> Recorded:
-    bus = await connect_with(broker, "record", timeout_s=10.0)
-    try:
-        return await record(bus, path)
-    finally:
-        await bus.close()
+    with shown("connecting to the broker") as bar:
+        bus = await connect_with(broker, "record", timeout_s=CONNECT_S)
+        try:
+            return await record(bus, path, bar)
+        finally:
+            await bus.close()
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline record", description="Export the inputs and outputs of a running cell.")
+    made.add_argument("--out", metavar="FILE", type=Path, required=True, help="file of the recording")
+    add_broker_flags(made)
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments, or refused by the broker."""
-    parser = argparse.ArgumentParser(
-        prog="thermocline record", description="Export the inputs and outputs of a running cell.", allow_abbrev=False
-    )
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording to write")
-    add_broker_flags(parser)
-    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    parsed = parser().parse_args(argv)
     if not parsed.out.parent.is_dir():
-        print(f"thermocline record: there is no directory {parsed.out.parent}", file=sys.stderr)
+        print(f"thermocline record: there is no folder {parsed.out.parent}", file=sys.stderr)
         return EXIT_BAD_ARGUMENTS
     try:
         recorded = asyncio.run(_record_from(broker_of(parsed), parsed.out))

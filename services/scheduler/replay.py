@@ -6,7 +6,6 @@ field by field, with the input that was being folded.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import deque
@@ -24,10 +23,12 @@ from services.scheduler.quarantine import Skips
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
+from shared.arguments import JSON_HELP, ArgumentParser
 from shared.codec import Input, Published, decode_published, encode
 from shared.errors import CodecError, RecordingError, ThermoclineError
 from shared.guard import guarded
 from shared.messages.base import unpack_int32
+from shared.progress_line import shown
 
 EXIT_EQUAL, EXIT_DIFFERS, EXIT_BAD_FILE = 0, 1, 2
 
@@ -280,14 +281,13 @@ def _show_report(path: Path, report: Report) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: equal; 1: differs; 2: bad file or arguments."""
-    parser = argparse.ArgumentParser(
-        prog="thermocline replay", description="Fold a recording again and compare every output.", allow_abbrev=False
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by 'thermocline record'")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    parser = ArgumentParser(prog="thermocline replay", description="Fold a recording again and compare every output.")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parsed = parser.parse_args(argv)
     try:
-        report = replay(parsed.file)
+        with shown(f"folding {parsed.file.name}"):
+            report = replay(parsed.file)
     except ThermoclineError as error:
         print_failure(error, as_json=parsed.json)
         return EXIT_BAD_FILE

@@ -6,13 +6,13 @@ obeys it (:mod:`services.scheduler.quarantine`): what workers were told cannot b
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
 
 from services.scheduler.quarantine import read_skips
 from shared import subjects
+from shared.arguments import ArgumentParser, positive, whole_number
 from shared.broker import BrokerSettings, add_broker_flags, broker_of
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
@@ -21,10 +21,11 @@ from shared.errors import NotFound, OperatorError, ThermoclineError, Unavailable
 from shared.guard import guarded
 from shared.messages.cell_events import SkipInput
 from shared.messages.status import CellStatus, GetStatus
+from shared.progress_line import shown
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
 
-CONNECT_S = 10.0
+CONNECT_S = 5.0
 WAIT_S = 30.0
 POLL_S = 0.25
 
@@ -71,31 +72,37 @@ async def _last_folded(bus: Bus) -> int:
 
 
 async def _order_at(broker: BrokerSettings, seq: int, reason: str, wait_s: float) -> str:
-    bus = await connect_with(broker, "skip-input", timeout_s=CONNECT_S)
-    try:
-        return await order_skip(bus, seq, reason, wait_s)
-    finally:
-        await bus.close()
+    with shown("connecting to the broker") as bar:
+        bus = await connect_with(broker, "skip-input", timeout_s=CONNECT_S)
+        try:
+            bar.say(f"waiting for a scheduler to pass input {seq}")
+            return await order_skip(bus, seq, reason, wait_s)
+        finally:
+            await bus.close()
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
+        prog="thermocline skip-input",
+        description="Have every scheduler leave out an input at which it hangs or dies.",
+    )
+    made.add_argument("seq", metavar="SEQ", type=whole_number(2**63 - 1), help="number of the input, as logged")
+    made.add_argument("--reason", metavar="TEXT", default="an operator ordered it", help="reason to record")
+    made.add_argument(
+        "--wait-s",
+        metavar="S",
+        type=positive,
+        default=WAIT_S,
+        help="longest wait for a scheduler to pass it, in seconds",
+    )
+    add_broker_flags(made)
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: it is left out; 1: not yet, or the cell cannot be reached; 2: it cannot be, or bad arguments."""
-    parser = argparse.ArgumentParser(
-        prog="thermocline skip-input",
-        description="Have every scheduler leave out an input at which it hangs or dies.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "seq", metavar="SEQ", type=int, help="sequence number of the input, as the scheduler's log says"
-    )
-    parser.add_argument(
-        "--reason", metavar="TEXT", default="an operator ordered it", help="shown wherever it is listed"
-    )
-    parser.add_argument(
-        "--wait-s", metavar="SECONDS", type=float, default=WAIT_S, help="longest wait for it (default %(default)s)"
-    )
-    add_broker_flags(parser)
-    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    parsed = parser().parse_args(argv)
     try:
         reason = asyncio.run(_order_at(broker_of(parsed), parsed.seq, parsed.reason, parsed.wait_s))
     except ThermoclineError as error:

@@ -10,15 +10,21 @@ from services.worker.checks import check
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from shared import config, ids, logs, progress
+from shared.arguments import ArgumentParser
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, Lifecycle, importing, run_process
+
+DESCRIPTION = "Run the model with continuous batching, and own one device KV pool."
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    return config.parser_of(WorkerConfig, "worker", DESCRIPTION)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until stopped; returns the exit code (see ``shared.lifecycle``)."""
-    settings = config.for_service(
-        WorkerConfig, "worker", argv, "Runs a model with continuous batching and owns one device KV pool."
-    )
+    settings = config.for_service(WorkerConfig, "worker", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED
     named = settings if settings.id else msgspec.structs.replace(settings, id=ids.new_id("worker"))

@@ -9,7 +9,9 @@ reason is another: credentials are rotated server by server.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -72,13 +74,16 @@ class Connection:
         """
         client = Client(self._access)
         refusals: list[str] = []
+        why = ""
 
         async def errored(error: Exception) -> None:
             if self.client is client:
                 await self._errored(error)
                 return
+            nonlocal why
             reason = refusal(error)
-            _log.debug("broker_unreachable", reason=reason or repr(error))
+            if not isinstance(error, TimeoutError):
+                why = f": {_in_words(error)}"
             if reason:
                 refusals.append(reason)
                 measures.REFUSED.inc()
@@ -114,7 +119,9 @@ class Connection:
             await _abandon(client)
             if refusals:
                 raise ConfigError(refusals[-1]) from error
-            raise Unavailable(f"no broker answers at {', '.join(self._access.urls)} within {timeout_s} s") from error
+            raise Unavailable(
+                f"no broker answers at {', '.join(self._access.urls)} within {timeout_s:g} s{why}"
+            ) from error
         except nats.errors.Error as error:
             await _abandon(client)
             raise Unavailable(f"the broker at {', '.join(self._access.urls)} cannot be used: {error}") from error
@@ -206,6 +213,15 @@ class Connection:
             assert self.client is not None
             await self._reconnected(self.client)
             return
+
+
+def _in_words(error: Exception) -> str:
+    """Return what the system says of a connection, without its numbers and addresses."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror).lower()
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
 
 
 def _why(error: Exception | None) -> str:

@@ -32,7 +32,7 @@ def test_a_short_run_of_faults_changes_no_answer_and_leaves_nothing(tmp_path: Pa
         "--workers",
         "1",
     ]
-    command += ["--questions", "4", "--max-in-flight", "8", "--pause", "0.8", "--json", str(figures_file)]
+    command += ["--questions", "4", "--concurrency", "8", "--pause", "0.8", "--out", str(figures_file)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, cwd=Path(__file__).parents[2])
 

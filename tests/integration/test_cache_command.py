@@ -135,7 +135,7 @@ async def test_a_text_is_pinned_through_the_gateway(
     """Which tokenises it; without the admin key it refuses, and a prefix below a page is refused with the reason."""
     text = "the tide rises and the cold water sinks " * 4
     async with operated(nats_server.url, tmp_path, capsys) as run:
-        base = ("--base-url", run.cell.base_url)
+        base = ("--url", run.cell.base_url)
         key = ("--admin-key", ADMIN_KEY)
         answer = await run.cell.http.post("/v1/completions", json={"prompt": text, "max_tokens": 2, "temperature": 0})
         await run.cell.settle()
@@ -163,7 +163,7 @@ async def test_what_was_prewarmed_is_a_hit_of_the_next_request(
         file = tmp_path / "prompts.jsonl"
         lines = [json.dumps({"tokens": one}), "", json.dumps({"tokens": other, "cache_salt": "tenant"})]
         file.write_text("\n".join([*lines, "{"]))
-        base = ("--base-url", run.cell.base_url)
+        base = ("--url", run.cell.base_url)
         malformed = await run.run("prewarm", str(file), *base, over_nats=False)
         malformed_error = run.error
         cold = await run.json("stat")
@@ -275,5 +275,5 @@ def test_no_cell_is_a_plain_error(capsys: pytest.CaptureFixture[str], monkeypatc
         assert error.startswith("thermocline cache: ")
         assert error.count("\n") == 1
 
-    assert main(["pin", "--prompt", "x", "--base-url", f"http://127.0.0.1:{port}"]) == 1
+    assert main(["pin", "--prompt", "x", "--url", f"http://127.0.0.1:{port}"]) == 1
     assert "cannot be reached" in capsys.readouterr().err

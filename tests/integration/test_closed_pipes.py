@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.guard import EXIT_PIPE_CLOSED
-from thermocline.__main__ import commands
+from thermocline.commands import commands
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -28,7 +28,7 @@ NOT_FOR_PEOPLE = {
     Path("services/worker/parallel/__main__.py"),
     Path("services/worker/proving/child.py"),
     Path("services/worker/proving/ipc_proofs.py"),
-    Path("thermocline/bench/null_server.py"),
+    Path("thermocline/load/null_server.py"),
 }
 """Processes that another one starts, and that end with it."""
 
@@ -53,7 +53,8 @@ def run_into_closed_pipe(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 _HELP_OF_EACH = """
 import gc, os, sys
-from thermocline.__main__ import commands, main
+from thermocline.__main__ import main
+from thermocline.commands import commands
 
 # What all of them import is imported once, and not looked through at each end; each is a process of its own.
 for command in commands().values():

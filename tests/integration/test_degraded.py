@@ -122,7 +122,7 @@ def test_the_key_of_the_link_opens_what_no_other_key_does(cell: RunningCell) -> 
     assert get(cell, "/v1/cell", **{"x-admin-key": "x" * len(key)}).status_code == 401
     assert get(cell, f"/v1/cell?key={key}").status_code == 401
     assert get(cell, "/v1/cell", **{"x-admin-key": key}).status_code == 200
-    pinned = thermocline("cache", "pin", "--prompt", "word " * 200, "--name", "kept", "--base-url", cell.base_url)
+    pinned = thermocline("cache", "pin", "--prompt", "word " * 200, "--name", "kept", "--url", cell.base_url)
     assert (pinned.returncode, pinned.stderr) == (0, "")
     assert thermocline("top", "--once", "--url", cell.base_url).returncode == 0
 

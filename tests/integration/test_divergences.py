@@ -65,7 +65,7 @@ async def test_a_changed_time_is_named_and_a_next_turn_loses_nothing(
         turn = await divergence(cell, [system("12:04"), user("Is the harbour open?"), said, user("And the pier?")])
         other = await divergence(cell, [system("12:04"), user("Where do I moor?")])
         table = (await cell.http.get("/v1/cache/divergences", headers=ADMIN)).json()
-        arguments = cache_command.arguments_of(
+        arguments = cache_command.parser().parse_args(
             ["divergences", "--json", "--nats", nats_server.url, "--model", str(MODEL)]
         )
         assert await arguments.run(arguments)

@@ -35,7 +35,7 @@ def cell() -> Iterator[RunningCell]:
 def output_of(cell: RunningCell, name: str, *arguments: str) -> list[str]:
     """The lines that an example prints."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), "--base-url", cell.base_url, *arguments],
+        [sys.executable, str(EXAMPLES / name), "--url", cell.base_url, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -63,7 +63,7 @@ def test_each_example_is_short_and_explained() -> None:
         text = file.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= LONGEST_LINES, file.name
         assert text.startswith('"""'), file.name
-        assert f".venv/bin/python examples/{file.name} --base-url http://127.0.0.1:8000" in page
+        assert f".venv/bin/python examples/{file.name} --url http://127.0.0.1:8000" in page
         assert f"`{file.name}`" in page
 
 
@@ -137,7 +137,7 @@ def test_a_replay_is_the_same_and_another_policy_is_compared(cell: RunningCell) 
 def test_without_the_admin_key_pinning_says_so(cell: RunningCell) -> None:
     """It ends with the code of a wrong use, and names the variable."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "prewarm_and_pin.py"), "--base-url", cell.base_url],
+        [sys.executable, str(EXAMPLES / "prewarm_and_pin.py"), "--url", cell.base_url],
         capture_output=True,
         text=True,
         timeout=60,

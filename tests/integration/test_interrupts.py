@@ -22,7 +22,7 @@ import pytest
 from shared.guard import EXIT_INTERRUPTED
 from shared.memory.segment import SHM_DIRECTORY
 from tests.integration.test_closed_pipes import command_line
-from thermocline.__main__ import commands
+from thermocline.commands import commands
 from thermocline.supervisor.records import all_records, runs_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -181,7 +181,8 @@ def test_ctrl_c_in_a_command_that_runs_a_cell() -> None:
 
 _EACH_INTERRUPTED_WHILE_IMPORTING = """
 import os, signal, sys
-from thermocline.__main__ import commands, main
+from thermocline.__main__ import main
+from thermocline.commands import commands
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
@@ -193,7 +194,7 @@ told = os.dup(1)
 os.dup2(2, 1)
 module = ""
 for command in commands().values():
-    module = command.target.partition(":")[0]
+    module = command.module
     if not os.fork():
         sys.argv[1:] = [command.name]
         sys.exit(main())

@@ -33,7 +33,7 @@ CELLS = {
     ),
     "no host tier": ("--workload", "few-shot", "--requests", "200", "--device-tokens", "8000", "--host-tokens", "0"),
     "tight memory and small leases": (
-        *("--workload", "chat", "--requests", "150", "--in-flight", "24", "--device-tokens", "5000"),
+        *("--workload", "chat", "--requests", "150", "--concurrency", "24", "--device-tokens", "5000"),
         *("--host-tokens", "9000", "--set", "think_s=0", "--set", "lease_tokens=16", "--set", "max_tokens=3000"),
     ),
     "pages of one token, copied one by one": (
@@ -41,7 +41,7 @@ CELLS = {
         *("--io", "per-page", "--page-size", "1"),
     ),
     "most of it on disk": (
-        *("--workload", "chat", "--requests", "200", "--in-flight", "12", "--device-tokens", "8000"),
+        *("--workload", "chat", "--requests", "200", "--concurrency", "12", "--device-tokens", "8000"),
         *("--host-tokens", "12000", "--disk-tokens", "400000", "--set", "think_s=20", "--set", "turns=8"),
     ),
     "a disk that forgets, and nobody waits for it": (
@@ -183,7 +183,7 @@ def test_a_full_queue_refuses_and_the_simulation_goes_on() -> None:
 def test_memory_is_bounded_by_the_tree_and_not_by_the_requests() -> None:
     """Over 2,000 requests nothing in core or simulator grows beyond what the pools and the open requests need."""
     watched = simulation(
-        *(*_SMALL, "--workload", "few-shot", "--requests", "2000", "--in-flight", "32"),
+        *(*_SMALL, "--workload", "few-shot", "--requests", "2000", "--concurrency", "32"),
         *("--device-tokens", "3000", "--host-tokens", "3000"),
         *("--set", "questions=4000", "--set", "prompt_tokens=160", "--set", "subjects=16"),
     )

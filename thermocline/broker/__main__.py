@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from shared.arguments import ArgumentParser, add_old_name
 from shared.errors import ConfigError, OperatorError
 from shared.guard import guarded
 from shared.ids import is_valid_name
@@ -22,23 +22,33 @@ and NAME.password for each user. A password file that exists is kept, so that wo
 draw that password anew."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the files. Exit codes: 0 written, 2 refused."""
-    parser = argparse.ArgumentParser(prog="thermocline broker-config", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files; made if missing")
-    parser.add_argument(
-        "--workers", default=ANY, metavar="ID,…", help="a user for each of these workers (default: one for all)"
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline broker-config", description=_DESCRIPTION)
+    folder = made.add_argument(
+        "--out-dir", type=Path, required=True, metavar="DIR", help="folder for the files; made if missing"
     )
-    parser.add_argument("--storages", default=ANY, metavar="ID,…", help="the same for storages")
-    parser.add_argument(
+    add_old_name(made, "--out", folder)
+    made.add_argument(
+        "--workers", default=ANY, metavar="ID,…", help="a user for each of these workers; * is one for all"
+    )
+    made.add_argument(
+        "--storages", default=ANY, metavar="ID,…", help="a user for each of these storages; * is one for all"
+    )
+    made.add_argument(
         "--variables",
         action="store_true",
-        help="take passwords from variables of the server, TC_NATS_…_PASSWORD, and write no password files",
+        help="write no password files; the server reads variables TC_NATS_…_PASSWORD",
     )
-    parsed = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the files. Exit codes: 0 written, 2 refused."""
+    parsed = parser().parse_args(argv)
     try:
         users = cell_users(_ids("--workers", parsed.workers), _ids("--storages", parsed.storages))
-        written = write(parsed.out, users, variables=parsed.variables)
+        written = write(parsed.out_dir, users, variables=parsed.variables)
     except (OperatorError, ValueError) as error:
         print(f"thermocline broker-config: {error}", file=sys.stderr)
         return EXIT_REFUSED

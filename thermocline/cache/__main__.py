@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
 
+from shared.arguments import ArgumentParser
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from thermocline.cache import divergences, flush, ls, pin, prewarm, stat, unpin, verify
+from thermocline.flags import add_json
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 VERBS = (ls, stat, divergences, pin, unpin, prewarm, flush, verify)
 
 
-def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line; raises SystemExit (code 2) for one without sense."""
-    parser = argparse.ArgumentParser(prog="thermocline cache", description="The prefix cache of a running cell.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
+        prog="thermocline cache",
+        description="List, measure, pin, prewarm, flush and verify a running cell's prefix cache.",
+    )
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     for module in VERBS:
         name = module.__name__.rpartition(".")[2]
-        verb = verbs.add_parser(name, help=module.SUMMARY, description=module.__doc__, allow_abbrev=False)
-        verb.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+        verb = verbs.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        add_json(verb)
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)
-    return parser.parse_args(list(argv))
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done; 1: the cell cannot be reached, refused, or something was found bad; 2: bad arguments."""
-    arguments = arguments_of(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(argv)
     try:
         is_good: bool = asyncio.run(arguments.run(arguments))
     except ThermoclineError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
 
 from shared.config import parse_bytes
 from shared.ids import is_valid_name
@@ -44,14 +43,3 @@ def size(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def whole_number(most: int) -> Callable[[str], int]:
-    """A reader of whole numbers from 1 to ``most``."""
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {most}")
-        return int(text)
-
-    return read

@@ -10,8 +10,8 @@ import msgspec
 
 from services.gateway.openai_schema.explanation import CostlyDivergence, CostlyDivergences
 from services.gateway.views.divergence import divergences_view
+from shared.arguments import whole_number
 from shared.broker import add_broker_flags, broker_of
-from thermocline.cache import argument_types
 from thermocline.cache.connection import cell
 from thermocline.cache.model_text import text_reader
 from thermocline.cache.tables import WIDTH, shortened, table
@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_broker_flags(parser)
     parser.add_argument(
         "--limit",
-        type=argument_types.whole_number(MOST),
+        type=whole_number(MOST),
         metavar="N",
         default=LIMIT,
-        help="points to list (default %(default)s)",
+        help="points to list",
     )
     parser.add_argument("--model", metavar="DIR", help="model directory, to show texts and usual causes")
 

@@ -1,4 +1,4 @@
-"""Drop what nothing uses from some tiers."""
+"""Drop cached KV that no request uses from some tiers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.ids import namespace_digest
 from thermocline.cache import argument_types
 from thermocline.cache.connection import cell
 
-SUMMARY = "drop what nothing uses from some tiers"
+SUMMARY = "drop cached KV that no request uses"
 BY_DEFAULT = ("device", "host")
 
 
@@ -23,10 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
-        "--tier", choices=TIERS, action="append", help="only this tier; may be repeated (default: device and host)"
+        "--tier",
+        choices=TIERS,
+        action="append",
+        help="only this tier; may be given several times (default: device and host)",
     )
-    parser.add_argument("--namespace", type=argument_types.namespace, help="only this one (32 hex digits)")
-    parser.add_argument("--salt", default="", help="only the namespace of this cache_salt")
+    parser.add_argument(
+        "--namespace", metavar="ID", type=argument_types.namespace, help="only this namespace (32 hex digits)"
+    )
+    parser.add_argument("--salt", default="", metavar="TEXT", help="only the namespace of this cache_salt")
 
 
 async def run(arguments: argparse.Namespace) -> bool:

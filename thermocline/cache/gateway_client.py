@@ -36,15 +36,17 @@ def admin_headers(base_url: str, given: str) -> dict[str, str]:
     return {ADMIN_HEADER: key} if key else {}
 
 
-def client(base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
+def client(
+    base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S, **settings: Any
+) -> httpx.AsyncClient:
     """A client of one gateway. Raises OperatorError for an address or a key without sense."""
     try:
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError("it must begin with http:// or https://")
-        return connect(url, headers=headers, timeout=timeout_s)
+        return connect(url, headers=headers, timeout=timeout_s, **settings)
     except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
-        raise OperatorError(f"--base-url {base_url!r} or its key cannot be used: {error}") from error
+        raise OperatorError(f"--url {base_url!r} or its key cannot be used: {error}") from error
 
 
 async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.cache_calls import Listing
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import node_view, pin_view
+from shared.arguments import whole_number
 from shared.broker import add_broker_flags, broker_of
 from shared.messages.base import unpack_int32
 from thermocline.cache import argument_types
@@ -27,13 +28,15 @@ LIMIT = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
     add_broker_flags(parser)
-    parser.add_argument("--namespace", type=argument_types.namespace, help="only this one (32 hex digits)")
+    parser.add_argument(
+        "--namespace", metavar="ID", type=argument_types.namespace, help="only this namespace (32 hex digits)"
+    )
     parser.add_argument(
         "--limit",
-        type=argument_types.whole_number(1_000_000),
+        type=whole_number(1_000_000),
         metavar="N",
         default=LIMIT,
-        help="nodes to list (default %(default)s)",
+        help="nodes to list",
     )
     parser.add_argument("--pins", action="store_true", help="list the pins instead of the nodes")
     parser.add_argument("--model", metavar="DIR", help="model directory, to show first tokens as text")

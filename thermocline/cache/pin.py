@@ -20,6 +20,7 @@ from shared.messages.cell_events import PinPrefix
 from shared.undecodable import UNDECODABLE
 from thermocline.cache import argument_types, gateway_client
 from thermocline.cache.connection import cell
+from thermocline.flags import add_url
 
 SUMMARY = "keep a prefix in host memory and on disk for a time"
 TTL = "1h"
@@ -31,23 +32,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_broker_flags(parser)
     prefix = parser.add_mutually_exclusive_group(required=True)
     prefix.add_argument("--tokens-file", metavar="FILE", help="JSON array of token ids")
-    prefix.add_argument("--prompt", metavar="TEXT", help="text; the gateway at --base-url tokenises it")
-    prefix.add_argument("--prompt-file", metavar="FILE", help="the same, from a file")
-    parser.add_argument("--base-url", metavar="URL", help="pin through this gateway, under its admin key")
+    prefix.add_argument("--prompt", metavar="TEXT", help="text, which the gateway at --url tokenises")
+    prefix.add_argument("--prompt-file", metavar="FILE", help="file with such a text")
+    add_url(parser, "pin through this gateway, under its admin key", default=None)
     gateway_client.add_key(
         parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
     )
     parser.add_argument(
-        "--ttl", type=argument_types.duration_ms, default=TTL, help="such as 1h, 30m or 3600s (default %(default)s)"
+        "--ttl",
+        type=argument_types.duration_ms,
+        default=TTL,
+        metavar="TIME",
+        help="time to hold it: 1h, 30m or 3600s",
     )
-    parser.add_argument("--salt", default="", help="cache_salt of the requests that use the prefix")
-    parser.add_argument("--name", type=argument_types.name, help="name of the pin; a known one is renewed")
+    parser.add_argument("--salt", default="", metavar="TEXT", help="cache_salt of the requests that use the prefix")
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        type=argument_types.name,
+        help="name of the pin; renews an existing pin",
+    )
 
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Set the pin and print what it holds."""
     name = arguments.name or new_id("pin")
-    pin = await (_over_http(arguments, name) if arguments.base_url else _over_nats(arguments, name))
+    pin = await (_over_http(arguments, name) if arguments.url else _over_nats(arguments, name))
     print(json.dumps(msgspec.to_builtins(pin)) if arguments.json else pin_text(pin))
     return True
 
@@ -62,7 +72,7 @@ def pin_text(pin: Pin) -> str:
 
 async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
     if not arguments.tokens_file:
-        raise OperatorError("a text is tokenised by a gateway: give --base-url, or token ids in --tokens-file")
+        raise OperatorError("a text is tokenised by a gateway: give --url, or token ids in --tokens-file")
     tokens = await read_tokens(Path(arguments.tokens_file))
     async with cell(broker_of(arguments)) as calls:
         model = (await calls.status()).model
@@ -87,8 +97,8 @@ async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
         body["prompt"] = arguments.prompt
     else:
         body["prompt"] = await read_text(Path(arguments.prompt_file))
-    headers = gateway_client.admin_headers(arguments.base_url, arguments.admin_key)
-    async with gateway_client.client(arguments.base_url, headers) as http:
+    headers = gateway_client.admin_headers(arguments.url, arguments.admin_key)
+    async with gateway_client.client(arguments.url, headers) as http:
         answer = await gateway_client.post(http, "/v1/cache/pins", body)
     return msgspec.convert(answer, Pin)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ import httpx
 import msgspec
 
 from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from shared.arguments import whole_number
 from shared.errors import ThermoclineError
-from thermocline.cache import argument_types, gateway_client
+from shared.progress_line import shown
+from thermocline.cache import gateway_client
 from thermocline.cache.gateway_client import GatewayRefused
 from thermocline.cache.prompt_file import Prompt, read_prompts
 from thermocline.cache.tables import shortened, table
 from thermocline.client.stream import SOURCES
+from thermocline.flags import add_url
 
 SUMMARY = "bring prompts into the cache"
-BASE_URL = "http://127.0.0.1:8000"
 AT_ONCE, MOST_AT_ONCE = 4, 64
 TRIES = 5
 LONGEST_PAUSE_S = 30.0
@@ -42,15 +44,15 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    parser.add_argument("file", metavar="FILE", help="JSON lines; with .txt plain text, a prompt a line")
-    parser.add_argument("--base-url", metavar="URL", default=BASE_URL, help="gateway (default %(default)s)")
+    parser.add_argument("file", metavar="FILE", help="prompts as JSON lines, or one per line in a .txt file")
+    add_url(parser, "a gateway of the cell")
     gateway_client.add_key(parser, "--api-key", "API_KEY", "one of the gateway's --api-keys")
     parser.add_argument(
         "--concurrency",
-        type=argument_types.whole_number(MOST_AT_ONCE),
+        type=whole_number(MOST_AT_ONCE),
         metavar="N",
         default=AT_ONCE,
-        help=f"requests at the same time, {MOST_AT_ONCE} at the most (default %(default)s)",
+        help=f"at most N requests at once, up to {MOST_AT_ONCE}",
     )
 
 
@@ -58,8 +60,9 @@ async def run(arguments: argparse.Namespace) -> bool:
     """Warm all prompts and print what became of them; False when one failed."""
     prompts = read_prompts(Path(arguments.file))
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
-    async with gateway_client.client(arguments.base_url, headers, timeout_s=REQUEST_S) as http:
-        warmed = await warm_all(http, prompts, arguments.concurrency)
+    async with gateway_client.client(arguments.url, headers, timeout_s=REQUEST_S) as http:
+        with shown("prompts", len(prompts)) as bar:
+            warmed = await warm_all(http, prompts, arguments.concurrency, bar.advance)
     failed = sum(bool(prompt.error) for prompt in warmed)
     if arguments.json:
         print(json.dumps({"prompts": msgspec.to_builtins(warmed), "failed": failed}))
@@ -68,14 +71,17 @@ async def run(arguments: argparse.Namespace) -> bool:
     return not failed
 
 
-async def warm_all(http: httpx.AsyncClient, prompts: Sequence[Prompt], at_once: int) -> list[Warmed]:
-    """What became of each, in order of the file; ``at_once`` are under way at the same time."""
+async def warm_all(
+    http: httpx.AsyncClient, prompts: Sequence[Prompt], at_once: int, on_done: Callable[[], object] = lambda: None
+) -> list[Warmed]:
+    """Return what became of each, in order of the file; at most ``at_once`` are in flight."""
     waiting = iter(prompts)
     found: dict[int, Warmed] = {}
 
     async def work() -> None:
         for prompt in waiting:
             found[prompt.line] = await _warm(http, prompt)
+            on_done()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):

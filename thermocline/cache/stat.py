@@ -1,21 +1,25 @@
-"""Show the pools, the disks and object stores behind them, hits by tier, and what the cache has done."""
+"""Show pools, disks and object stores, hit ratios by tier with rates, and counters of the cache."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import time
 
 import msgspec
 
 from services.gateway.openai_schema.cache import CacheStats
 from services.gateway.views.cache_view import stats_view
+from shared.arguments import positive
 from shared.broker import add_broker_flags, broker_of
 from shared.degradations import line
 from shared.sizes import size
 from thermocline.cache.connection import cell
+from thermocline.cache.hit_ratios import Rates, rates_of, ratio_lines, ratios_of
 from thermocline.cache.tables import table
 
-SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
+SUMMARY = "show pools, disks, hit ratios by tier, rates and counters"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
     "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_", "lent", "raise",
@@ -27,19 +31,40 @@ SHOWN = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
     add_broker_flags(parser)
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds over which rates are measured; 0 measures none",
+    )
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
 
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Print what the scheduler and every storage say."""
+    rates = None
     async with cell(broker_of(arguments)) as calls:
         status = await calls.status()
+        if arguments.interval:
+            before, looked_s = status.counters, time.monotonic()
+            await asyncio.sleep(arguments.interval)
+            status = await calls.status()
+            rates = rates_of(before, status.counters, time.monotonic() - looked_s)
         stats = stats_view(status, await calls.inventories(status.storages))
-    print(json.dumps(msgspec.to_builtins(stats)) if arguments.json else "\n".join(stat_lines(stats)))
+    if arguments.json:
+        told = {"ratios": ratios_of(stats.counters), "rates": rates}
+        print(json.dumps(msgspec.to_builtins(stats) | msgspec.to_builtins(told)))
+    else:
+        print("\n".join(stat_lines(stats, rates)))
     return True
 
 
-def stat_lines(stats: CacheStats) -> list[str]:
-    """What is degraded, tables of pools and of lower tiers, then hits and counters."""
+def stat_lines(stats: CacheStats, rates: Rates | None = None) -> list[str]:
+    """What is degraded, tables of pools and of lower tiers, then hit ratios and counters, with rates where measured."""
     pools = [
         (
             pool.owner,
@@ -59,11 +84,23 @@ def stat_lines(stats: CacheStats) -> list[str]:
         lines.append(f"{stats.cache_leases:,} leases keep {tokens:,} tokens that callers asked for")
     if stats.sparse_chunks:
         lines.append(f"{stats.sparse_chunks:,} of these chunks of KV can be read in part")
-    lines += ["", *lower_tier_lines(stats), "", "hits, tokens"]
-    lines += [f"  {tier:<12} {tokens:>16,}" for tier, tokens in stats.hit_tokens.items()]
+    lines += ["", *lower_tier_lines(stats), "", *ratio_lines(ratios_of(stats.counters), rates)]
+    per_second = {} if rates is None else rates.per_second
     shown = {name: value for name, value in stats.counters.items() if any(part in name for part in SHOWN)}
-    lines += ["", *(f"{name:<40} {value:>16,}" for name, value in shown.items() if not name.startswith("hit_"))]
+    lines += [
+        "",
+        *(
+            _counter_line(name, value, per_second.get(name))
+            for name, value in shown.items()
+            if not name.startswith("hit_")
+        ),
+    ]
     return lines
+
+
+def _counter_line(name: str, value: int, per_second: float | None) -> str:
+    line = f"{name:<40} {value:>16,}"
+    return line if per_second is None else f"{line} {f'{per_second:,.1f}/s':>14}"
 
 
 def lower_tier_lines(stats: CacheStats) -> list[str]:

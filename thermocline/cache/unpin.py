@@ -1,4 +1,4 @@
-"""Let go of a pin before its time."""
+"""Release a pin before it expires."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import json
 from shared.broker import add_broker_flags, broker_of
 from thermocline.cache import argument_types, gateway_client
 from thermocline.cache.connection import cell
+from thermocline.flags import add_url
 
-SUMMARY = "let go of a pin before its time"
+SUMMARY = "release a pin before it expires"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
     add_broker_flags(parser)
-    parser.add_argument("name", type=argument_types.name, help="name of the pin; `ls --pins` lists them")
-    parser.add_argument("--base-url", metavar="URL", help="through this gateway, under its admin key")
+    parser.add_argument(
+        "name", metavar="NAME", type=argument_types.name, help="name of the pin, as `ls --pins` lists it"
+    )
+    add_url(parser, "unpin through this gateway, under its admin key", default=None)
     gateway_client.add_key(
         parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
     )
@@ -24,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Unpin, and wait until it is so."""
-    if arguments.base_url:
-        headers = gateway_client.admin_headers(arguments.base_url, arguments.admin_key)
-        async with gateway_client.client(arguments.base_url, headers) as http:
+    if arguments.url:
+        headers = gateway_client.admin_headers(arguments.url, arguments.admin_key)
+        async with gateway_client.client(arguments.url, headers) as http:
             await gateway_client.delete(http, f"/v1/cache/pins/{arguments.name}")
     else:
         async with cell(broker_of(arguments)) as calls:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, field
 
 from services.gateway.cache_calls import CacheCalls
 from shared.broker import add_broker_flags, broker_of
 from shared.errors import NotFound
+from shared.progress_line import Bar
 from shared.sizes import size
 from thermocline.cache import argument_types
-from thermocline.cache.connection import cell
+from thermocline.cache.connection import watched
 
 SUMMARY = "read every chunk of the disks and check it"
 CHUNKS_A_CALL = 256
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Check and report; False when something was bad."""
-    async with cell(broker_of(arguments)) as calls:
+    async with watched(broker_of(arguments)) as (calls, bar):
         storages = sorted((await calls.status()).storages)
         if arguments.storage is not None:
             if arguments.storage not in storages:
                 raise NotFound(f"there is no storage {arguments.storage!r}; there are: {', '.join(storages) or 'none'}")
             storages = [arguments.storage]
-        reports = [await scrubbed(calls, storage) for storage in storages]
+        reports = [await scrubbed(calls, storage, bar) for storage in storages]
     is_good = not any(report.bad for report in reports)
     if arguments.json:
         fields = [
@@ -58,17 +58,15 @@ async def run(arguments: argparse.Namespace) -> bool:
     return is_good
 
 
-async def scrubbed(calls: CacheCalls, storage: str) -> Report:
-    """Go through the whole disk of one storage, with progress on stderr."""
+async def scrubbed(calls: CacheCalls, storage: str, bar: Bar) -> Report:
+    """Check the whole disk of one storage."""
     report, after = Report(storage), ""
-    # On a terminal a line is written over by the next one.
-    end = "\r" if sys.stderr.isatty() else "\n"
     while True:
         found = await calls.scrub(storage, after=after, max_chunks=CHUNKS_A_CALL)
         report.checked += found.checked
         report.nbytes += found.nbytes
         report.bad += found.bad
-        print(str(report), end=end, file=sys.stderr, flush=True)
+        bar.say(str(report))
         after = found.next_after
         if not after:
             return report

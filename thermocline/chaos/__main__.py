@@ -13,6 +13,7 @@ import httpx
 from rich.console import Console
 
 from shared import logs
+from shared.arguments import ArgumentParser, add_old_name, with_new_json
 from shared.errors import ConfigError, ThermoclineError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
@@ -21,6 +22,7 @@ from thermocline.chaos.plan import PAUSE_S
 from thermocline.chaos.report import check_memory, print_summary, summary
 from thermocline.chaos.run import run
 from thermocline.chaos.settings import ChaosSettings
+from thermocline.flags import add_json
 from thermocline.supervisor.leftovers import reap_dead_cells
 from thermocline.supervisor.records import runs_dir
 
@@ -29,25 +31,42 @@ back, connections to the broker stall, break and are refused, the disk fills up 
 that of the same request without faults. A seed decides which faults come and when."""
 
 
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline chaos", description=_DESCRIPTION)
+    made.add_argument("--seed", type=int, default=1, metavar="N", help="seed of faults, requests and arrivals")
+    made.add_argument(
+        "--faults", type=int, metavar="N", help="faults to inject (default: 60, or what --minutes allows); 0: none"
+    )
+    made.add_argument("--minutes", type=float, metavar="X", help="stop after X minutes")
+    made.add_argument("--workers", type=int, default=2, metavar="N", help="workers of the cell")
+    made.add_argument(
+        "--schedulers", type=int, default=1, metavar="N", help="schedulers of the cell; all but one stand by"
+    )
+    made.add_argument(
+        "--requests-per-s", type=float, default=4.0, metavar="R", help="open loop: requests a second, on average"
+    )
+    concurrency = made.add_argument(
+        "--concurrency",
+        type=int,
+        default=16,
+        metavar="N",
+        help="at most N requests at once; further arrivals are skipped",
+    )
+    add_old_name(made, "--max-in-flight", concurrency)
+    made.add_argument("--pause", type=float, default=PAUSE_S, metavar="S", help="mean seconds between two faults")
+    made.add_argument("--round", type=int, default=50, metavar="N", help="faults between two checks of the idle cell")
+    made.add_argument("--questions", type=int, default=64, metavar="N", help="distinct conversations that are asked")
+    made.add_argument("--model", default="", metavar="DIR", help="model folder (default: the bundled model)")
+    add_json(made)
+    made.add_argument("--out", type=Path, metavar="FILE", help="write all figures to FILE")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 nothing was noticed, 1 something was, or the cell failed, 2 bad flags."""
-    parser = argparse.ArgumentParser(prog="thermocline chaos", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--seed", type=int, default=1, help="decides faults, requests and arrivals")
-    parser.add_argument(
-        "--faults", type=int, default=None, help="how many (default: 60, or what --minutes hold); 0: none"
-    )
-    parser.add_argument("--minutes", type=float, default=None, help="end after this time at the latest")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--schedulers", type=int, default=1, help="more than one: the others stand by")
-    parser.add_argument("--requests-per-s", type=float, default=4.0, help="arrivals, whatever became of those before")
-    parser.add_argument("--max-in-flight", type=int, default=16, help="an arrival beyond it is left out")
-    parser.add_argument("--pause", type=float, default=PAUSE_S, help="mean seconds between two faults")
-    parser.add_argument("--round", type=int, default=50, help="faults between two looks at what is left over")
-    parser.add_argument("--questions", type=int, default=64, help="distinct conversations that are asked")
-    parser.add_argument("--model", default="", help="folder of a model; empty is the bundled one")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write all figures there")
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    console = Console(soft_wrap=True)
+    options = parser().parse_args(with_new_json(sys.argv[1:] if argv is None else argv, "thermocline chaos"))
+    console = Console(soft_wrap=True, stderr=options.json)
     try:
         settings = _settings(options)
     except ConfigError as error:
@@ -56,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure("supervisor", "chaos", level="error")
     reap_dead_cells(runs_dir())
     folder = Path(tempfile.mkdtemp(prefix="thermocline-chaos-"))
-    return _run(settings, folder, options.json, console)
+    return _run(settings, folder, options, console)
 
 
 def _settings(options: argparse.Namespace) -> ChaosSettings:
@@ -70,7 +89,7 @@ def _settings(options: argparse.Namespace) -> ChaosSettings:
         workers=options.workers,
         schedulers=options.schedulers,
         requests_per_s=options.requests_per_s,
-        max_in_flight=options.max_in_flight,
+        max_in_flight=options.concurrency,
         pause_s=options.pause,
         round_faults=options.round,
         questions=options.questions,
@@ -78,7 +97,7 @@ def _settings(options: argparse.Namespace) -> ChaosSettings:
     )
 
 
-def _run(settings: ChaosSettings, folder: Path, json_file: Path | None, console: Console) -> int:
+def _run(settings: ChaosSettings, folder: Path, options: argparse.Namespace, console: Console) -> int:
     journal = Journal(folder / "timeline.jsonl", console)
     try:
         outcome = run(settings, folder, journal)
@@ -92,9 +111,12 @@ def _run(settings: ChaosSettings, folder: Path, json_file: Path | None, console:
     finally:
         journal.close()
     figures = summary(outcome, journal)
-    print_summary(console, figures)
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print_summary(console, figures)
+    if options.out is not None:
+        options.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if not journal.violations:
         shutil.rmtree(folder, ignore_errors=True)
         return EXIT_OK

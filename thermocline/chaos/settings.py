@@ -11,6 +11,8 @@ from thermocline.supervisor.config import SupervisorConfig, bundled_model
 
 HEARTBEAT_LOST_S = 3.0
 
+_FLAGS = {"max_in_flight": "concurrency", "round_faults": "round"}
+
 SERVICE_ENVIRONMENT = {
     # Sooner than by default, so that a run of minutes sees many take-overs and many snapshots.
     "THERMOCLINE_HEARTBEAT_LOST_MS": str(int(HEARTBEAT_LOST_S * 1000)),
@@ -44,7 +46,7 @@ class ChaosSettings:
 
     def __post_init__(self) -> None:
         faults = [
-            f"--{name.replace('_', '-')} must be at least {least}"
+            f"--{_FLAGS.get(name, name.replace('_', '-'))} must be at least {least}"
             for name, least in (
                 ("faults", 0),
                 ("workers", 1),

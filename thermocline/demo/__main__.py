@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import json
@@ -19,13 +18,15 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from shared.arguments import ArgumentParser, whole_number
 from shared.broker import BrokerSettings
 from shared.config import parse_bytes
-from shared.errors import ContextTooLong
+from shared.errors import ContextTooLong, OperatorError
 from shared.guard import guarded
 from shared.messages.status import CellStatus
-from thermocline.cache.argument_types import size, whole_number
-from thermocline.cache.connection import cell
+from shared.model_folder import check_model, find_model
+from thermocline.cache.argument_types import size
+from thermocline.cache.connection import calls_of
 from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
 from thermocline.demo import report
 from thermocline.demo.verdict import Seen, faults, notes
@@ -122,7 +123,7 @@ async def _with_and_without(base_url: str, nats_url: str, work: Workload, concur
 
 async def _when(nats_url: str, is_so: Callable[[CellStatus], bool]) -> CellStatus:
     """Wait until the scheduler says so, but not for ever: the verdict will say what was not found."""
-    async with cell(BrokerSettings(nats=(nats_url,))) as calls:
+    async with calls_of(BrokerSettings(nats=(nats_url,))) as calls:
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
             status = await calls.status()
@@ -179,22 +180,49 @@ def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Co
     return _tell(console, faults(work, seen), len(cached.answers))
 
 
+_DESCRIPTION = """Start a cell, ask it about shared documents with the cache, without it and after a restart, and
+compare every token. Exit code 1: an answer is wrong, or nothing was reused."""
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline demo", description=_DESCRIPTION)
+    made.add_argument(
+        "--model", type=Path, metavar="DIR", help="Hugging Face model folder (default: the bundled model)"
+    )
+    made.add_argument("--documents", type=whole_number(10_000), default=16, metavar="N", help="documents")
+    made.add_argument("--questions", type=whole_number(1000), default=6, metavar="N", help="questions per document")
+    made.add_argument(
+        "--document-tokens", type=whole_number(1_000_000), default=1024, metavar="N", help="tokens per document"
+    )
+    made.add_argument("--turns", type=whole_number(1000), default=8, metavar="N", help="turns of the conversation")
+    made.add_argument(
+        "--concurrency", type=whole_number(1000), default=2, metavar="N", help="at most N requests at once"
+    )
+    made.add_argument(
+        "--device-kv-bytes",
+        type=size,
+        default="32MiB",
+        metavar="SIZE",
+        help="device pool; by default a third of the documents fits",
+    )
+    made.add_argument("--seed", type=int, default=7, metavar="N", help="seed of documents and questions")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``thermocline demo``."""
-    parser = argparse.ArgumentParser(prog="thermocline demo", description=__doc__)
-    parser.add_argument("--model", type=Path, default=None, help="Hugging Face directory (default: the bundled model)")
-    parser.add_argument("--documents", type=whole_number(10_000), default=16)
-    parser.add_argument("--questions", type=whole_number(1000), default=6, help="questions per document")
-    parser.add_argument("--document-tokens", type=whole_number(1_000_000), default=1024)
-    parser.add_argument("--turns", type=whole_number(1000), default=8, help="turns of the conversation")
-    parser.add_argument("--concurrency", type=whole_number(1000), default=2)
-    parser.add_argument("--device-kv-bytes", type=size, default="32MiB", help="room for about a third of the documents")
-    parser.add_argument("--seed", type=int, default=7)
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     console = Console()
     model_dir = options.model or bundled_model()
     if model_dir is None:
-        console.print("thermocline demo: no bundled model here; name one with --model DIR", style="red")
+        print("thermocline demo: there is no bundled model here; name one with --model DIR", file=sys.stderr)
+        return 2
+    try:
+        model_dir = find_model(str(model_dir))
+        check_model(model_dir)
+    except OperatorError as error:
+        print(f"thermocline demo: {error.message}", file=sys.stderr)
         return 2
     context = _context_of(model_dir)
     if options.document_tokens >= context:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import msgspec
 
+from shared.arguments import ArgumentParser
 from shared.errors import ConfigError
 from shared.guard import guarded
 from thermocline.doctor import gpu
@@ -17,6 +18,7 @@ from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
 from thermocline.doctor.profile import Wish, make_profile, report
 from thermocline.doctor.restoration import LENGTHS
+from thermocline.flags import add_json
 
 _MARKS = {"ok": "ok", "note": "note", "bad": "BAD"}
 
@@ -34,30 +36,35 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the table, measure with ``--profile`` or prove with ``--gpu``; exit code 1 if something is in the way."""
-    parser = argparse.ArgumentParser(
-        prog="thermocline doctor", description="Check that this machine has what Thermocline needs."
-    )
-    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    parser.add_argument(
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(prog="thermocline doctor", description="Check that this machine has what Thermocline needs.")
+    add_json(made)
+    made.add_argument(
         "--gpu", action="store_true", help="prove what a worker uses of CUDA on the first GPU, with speeds"
     )
-    group = parser.add_argument_group("profile")
+    group = made.add_argument_group("profile")
     group.add_argument("--profile", action="store_true", help="measure movers, memory and disk, for workers to read")
-    group.add_argument("--out", default="", help="file of the profile; by default in the user's cache")
+    group.add_argument("--out", default="", metavar="FILE", help="write the profile to FILE, not to the user's cache")
     group.add_argument(
-        "--model", default="", help="directory of a checkpoint: of its KV, and what restoring it costs; also of --gpu"
+        "--model", default="", metavar="DIR", help="model folder: measure its KV and its restoration; also for --gpu"
     )
-    group.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where device pools and the model are")
-    group.add_argument("--dtype", default="", help="type of weights and KV; by default that which up would take")
-    group.add_argument("--threads", type=int, default=0, help="threads of the model; by default one for each core")
-    group.add_argument("--disk-dir", default="", help="directory whose disk is measured; empty: none")
-    group.add_argument("--profile-tokens", type=int, default=4096, help="tokens of the large transfer")
-    group.add_argument("--page-sizes", default="1,16,32,64", help="page sizes to measure")
-    group.add_argument("--prefix-lengths", default=LENGTHS, help="tokens of prefixes whose restoration is measured")
-    group.add_argument("--rounds", type=int, default=5, help="runs of which the median is taken")
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where device pools and the model are")
+    group.add_argument("--dtype", default="", metavar="NAME", help="data type of weights and KV, by default that of up")
+    group.add_argument("--threads", type=int, default=0, metavar="N", help="threads of the model; 0 is one per core")
+    group.add_argument("--disk-dir", default="", metavar="DIR", help="folder whose disk is measured; empty: none")
+    group.add_argument("--profile-tokens", type=int, default=4096, metavar="N", help="tokens of the large transfer")
+    group.add_argument("--page-sizes", default="1,16,32,64", metavar="N,…", help="page sizes to measure, in tokens")
+    group.add_argument(
+        "--prefix-lengths", default=LENGTHS, metavar="N,…", help="tokens of prefixes whose restoration is measured"
+    )
+    group.add_argument("--rounds", type=int, default=5, metavar="N", help="runs per figure; the median is kept")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table, measure with ``--profile`` or prove with ``--gpu``; exit code 1 if something is in the way."""
+    options = parser().parse_args(argv)
     if options.gpu:
         return _gpu(options)
     if options.profile:

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from shared.arguments import ArgumentParser, whole_number
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.logs import kept_off_stdout
@@ -18,6 +19,7 @@ from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.generated_tasks import GENERATED, generate
 from thermocline.evaluation.report import table
 from thermocline.evaluation.task_file import Task, load_task, save_task
+from thermocline.flags import add_json
 from thermocline.supervisor.config import bundled_model
 
 EXIT_EXCEEDED = 1
@@ -26,41 +28,55 @@ DEFAULT_RATIOS = "0.5,0.25,0.1,0.05"
 DEFAULT_METHODS = "importance,h2o,static,random,recent"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
         prog="thermocline eval",
         description="Measure what answers lose when only a part of a shared prefix is loaded.",
     )
-    made.add_argument("--model", type=Path, default=None, help="Hugging Face directory (default: the bundled model)")
-    made.add_argument("--task", default="documents", help=f"a task file, or one of {', '.join(GENERATED)}")
-    made.add_argument("--ratios", default=DEFAULT_RATIOS, help="parts of the prefix's tokens that are kept")
-    made.add_argument("--methods", default=DEFAULT_METHODS, help="NAME or NAME:METRIC, separated by commas")
-    made.add_argument("--limit", type=int, default=None, help="questions of the task that are asked, at most")
-    made.add_argument("--probe-heads", type=int, default=3, help="heads of a layer that vote")
+    made.add_argument(
+        "--model", type=Path, metavar="DIR", help="Hugging Face model folder (default: the bundled model)"
+    )
+    made.add_argument(
+        "--task", default="documents", metavar="NAME", help=f"one of {', '.join(GENERATED)}, or a task file"
+    )
+    made.add_argument("--ratios", default=DEFAULT_RATIOS, metavar="X,…", help="parts of the prefix's tokens to keep")
+    made.add_argument(
+        "--methods",
+        default=DEFAULT_METHODS,
+        metavar="NAME,…",
+        help="methods, as NAME or NAME:METRIC",
+    )
+    made.add_argument("--limit", type=whole_number(10**9), metavar="N", help="ask at most N questions of the task")
+    made.add_argument("--probe-heads", type=int, default=3, metavar="N", help="heads of a layer that vote")
     made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="what a voter is")
-    made.add_argument("--alpha", type=float, default=0.6, help="exponent of the similarity threshold")
-    made.add_argument("--first-tokens", type=int, default=0, help="first tokens of a prefix that are always kept")
-    made.add_argument("--recent-tokens", type=int, default=0, help="last tokens of a prefix that are always kept")
-    made.add_argument("--seed", type=int, default=0, help="of generated tasks and of random tokens")
-    made.add_argument("--dtype", default="float32", help="data type of the model; auto is the checkpoint's own")
-    made.add_argument("--device", default="cpu", help="cpu or cuda")
-    made.add_argument("--threads", type=int, default=0, help="CPU threads; 0 is PyTorch's default")
-    made.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    made.add_argument("--alpha", type=float, default=0.6, metavar="X", help="exponent of the similarity threshold")
+    made.add_argument("--first-tokens", type=int, default=0, metavar="N", help="first tokens of a prefix always kept")
+    made.add_argument("--recent-tokens", type=int, default=0, metavar="N", help="last tokens of a prefix always kept")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of generated tasks and of random tokens")
+    made.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="float32",
+        help="data type of the model; auto is the checkpoint's own",
+    )
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
+    made.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads; 0 is PyTorch's default")
+    add_json(made)
     generated = made.add_argument_group("generated tasks")
-    generated.add_argument("--questions", type=int, default=2000, help="questions in all")
-    generated.add_argument("--document-tokens", type=int, default=1024, help="tokens of a document")
-    generated.add_argument("--save-task", type=Path, default=None, help="write the task to this file")
+    generated.add_argument("--questions", type=int, default=2000, metavar="N", help="questions in all")
+    generated.add_argument("--document-tokens", type=int, default=1024, metavar="N", help="tokens per document")
+    generated.add_argument("--save-task", type=Path, metavar="FILE", help="write the task to FILE")
     gate = made.add_argument_group("gate")
-    gate.add_argument("--max-drop", type=float, default=None, help="percentage points of accuracy that may be lost")
-    gate.add_argument("--gate-method", default="importance", help="the method that is judged")
-    gate.add_argument("--gate", type=Path, default=None, help="write the outcome to this file")
+    gate.add_argument("--max-drop", type=float, metavar="X", help="percentage points of accuracy that may be lost")
+    gate.add_argument("--gate-method", default="importance", metavar="NAME", help="the method that is judged")
+    gate.add_argument("--gate", type=Path, metavar="FILE", help="write the outcome to FILE")
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 1: a ratio exceeds ``--max-drop``. Exit code 2: a line, task or model that makes no sense."""
-    options = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(argv)
     try:
         with kept_off_stdout():
             return _evaluate(options)
@@ -115,8 +131,6 @@ def _check_gate(options: argparse.Namespace) -> None:
 
 
 def _task(options: argparse.Namespace, model_dir: Path) -> Task:
-    if options.limit is not None and options.limit < 1:
-        raise OperatorError("--limit must be 1 at least")
     if options.task in GENERATED:
         task = generate(
             options.task,

@@ -16,6 +16,7 @@ import msgspec
 from services.gateway.keys import check_given_key, key_hash, key_id, new_key, new_salt
 from services.gateway.tenant_file import read_tenants, sole_writer, write_tenants
 from services.gateway.tenants import LIMITS, MAX_BYTES, MAX_KEYS, MAX_TENANTS, QUOTAS, Tenant, name_fault
+from shared.arguments import ArgumentParser
 from shared.config import parse_bytes
 from shared.errors import InvalidRequest, NotFound, OperatorError, ThermoclineError
 from shared.guard import guarded
@@ -27,9 +28,22 @@ FILE_VARIABLE = "THERMOCLINE_TENANTS"
 
 TenantTable = dict[str, Tenant]
 
+_LIMIT_HELP = {
+    "requests_per_minute": "requests a minute; 0 is no limit",
+    "tokens_per_minute": "tokens a minute; 0 is no limit",
+    "max_concurrent": "requests in flight; 0 is no limit",
+    "max_queued": "requests waiting; 0 is no limit",
+    "max_priority": "highest priority that requests may ask for",
+    "max_leased_tokens": "tokens that leases may keep; 0 is none",
+    "device_bytes": "KV on devices; 0 is no limit",
+    "host_bytes": "KV in host memory; 0 is no limit",
+    "disk_bytes": "KV on disks; 0 is no limit",
+    "remote_bytes": "KV in object stores; 0 is no limit",
+}
+
 
 def new(arguments: argparse.Namespace) -> None:
-    """A new tenant with a salt of its own, and its first key."""
+    """Make a tenant with a salt of its own, and its first key."""
     fault = name_fault(arguments.tenant)
     if fault:
         raise OperatorError(fault)
@@ -49,7 +63,7 @@ def new(arguments: argparse.Namespace) -> None:
 
 
 def add(arguments: argparse.Namespace) -> None:
-    """One more key of a tenant."""
+    """Add a key to a tenant."""
     key = _key(arguments)
 
     def add_key(tenants: TenantTable) -> None:
@@ -65,7 +79,7 @@ def add(arguments: argparse.Namespace) -> None:
 
 
 def revoke(arguments: argparse.Namespace) -> None:
-    """Take a key back, by its id. What runs under it goes on to its end."""
+    """Revoke a key by its id. Requests in flight under it end normally."""
 
     def remove_key(tenants: TenantTable) -> None:
         tenant = _tenant(tenants, arguments.tenant)
@@ -79,7 +93,7 @@ def revoke(arguments: argparse.Namespace) -> None:
 
 
 def ls(arguments: argparse.Namespace) -> None:
-    """Tenants, the ids of their keys, and their limits."""
+    """List tenants, the ids of their keys, and their limits."""
     _, tenants = read_tenants(arguments.file)
     rows = [
         [name, *(str(getattr(tenant, limit) or "-") for limit in LIMITS), " ".join(map(key_id, tenant.keys)) or "-"]
@@ -123,12 +137,15 @@ def _say_key(arguments: argparse.Namespace, key: str) -> None:
         print(key)
 
 
-def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line; raises SystemExit (code 2) for one without sense."""
-    parser = argparse.ArgumentParser(prog="thermocline keys", description=__doc__, allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
+        prog="thermocline keys",
+        description="Make, add, revoke and list API keys of tenants. Gateways read a changed file within a second.",
+    )
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     for run in (new, add, revoke, ls):
-        verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__, allow_abbrev=False)
+        verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         verb.set_defaults(run=run)
         default = os.environ.get(FILE_VARIABLE)
         verb.add_argument(
@@ -136,19 +153,22 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
             type=Path,
             default=Path(default) if default else None,
             required=not default,
-            help=f"the gateways' --tenants (default: {FILE_VARIABLE})",
+            metavar="FILE",
+            help=f"file of tenants, the gateways' --tenants (default: {FILE_VARIABLE})",
         )
         if run is not ls:
-            verb.add_argument("tenant", help="name of the tenant")
+            verb.add_argument("tenant", metavar="TENANT", help="name of the tenant")
         if run in (new, add):
-            verb.add_argument("--stdin", action="store_true", help="take a key that was made elsewhere, as one line")
+            verb.add_argument("--stdin", action="store_true", help="read a key made elsewhere from stdin, as one line")
         if run is new:
             for limit in LIMITS:
-                kind = _quota if limit in QUOTAS else _limit
-                verb.add_argument(f"--{limit.replace('_', '-')}", type=kind, default=0, help="0 is no limit")
+                kind, what = (_quota, "SIZE") if limit in QUOTAS else (_limit, "N")
+                verb.add_argument(
+                    f"--{limit.replace('_', '-')}", metavar=what, type=kind, default=0, help=_LIMIT_HELP[limit]
+                )
         if run is revoke:
-            verb.add_argument("key_id", help="as ls and the making of the key name it")
-    return parser.parse_args(list(argv))
+            verb.add_argument("key_id", metavar="KEY_ID", help="id of the key, which new, add and ls print")
+    return made
 
 
 def _limit(text: str) -> int:
@@ -166,7 +186,7 @@ def _quota(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done; 1: refused; 2: bad arguments, or a file that is faulty."""
-    arguments = arguments_of(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(argv)
     try:
         arguments.run(arguments)
     except ThermoclineError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from services.scheduler import replay as exact
+from shared.arguments import ArgumentParser
 from shared.errors import ThermoclineError
 from shared.guard import guarded
+from shared.progress_line import shown
+from thermocline.flags import policies_line
 from thermocline.replay.what_if import WhatIf, what_if
 from thermocline.simulate.settings import changes_of
 
@@ -46,24 +48,31 @@ def _number(value: float | None) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: equal, or what-if answered; 1: an output differs; 2: bad file, settings or arguments."""
-    parser = argparse.ArgumentParser(
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
         prog="thermocline replay",
         description="Fold a recording again and compare every output; with --policy or --set, ask what if.",
-        allow_abbrev=False,
+        epilog=policies_line(),
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by 'thermocline record'")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--policy", metavar="NAME", help="what if: another eviction policy")
-    parser.add_argument(
+    made.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--policy", metavar="NAME", help="what if: another eviction policy")
+    made.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="what if: another cell setting"
     )
-    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: equal, or what-if answered; 1: an output differs; 2: bad file, settings or arguments."""
+    parsed = parser().parse_args(argv)
     if parsed.policy is None and not parsed.settings:
         return exact.main([str(parsed.file), *(["--json"] if parsed.json else [])])
     try:
-        answer = what_if(parsed.file, changes_of(parsed.settings, policy=parsed.policy))
+        changes = changes_of(parsed.settings, policy=parsed.policy)
+        with shown(f"simulating {parsed.file.name}"):
+            answer = what_if(parsed.file, changes)
     except ThermoclineError as error:
         exact.print_failure(error, as_json=parsed.json)
         return EXIT_BAD

@@ -20,8 +20,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from shared.arguments import JSON_HELP, ArgumentParser, add_old_name
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from shared.guard import guarded
+from thermocline.flags import policies_line
 from thermocline.simulate.profiles import hardware_names, load_hardware, load_model, model_names
 from thermocline.simulate.report import show
 from thermocline.simulate.settings import divide
@@ -40,51 +42,54 @@ DEFAULT_HARDWARE, DEFAULT_MODEL = "a100-pcie4", "llama-3.1-8b"
 GC_THRESHOLDS = (200_000, 50, 1000)
 
 
-def parser() -> argparse.ArgumentParser:
+_DESCRIPTION = """Run the scheduler's real core under virtual time, on modelled hardware.
+
+The workload comes from a trace or a seeded generator, else from a sample trace; hardware and model from profiles,
+bundled or in TOML files. The same arguments give the same figures, except the wall time. --sweep runs every combination
+of the values of some settings."""
+
+
+def parser() -> ArgumentParser:
     """The command line."""
-    known = argparse.ArgumentParser(
-        prog="thermocline simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION, epilog=policies_line())
     asked = known.add_mutually_exclusive_group()
     asked.add_argument(
-        "--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines); a sample if not given"
+        "--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (default: a sample trace)"
     )
     asked.add_argument("--workload", metavar="NAME", help=f"generator: {', '.join(WORKLOADS)}")
-    known.add_argument(
-        "--hardware", metavar="NAME", help=f"{', '.join(hardware_names())}, or a .toml file; {DEFAULT_HARDWARE}"
-    )
-    known.add_argument("--model", metavar="NAME", help=f"{', '.join(model_names())}, or a .toml file; {DEFAULT_MODEL}")
-    known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="both names in one")
+    hardware, models = ", ".join(hardware_names()), ", ".join(model_names())
+    known.add_argument("--hardware", metavar="NAME", help=f"{hardware}, or a .toml file (default: {DEFAULT_HARDWARE})")
+    known.add_argument("--model", metavar="NAME", help=f"{models}, or a .toml file (default: {DEFAULT_MODEL})")
+    known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="hardware and model in one")
     known.add_argument("--policy", metavar="NAME", help="eviction policy")
-    known.add_argument("--workers", type=int, default=1, metavar="N")
-    known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="they share host memory")
+    known.add_argument("--workers", type=int, default=1, metavar="N", help="workers")
+    known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="workers that share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")
     known.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page")
-    known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker; what fits if not given")
-    known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node; what fits if not given")
-    known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node; none")
+    known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker (default: what fits)")
+    known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node (default: what fits)")
+    known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node")
     known.add_argument(
         "--network-gb-s",
         type=float,
         default=0.0,
         metavar="X",
-        help="GB/s at which nodes read each other's host KV; off",
+        help="GB/s at which nodes read one another's host KV; 0: they do not",
     )
     known.add_argument("--io", choices=("assisted", "per-page"), default="assisted", help="how pages are copied")
-    known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="of a link's time, for backups")
-    known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
+    known.add_argument("--backup-share", type=float, default=1.0, metavar="X", help="share of a link for backups")
+    known.add_argument("--requests", type=int, metavar="N", help="stop after N requests")
     known.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals, requests (or sessions) a second")
-    known.add_argument(
-        "--in-flight",
+    concurrency = known.add_argument(
+        "--concurrency",
         type=int,
         metavar="N",
-        help="at most so many requests (or sessions) at once; without --rate the next comes when one ends",
+        help="at most N requests (or sessions) at once; without --rate a closed loop",
     )
-    known.add_argument("--speed", type=float, default=1.0, metavar="X", help="divide a trace's times by this")
-    known.add_argument("--seed", type=int, default=1, metavar="N")
+    add_old_name(known, "--in-flight", concurrency)
+    scale = known.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="divide recorded times by X")
+    add_old_name(known, "--speed", scale)
+    known.add_argument("--seed", type=int, default=1, metavar="N", help="seed of workload and arrivals")
     known.add_argument(
         "--set",
         action="append",
@@ -94,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         help="cell setting or workload option",
     )
     _add_sweep_flags(known)
-    known.add_argument("--json", action="store_true", help="print one JSON object")
+    known.add_argument("--json", action="store_true", help=JSON_HELP)
     return known
 
 
@@ -108,7 +113,9 @@ def _add_sweep_flags(known: argparse.ArgumentParser) -> None:
         metavar="KEY=A,B",
         help="simulate every combination: of flags without dashes, capacity (device_tokens) and keys of --set",
     )
-    swept.add_argument("--jobs", type=int, metavar="N", help="processes at once, at most one per core; one per core")
+    swept.add_argument(
+        "--jobs", type=int, metavar="N", help="processes at once, at most one per core (default: one per core)"
+    )
     swept.add_argument("--csv", type=Path, metavar="FILE", help="write every figure of every simulation")
     swept.add_argument("--parquet", type=Path, metavar="FILE", help="likewise; needs thermocline[parquet]")
     swept.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG over the first numbers in --sweep")
@@ -117,7 +124,7 @@ def _add_sweep_flags(known: argparse.ArgumentParser) -> None:
         choices=tuple(FIGURES),
         default="hit_ratio",
         metavar="NAME",
-        help=f"one of {', '.join(FIGURES)}",
+        help=f"figure to plot: {', '.join(FIGURES)}",
     )
 
 
@@ -139,7 +146,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
             raise ConfigError(f"there is no workload {options.workload!r}; known are {', '.join(WORKLOADS)}")
         struct = WORKLOADS[options.workload][0]
     config, own = divide(options.settings, struct, policy=options.policy)
-    in_flight = options.in_flight
+    in_flight = options.concurrency
     if in_flight is None and options.workload is not None and options.rate is None:
         in_flight = DEFAULT_IN_FLIGHT
     setup = Setup(
@@ -176,16 +183,16 @@ def _check_numbers(options: argparse.Namespace) -> None:
             ("host-tokens", 0),
             ("disk-tokens", 0),
             ("requests", 1),
-            ("in-flight", 1),
+            ("concurrency", 1),
             ("jobs", 1),
         )
         if (value := getattr(options, name.replace("-", "_"))) is not None and value < least
     ]
     faults += [
         f"--{name} must be above 0"
-        for name in ("rate", "speed")
+        for name in ("rate", "time-scale")
         # A comparison that a NaN fails too.
-        if (value := getattr(options, name)) is not None and not 0 < value < float("inf")
+        if (value := getattr(options, name.replace("-", "_"))) is not None and not 0 < value < float("inf")
     ]
     if not 0 <= options.network_gb_s < float("inf"):
         faults.append("--network-gb-s must be at least 0")
@@ -209,8 +216,8 @@ def _profiles(options: argparse.Namespace) -> tuple[str, str]:
 
 def _workload(options: argparse.Namespace, own: msgspec.Struct | None) -> Workload:
     if options.trace is not None:
-        is_timed = options.rate is None and options.in_flight is None
-        return TraceWorkload(options.trace, limit=options.requests, is_timed=is_timed, speed=options.speed)
+        is_timed = options.rate is None and options.concurrency is None
+        return TraceWorkload(options.trace, limit=options.requests, is_timed=is_timed, speed=options.time_scale)
     assert own is not None
     if isinstance(own, ChatOptions) and not own.sessions and options.requests is None:
         raise ConfigError("this workload never ends: give --requests or --set sessions=N")

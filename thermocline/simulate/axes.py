@@ -33,8 +33,8 @@ OPTIONS: Mapping[str, type] = {
     "io": str,
     "backup_share": float,
     "rate": float,
-    "in_flight": int,
-    "speed": float,
+    "concurrency": int,
+    "time_scale": float,
     "seed": int,
 }
 """Flags of the command that can be swept, by their names without dashes; other keys are for ``--set``."""

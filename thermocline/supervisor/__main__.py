@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
@@ -19,11 +18,13 @@ from services.storage.checks import directory_faults
 from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
 from services.worker.config import WorkerConfig
 from shared import logs
+from shared.arguments import ArgumentParser
 from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from shared.config import add_fields, load, misspelt
 from shared.errors import ConfigError, OperatorError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, die_with_parent
+from thermocline.flags import policies_line
 from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.commands import service_children
 from thermocline.supervisor.config import SupervisorConfig
@@ -87,8 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         from thermocline.settings import main as list_settings
 
         return list_settings([])
-    parser = parser_of_up()
-    parsed, strays = parser.parse_known_args(arguments)
+    parsed, strays = parser().parse_known_args(arguments)
     flags = vars(parsed)
     file = flags.pop("config")
     flags.pop("help_all")
@@ -112,20 +112,19 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_REFUSED
 
 
-def parser_of_up() -> argparse.ArgumentParser:
-    """Up's own settings as flags, in groups; its help says how the others are reached."""
-    parser = argparse.ArgumentParser(
+def parser() -> ArgumentParser:
+    """Return the command line: the settings of `up` itself as flags, in groups."""
+    made = ArgumentParser(
         prog="thermocline up",
+        usage="thermocline up [--config FILE] [--SETTING VALUE ...]",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"{policies_line()}\n\n{_EPILOG}",
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings of all processes")
-    parser.add_argument("--help-all", action="store_true", help="list every setting of every process, and end")
+    made.add_argument("--config", metavar="FILE", help="TOML file with settings of all processes")
+    made.add_argument("--help-all", action="store_true", help="list every setting of every process, and exit")
     for title, names in GROUPS.items():
-        add_fields(parser.add_argument_group(title), SupervisorConfig, names)
-    return parser
+        add_fields(made.add_argument_group(title), SupervisorConfig, names)
+    return made
 
 
 def complaint(error: ConfigError) -> str:

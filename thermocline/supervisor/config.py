@@ -89,7 +89,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(description="nats-server program of the embedded broker; empty is the one on PATH, or else the packaged"),
     ] = ""
-    dtype: Annotated[str | None, Meta(description="data type of weights and KV")] = None
+    dtype: Annotated[
+        str | None, Meta(description="data type of weights and KV: auto, float32, bfloat16 or float16")
+    ] = None
     exact: Annotated[
         bool | None, Meta(description="on cuda, the same bits whatever else is computed, at a price; refused elsewhere")
     ] = None

@@ -14,41 +14,41 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from shared.arguments import ArgumentParser
 from shared.config import ENVIRONMENT_PREFIX
 from shared.errors import OperatorError
 from shared.guard import guarded
 from thermocline.cache.gateway_client import admin_headers, client
+from thermocline.flags import DEFAULT_URL
 from thermocline.top.frames import VIEWS, frame
 from thermocline.top.screen import Screen
 from thermocline.top.source import ASK_S, Snapshot, look
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
 
 
-def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line; raises SystemExit (code 2) for one without sense."""
-    parser = argparse.ArgumentParser(
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    made = ArgumentParser(
         prog="thermocline top",
         description="Watch a running cell in a terminal: tiers, radix tree, requests and workers.",
         epilog=f"The admin key is read from --admin-key-file, or from {KEY_VARIABLE}; "
         "without either it is the one that `thermocline up` made for a gateway of this machine.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"a gateway of the cell; default {DEFAULT_URL}")
-    parser.add_argument("--admin-key-file", metavar="FILE", help="file with the gateway's admin key")
-    parser.add_argument("--view", choices=VIEWS, default="overview", help="what is shown first")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks; 1")
-    once = parser.add_mutually_exclusive_group()
-    once.add_argument("--once", action="store_true", help="print one frame and end")
-    once.add_argument("--json", action="store_true", help="print what a frame is made of, as one JSON object")
-    return parser.parse_args(list(argv))
+    made.add_argument("--url", metavar="URL", default=DEFAULT_URL, help="a gateway of the cell")
+    made.add_argument("--admin-key-file", metavar="FILE", help="file with the gateway's admin key")
+    made.add_argument("--view", choices=VIEWS, default="overview", help="view to begin with")
+    made.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two updates")
+    once = made.add_mutually_exclusive_group()
+    once.add_argument("--once", action="store_true", help="print one frame")
+    once.add_argument("--json", action="store_true", help="print the data of one frame as one JSON object")
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: shown; 1: the cell could not be asked (``--once``, ``--json``); 2: bad arguments or no terminal."""
-    options = arguments_of(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(argv)
     try:
         return asyncio.run(_run(options))
     except OperatorError as error:
@@ -73,6 +73,8 @@ async def _print_once(options: argparse.Namespace, http: httpx.AsyncClient) -> i
     snapshot = await look(http, Snapshot(), with_nodes=options.view == "tree")
     if options.json:
         print(json.dumps(msgspec.to_builtins(snapshot)))
+    elif snapshot.link != "live":
+        print(f"thermocline top: {snapshot.error}", file=sys.stderr)
     else:
         console = Console(highlight=False)
         for line in frame(snapshot, options.view, width=console.width, height=console.height, address=options.url):

@@ -13,7 +13,7 @@ from thermocline.cache.tables import shortened
 from thermocline.top.overview import overview_lines, workers_lines
 from thermocline.top.request_figures import cached_share, ttft_quantile_ms
 from thermocline.top.source import Link, Snapshot
-from thermocline.top.styles import PARTS, SOURCES, bar, milliseconds, percent, sum_of
+from thermocline.top.styles import OTHER, PARTS, SOURCES, LogScale, bar, legend, milliseconds, percent, sum_of
 
 VIEWS = ("overview", "tree", "requests", "workers")
 HELP = "1-4 or Tab view   ↑↓ PgUp PgDn scroll   space hold   q quit"
@@ -105,7 +105,7 @@ def _node_row(node: CacheNode, level: int, hottest: int, width: int) -> Text:
     row.append(f"{node.hits:>6}", style=warmth)
     row.append("  ")
     for pools, letter, style in ((node.device, "d", "device"), (node.host, "h", "host"), (node.disk, "s", "disk")):
-        row.append(f"{letter} " if sum_of(pools) else "· ", style=SOURCES[style] if sum_of(pools) else "dim")
+        row.append(f"{letter} " if sum_of(pools) else "· ", style=SOURCES[style].colour if sum_of(pools) else "dim")
     pins = f"[pins: {', '.join(node.pins)}] " if node.pins else ""
     text = node.head_text if node.head_text is not None else " ".join(map(str, node.head))
     row.append(" " + shortened(pins + text, max(8, width - 50)))
@@ -114,29 +114,31 @@ def _node_row(node: CacheNode, level: int, hottest: int, width: int) -> Text:
 
 def _requests(snapshot: Snapshot, width: int) -> tuple[list[Text], list[Text]]:
     requests = snapshot.requests
-    longest = max((request.ttft_ms or 0.0 for request in requests), default=0.0)
-    room = max(10, width - 46)
+    scale = LogScale.of([request.ttft_ms or 0.0 for request in requests])
+    room = max(10, width - 35)
     head = Text(
-        f"{len(requests):,} lately, first token {milliseconds(ttft_quantile_ms(requests, 0.5))} in the median, "
-        f"{percent(cached_share(requests))} cached; a full bar: {milliseconds(longest)}",
+        f"{len(requests):,} requests: TTFT p50 {milliseconds(ttft_quantile_ms(requests, 0.5))}, "
+        f"{percent(cached_share(requests))} cached; bars are as long as TTFT on a log scale, in proportion of parts",
         style="dim",
     )
-    names = [name for name in PARTS if any(p.name == name and p.ms > 0 for r in requests for p in r.parts)]
-    legend = Text("parts: ")
-    for name in names:
-        legend.append("█ ", style=PARTS[name]).append(f"{name}  ", style="dim")
-    columns = Text(f"{'came':<9}{'first':>9}{'prompt':>8}{'cached':>7}  parts of the first token", style="bold")
-    return [head, legend, columns], [_request_row(request, longest, room) for request in requests]
+    names = {part.name for request in requests for part in request.parts if part.ms > 0}
+    marks = legend({name: mark for name, mark in PARTS.items() if name in names}, "parts: ")
+    columns = Text(f"{'came':<9}{'TTFT':>9}{'prompt':>8}{'cached':>7}  ", style="bold")
+    if scale is not None:
+        columns.append_text(scale.axis(room))
+    return [head, marks, columns], [_request_row(request, scale, room) for request in requests]
 
 
-def _request_row(request: Explanation, longest: float, room: int) -> Text:
+def _request_row(request: Explanation, scale: LogScale | None, room: int) -> Text:
     came = time.strftime("%H:%M:%S", time.localtime(request.created_ms / 1000))
     row = Text(f"{came:<9}{milliseconds(request.ttft_ms):>9}{request.prompt_tokens:>8,}")
     row.append(f"{percent(cached_share([request])):>7}  ")
     if request.state != "finished":
         row.append(f"{request.error_code or request.state} ", style="red" if request.state == "failed" else "dim")
-    if request.parts:
-        row.append_text(bar([(part.ms, PARTS.get(part.name, "white")) for part in request.parts], longest, room))
+    if request.parts and scale is not None:
+        parts = [(part.ms, PARTS.get(part.name, OTHER)) for part in request.parts]
+        length = max(1, round(room * scale.share(request.ttft_ms or 0.0)))
+        row.append_text(bar(parts, sum(ms for ms, _ in parts), length))
     return row
 
 

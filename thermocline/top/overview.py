@@ -11,7 +11,7 @@ from shared.sizes import size
 from thermocline.cache.tables import shortened
 from thermocline.top.request_figures import cached_share, ttft_quantile_ms
 from thermocline.top.source import Snapshot
-from thermocline.top.styles import SOURCES, bar, milliseconds, percent
+from thermocline.top.styles import OTHER, SOURCES, LogScale, bar, legend, milliseconds, percent
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _TENANTS = 8
@@ -31,16 +31,16 @@ def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:
         _facts(nodes=f"{cell.nodes:,}", chunks=f"{cell.chunks:,}", pins=cell.pins, fetches=cell.fetches,
                saves=cell.saves),
         Text(),
-        Text("memory: █ cached  ▒ in use  · free, in pages", style="bold"),
+        Text("memory, in pages: D device  H host  I hidden, cached  ▒ in use  · free", style="bold"),
         *_pools(cell, width),
         Text(),
         *_hits(cell, width),
         *_tenants(cell),
         Text(),
-        Text("first token, of the latest requests", style="bold"),
-        _facts(median=milliseconds(ttft_quantile_ms(requests, 0.5)), p95=milliseconds(ttft_quantile_ms(requests, 0.95)),
+        Text("TTFT of the latest requests", style="bold"),
+        _facts(p50=milliseconds(ttft_quantile_ms(requests, 0.5)), p95=milliseconds(ttft_quantile_ms(requests, 0.95)),
                cached=percent(cached_share(requests))),
-        _sparkline(requests, width),
+        *_sparkline(requests, width),
         Text(),
         Text(f"scheduler {cell.scheduler_id}, epoch {cell.epoch}, input {cell.seq:,}", style="dim"),
     ]  # fmt: skip
@@ -75,9 +75,10 @@ def _pools(cell: CellReport, width: int) -> list[Text]:
     for pool in sorted(cell.pools, key=lambda pool: (_TIER_ORDER.get(pool.tier, 9), pool.owner)):
         room = max(10, width - 50)
         line = Text(f"{shortened(pool.owner, 18):<19}{pool.tier:<7}")
-        cached = bar([(pool.cached, SOURCES.get(pool.tier, "white"))], pool.total, room)
+        mark = SOURCES.get(pool.tier, OTHER)
+        cached = bar([(pool.cached, mark)], pool.total, room)
         leased = round(room * (pool.cached + pool.leased) / pool.total) if pool.total else 0
-        drawn = cached.plain.count("█")
+        drawn = cached.plain.count(mark.letter)
         line.append_text(cached[:drawn]).append("▒" * (leased - drawn)).append("·" * (room - leased), "bright_black")
         used = percent((pool.total - pool.free) / pool.total if pool.total else None)
         line.append(f"{used:>6} of {pool.total:,}")
@@ -87,10 +88,7 @@ def _pools(cell: CellReport, width: int) -> list[Text]:
 
 def _hits(cell: CellReport, width: int) -> list[Text]:
     found = {tier: cell.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS}
-    words = Text()
-    for tier, tokens in found.items():
-        if tokens:
-            words.append("█ ", style=SOURCES[tier]).append(f"{tier} {tokens:,}  ")
+    words = legend({f"{tier} {tokens:,}": SOURCES[tier] for tier, tokens in found.items() if tokens})
     heading = Text("tokens found, by tier, since the scheduler began", style="bold")
     if not words:
         return [heading, Text("none yet", style="dim")]
@@ -118,11 +116,13 @@ def cached_bytes(tenant: CellTenant) -> int:
     return tenant.device_bytes + tenant.host_bytes + tenant.disk_bytes
 
 
-def _sparkline(requests: list[Explanation], width: int) -> Text:
-    """The oldest on the left; a block is as high as its request was slow beside the slowest."""
+def _sparkline(requests: list[Explanation], width: int) -> list[Text]:
+    """TTFT on a log scale, the oldest request on the left, and what the lowest and the highest block stand for."""
     latest = [request.ttft_ms for request in requests if request.ttft_ms is not None][: width - 2]
-    slowest = max(latest, default=0.0)
-    if not slowest:
-        return Text("no request lately", style="dim")
-    marks = (_SPARKS[min(7, int(8 * ms / slowest))] for ms in reversed(latest))
-    return Text("".join(marks), style="cyan")
+    scale = LogScale.of(latest)
+    if scale is None:
+        return [Text("no request lately", style="dim")]
+    top = len(_SPARKS) - 1
+    marks = "".join(_SPARKS[round(top * scale.share(ms))] for ms in reversed(latest))
+    ends = f"log scale: {_SPARKS[0]} up to {milliseconds(scale.low)}, {_SPARKS[top]} {milliseconds(scale.high)}"
+    return [Text(marks, style="cyan"), Text(ends, style="dim")]

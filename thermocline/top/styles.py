@@ -1,31 +1,93 @@
-"""Colours, bars and numbers of the frames. Pure."""
+"""Marks, bars, scales and numbers of the frames. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.text import Text
 
+
+class Mark(NamedTuple):
+    """What stands for one thing in bars and legends: a letter, which holds without colour, and a colour."""
+
+    letter: str
+    colour: str
+
+    @property
+    def style(self) -> str:
+        """The letter on its colour; without colours, the letter in reverse."""
+        return f"{self.colour} reverse"
+
+
 SOURCES = {
-    "device": "dark_orange", "neighbour": "magenta", "host": "yellow", "disk": "cyan", "remote": "blue",
-    "hidden": "green", "sparse": "purple", "lent": "gold3", "computed": "bright_black",
+    "device": Mark("D", "dark_orange"), "neighbour": Mark("N", "magenta"), "host": Mark("H", "yellow"),
+    "disk": Mark("S", "cyan"), "remote": Mark("R", "blue"), "hidden": Mark("I", "green"), "sparse": Mark("P", "purple"),
+    "lent": Mark("L", "gold3"), "computed": Mark("C", "bright_black"),
 }  # fmt: skip
 PARTS = {
-    "accept": "bright_black", "broker": "slate_blue1", "queue": "yellow", "deferral": "magenta",
-    "prefetch_wait": "purple", "load": "cyan", "restore": "green", "compute": "grey70", "deliver": "blue",
+    "accept": Mark("A", "bright_black"), "broker": Mark("B", "slate_blue1"), "queue": Mark("Q", "yellow"),
+    "deferral": Mark("F", "magenta"), "prefetch_wait": Mark("P", "purple"), "load": Mark("L", "cyan"),
+    "restore": Mark("R", "green"), "compute": Mark("C", "grey70"), "deliver": Mark("D", "blue"),
 }  # fmt: skip
+OTHER = Mark("?", "white")
 
 
-def bar(parts: Sequence[tuple[float, str]], whole: float, width: int) -> Text:
-    """Parts of ``whole`` as blocks of a bar that is ``width`` columns long; ends are rounded, so sums do not drift."""
+def bar(parts: Sequence[tuple[float, Mark]], whole: float, width: int) -> Text:
+    """Parts of ``whole`` as letters of a bar that is ``width`` columns long; ends are rounded, so sums do not drift."""
     line = Text()
     done, drawn = 0.0, 0
-    for amount, style in parts:
+    for amount, mark in parts:
         done += max(0.0, amount)
         until = min(width, round(width * done / whole)) if whole > 0 else 0
-        line.append("█" * (until - drawn), style=style)
+        line.append(mark.letter * (until - drawn), style=mark.style)
         drawn = until
     return line.append("·" * (width - drawn), style="bright_black")
+
+
+def legend(marks: Mapping[str, Mark], lead: str = "") -> Text:
+    """Each letter with what it stands for."""
+    line = Text(lead)
+    for name, mark in marks.items():
+        line.append(mark.letter, style=mark.style).append(f" {name}  ", style="dim")
+    return line
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """Positive values between ``low`` and ``high``, as shares of a length that grows by the same for each decade."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> LogScale | None:
+        """Return a scale from the power of ten below the least value to the largest; None where none is above 0."""
+        positive = [value for value in values if value > 0]
+        if not positive:
+            return None
+        low = 10.0 ** math.floor(math.log10(min(positive)) - 1e-9)
+        return cls(low, max(*positive, low * 10))
+
+    def share(self, value: float) -> float:
+        """Return where ``value`` lies, from 0 to 1; what is outside lies at an end."""
+        if value <= self.low:
+            return 0.0
+        return min(1.0, math.log(value / self.low) / math.log(self.high / self.low))
+
+    def axis(self, width: int) -> Text:
+        """A line of ``width`` columns with a tick and its label at each power of ten that has room."""
+        cells = [" "] * width
+        free, value = 0, self.low
+        while value <= self.high:
+            at, label = round(self.share(value) * width), f"|{milliseconds(value)}"
+            if at >= free and at + len(label) <= width:
+                cells[at : at + len(label)] = label
+                free = at + len(label) + 1
+            value *= 10
+        return Text("".join(cells), style="dim")
 
 
 def milliseconds(ms: float | None) -> str:

@@ -16,13 +16,16 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from shared.errors import InvalidRequest, OperatorError
+from shared.arguments import ArgumentParser, add_old_name, positive, say_renamed, whole_number
+from shared.errors import InvalidRequest, ThermoclineError, TransportError
 from shared.guard import guarded
-from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
+from shared.progress_line import Bar, shown
+from thermocline.cache import gateway_client
+from thermocline.client import Answer, RequestError, served_model, stream_answer
 from thermocline.client.figures import quantile
+from thermocline.flags import add_json, add_url
 from thermocline.trace import import_command
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
@@ -73,13 +76,12 @@ async def _drive(
     *,
     vocabulary: range,
     max_context: int,
-    max_in_flight: int,
-    bar: Progress,
+    concurrency: int,
+    bar: Bar,
 ) -> Outcome:
-    """Send each request at its scaled time (open loop), at most ``max_in_flight`` at once."""
+    """Send each request at its scaled time (open loop), at most ``concurrency`` at once."""
     outcome = Outcome()
-    task = bar.add_task("trace", total=len(requests))
-    gate = asyncio.Semaphore(max_in_flight)
+    gate = asyncio.Semaphore(concurrency)
     origin = time.perf_counter()
     first_s = scale.starts_at_s(requests[0])
 
@@ -94,7 +96,7 @@ async def _drive(
                 outcome.answers.append(await stream_answer(client, "/v1/completions", body))
             except RequestError as error:
                 outcome.errors[error.code] += 1
-        bar.advance(task)
+        bar.advance()
 
     async with asyncio.TaskGroup() as group:
         for request in requests:
@@ -119,84 +121,94 @@ def _print(console: Console, summary: dict[str, Any], scale: Scale) -> None:
     console.print(table)
 
 
-async def _run(options: argparse.Namespace, requests: list[TraceRequest], console: Console) -> Outcome:
-    limits = httpx.Limits(max_connections=options.max_in_flight + 4)
-    async with connect(options.base_url, timeout=300, limits=limits) as client:
-        served = await served_model(client)
-        with Progress(console=console) as bar:
+async def _run(options: argparse.Namespace, requests: list[TraceRequest]) -> Outcome:
+    limits = httpx.Limits(max_connections=options.concurrency + 4)
+    async with gateway_client.client(options.url, {}, timeout_s=300, limits=limits) as client:
+        vocab_size, max_context, model = await _served(client)
+        with shown("requests", len(requests)) as bar:
             return await _drive(
                 client,
-                served["id"],
+                model,
                 requests,
                 Scale(options.length_scale, options.time_scale),
-                vocabulary=range(FIRST_ORDINARY_TOKEN, served["vocab_size"]),
-                max_context=served["max_model_len"],
-                max_in_flight=options.max_in_flight,
+                vocabulary=range(FIRST_ORDINARY_TOKEN, vocab_size),
+                max_context=max_context,
+                concurrency=options.concurrency,
                 bar=bar,
             )
 
 
-def parser_of_verbs() -> argparse.ArgumentParser:
+async def _served(client: httpx.AsyncClient) -> tuple[int, int, str]:
+    """Vocabulary, longest context and name of the served model. Raises TransportError."""
+    try:
+        served = await served_model(client)
+        return served["vocab_size"], served["max_model_len"], served["id"]
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise TransportError(f"the gateway at {client.base_url} cannot be reached: {reason}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise TransportError(f"{client.base_url} is no Thermocline gateway") from error
+
+
+def parser() -> ArgumentParser:
     """Return the command line: ``send`` and ``import``."""
-    known = argparse.ArgumentParser(prog="thermocline trace", description=__doc__, allow_abbrev=False)
-    verbs = known.add_subparsers(dest="verb", required=True, metavar="VERB")
+    made = ArgumentParser(prog="thermocline trace", description="Send a trace to a running cell, or make one of a log.")
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     importing = "turn a server's log into a trace that holds none of its text"
-    import_command.add_arguments(verbs.add_parser("import", help=importing, description=importing, allow_abbrev=False))
-    sending = "drive a running system with a trace"
-    parser = verbs.add_parser("send", help=sending, description=sending)
-    parser.add_argument("path", type=Path, help="trace in the Mooncake format (JSON lines)")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000")
-    parser.add_argument("--requests", type=int, default=500, help="how many of its first requests to send")
-    parser.add_argument("--length-scale", type=float, default=32.0, help="divide token lengths by this")
-    parser.add_argument("--time-scale", type=float, default=4.0, help="divide times by this")
-    parser.add_argument("--max-in-flight", type=int, default=64)
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    return known
+    import_command.add_arguments(verbs.add_parser("import", help=importing, description=importing))
+    sending = "replay a trace's arrivals and prefix structure against a running cell"
+    _add_sending(verbs.add_parser("send", help=sending, description=sending))
+    return made
+
+
+def _add_sending(to: argparse.ArgumentParser) -> None:
+    to.add_argument("path", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
+    add_url(to, "a gateway of the cell")
+    to.add_argument(
+        "--requests", type=whole_number(10**9), default=500, metavar="N", help="send the first N requests of the trace"
+    )
+    to.add_argument("--length-scale", type=positive, default=32.0, metavar="X", help="divide lengths in tokens by X")
+    to.add_argument("--time-scale", type=positive, default=4.0, metavar="X", help="divide recorded times by X")
+    concurrency = to.add_argument(
+        "--concurrency", type=whole_number(4096), default=64, metavar="N", help="at most N requests at once"
+    )
+    add_old_name(to, "--max-in-flight", concurrency)
+    add_json(to)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if all was sent and answered, or imported; 1 if a request was not answered; 2 for bad input."""
-    options = parser_of_verbs().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
-    if options.verb == "send":
-        return send(options)
+    options = parser().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
     try:
+        if options.verb == "send":
+            return _send(options)
         import_command.run_import(options)
-    except (OperatorError, InvalidRequest) as error:
+    except ThermoclineError as error:
         print(f"thermocline trace: {error.message}", file=sys.stderr)
         return 2
     return 0
 
 
 def _with_verb(argv: Sequence[str]) -> list[str]:
-    """A line of release 0.2, which had one verb and did not name it, with that verb."""
+    """Return a line of release 0.2, which had one verb and did not name it, with that verb."""
     given = list(argv)
     if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
-        print("thermocline trace FILE is thermocline trace send FILE now", file=sys.stderr)
+        say_renamed("thermocline trace", "trace FILE", "trace send FILE")
         return ["send", *given]
     return given
 
 
-def send(options: argparse.Namespace) -> int:
-    """Send a trace. Exit code 0 if every request was answered, 1 if not, 2 for bad input."""
-    console = Console(stderr=options.json)
-    try:
-        if min(options.length_scale, options.time_scale) <= 0 or min(options.requests, options.max_in_flight) < 1:
-            raise InvalidRequest("scales must be above 0, and --requests and --max-in-flight at least 1")
-        requests = list(read_trace(options.path, options.requests))
-        if not requests:
-            raise InvalidRequest(f"{options.path} holds no request")
-        outcome = asyncio.run(_run(options, requests, console))
-    except InvalidRequest as error:
-        console.print(f"thermocline trace: {error.message}", style="red")
-        return 2
-    except httpx.HTTPError as error:
-        console.print(f"thermocline trace: {options.base_url} does not answer ({error}); start it with ./task up")
-        return 2
+def _send(options: argparse.Namespace) -> int:
+    """Send a trace. Returns 0 if every request was answered, else 1. Raises ThermoclineError."""
+    requests = list(read_trace(options.path, options.requests))
+    if not requests:
+        raise InvalidRequest(f"{options.path} holds no request")
+    outcome = asyncio.run(_run(options, requests))
     summary = outcome.summary()
     if options.json:
         print(json.dumps(summary))
     else:
-        _print(console, summary, Scale(options.length_scale, options.time_scale))
+        _print(Console(), summary, Scale(options.length_scale, options.time_scale))
     return 1 if outcome.errors else 0
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from shared.arguments import JSON_HELP
 from shared.errors import ConfigError
 from thermocline.trace.conversion import LEAST_BYTES, MOST_BYTES
 from thermocline.trace.importing import FORMATS, Import, Report, import_log
@@ -31,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bytes-per-token", type=float, metavar="X", help="size of a token of text; measured by the log's usage"
     )
     parser.add_argument(
-        "--max-malformed", type=int, default=100, metavar="N", help="malformed lines to leave out before refusing (100)"
+        "--max-malformed", type=int, default=100, metavar="N", help="malformed lines to leave out before refusing"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def run_import(options: argparse.Namespace) -> None:

@@ -6,13 +6,21 @@ import sys
 
 from services.gateway.router.config import RouterConfig
 from shared import config, logs
+from shared.arguments import ArgumentParser
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, run_service
+
+DESCRIPTION = "Serve HTTP in front of several cells, and send each request to one of them."
+
+
+def parser() -> ArgumentParser:
+    """Return the command line."""
+    return config.parser_of(RouterConfig, "router", DESCRIPTION)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one router until it is told to stop; returns the exit code."""
-    settings = config.for_service(RouterConfig, "router", argv, "HTTP front of several cells")
+    settings = config.for_service(RouterConfig, "router", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED
     logs.configure("router", settings.id, level=settings.log_level)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from thermocline.__main__ import COMMANDS
+from thermocline.commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "infra").rglob("*.md")])

@@ -27,7 +27,7 @@ from shared.config import load
 from tests.unit.infra.chart_rendering import CHART, Manifest, containers, find, pod_specs, render
 from tests.unit.infra.chart_variants import EVERYTHING, USERS, VARIANTS
 from tests.unit.infra.deployed_code import SETTINGS, gateway_series, metric_names, settings_from
-from thermocline.__main__ import commands
+from thermocline.commands import commands
 from thermocline.supervisor.nats_program import find_nats_program
 
 

@@ -14,7 +14,7 @@ import pytest
 from shared import metrics
 from shared.library_versions import RANGES
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
-from thermocline.__main__ import commands
+from thermocline.commands import commands
 from thermocline.supervisor.ports import free_port
 from tools.resolution import supported_pythons
 

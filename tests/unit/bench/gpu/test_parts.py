@@ -210,7 +210,7 @@ def test_cases_differ_from_the_plain_one_in_their_mechanism_alone(has_gpu: bool)
 
 def test_workloads_are_known_to_the_client() -> None:
     """Their options too; nothing is found out on a lent machine."""
-    from thermocline.bench.command_line import check, parser
+    from thermocline.load.command_line import check, parser
 
     for load in loads(Scale(contexts=4, queries=12, turns=20)).values():
         check(parser().parse_args(load.arguments))

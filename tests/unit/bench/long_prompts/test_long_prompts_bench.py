@@ -15,7 +15,7 @@ from bench.long_prompts.fixed import TokenTap, with_targets
 from bench.long_prompts.session import Turn
 from shared.codec import encode
 from shared.messages.tokens import Timing, TokenBatch, TokenItem
-from thermocline.bench.http_client import OnData, Response
+from thermocline.load.http_client import OnData, Response
 from tools.pages import targets
 
 PARTS = {"accept": 2.0, "broker": 3.0, "queue": 1.0, "compute": 9.0, "deliver": 0.5}

@@ -12,8 +12,8 @@ from bench.peers.results import merged, results_of, save
 from bench.peers.rounds import Measured
 from bench.peers.systems import Bounds, Shape
 from bench.peers.targets import judged
-from thermocline.bench.driver import Outcome
-from thermocline.bench.reply import Reply
+from thermocline.load.driver import Outcome
+from thermocline.load.reply import Reply
 
 SHAPE = Shape(layers=1, kv_heads=1, head_dim=8, vocabulary=100, context=64)
 BOUNDS = Bounds(model=Path("m"), shape=SHAPE, threads=2, device_tokens=16_384, host_bytes=2**30, max_running=8)

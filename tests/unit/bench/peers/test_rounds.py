@@ -11,7 +11,7 @@ from bench.peers import rounds
 from bench.peers.processes import PeerFailed
 from bench.peers.rounds import Contest, Measured
 from bench.peers.systems import Bounds, Shape, Tier
-from thermocline.bench.null_server import null_server
+from thermocline.load.null_server import null_server
 
 SHAPE = Shape(layers=1, kv_heads=1, head_dim=8, vocabulary=1000, context=4096)
 BOUNDS = Bounds(model=Path("m"), shape=SHAPE, threads=1, device_tokens=16_384, host_bytes=2**30, max_running=8)

@@ -16,7 +16,7 @@ from thermocline.supervisor.nats_program import find_nats_program
 
 def made(folder: Path, *flags: str) -> dict[str, str]:
     """The files by name."""
-    assert main(["--out", str(folder), *flags]) == 0
+    assert main(["--out-dir", str(folder), *flags]) == 0
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
@@ -68,7 +68,7 @@ def test_with_variables_no_secret_is_written(tmp_path: Path) -> None:
 )
 def test_names_that_cannot_be_are_refused(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A name that is no token of a subject, no name at all, and one that two users would have."""
-    assert main(["--out", str(tmp_path / "users"), *flags]) == 2
+    assert main(["--out-dir", str(tmp_path / "users"), *flags]) == 2
 
     assert capsys.readouterr().err.startswith("thermocline broker-config: ")
     assert not (tmp_path / "users").exists()
@@ -78,7 +78,7 @@ def test_an_empty_password_file_is_refused(tmp_path: Path, capsys: pytest.Captur
     """Nothing is no password."""
     (tmp_path / "gateway.password").write_text("\n")
 
-    assert main(["--out", str(tmp_path)]) == 2
+    assert main(["--out-dir", str(tmp_path)]) == 2
     assert "gateway.password is empty" in capsys.readouterr().err
 
 
@@ -90,3 +90,11 @@ def test_no_member_may_do_what_another_kind_does() -> None:
         assert [name for name, allowed in users.items() if subject in allowed.publish] == [owner]
     everybody = [subject for allowed in users.values() for subject in (*allowed.publish, *allowed.subscribe)]
     assert not {">", "tc.>", "_INBOX.>", "$JS.API.>"} & set(everybody)
+
+
+def test_the_flag_of_release_0_2_still_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--out`` alone is enough, and a line says its new name."""
+    assert main(["--out", str(tmp_path / "users")]) == 0
+
+    assert (tmp_path / "users" / "users.conf").exists()
+    assert "--out is called --out-dir now" in capsys.readouterr().err

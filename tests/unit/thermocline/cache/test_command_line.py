@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.arguments import whole_number
 from shared.errors import OperatorError
-from thermocline.cache.__main__ import EXIT_USAGE, arguments_of, main
-from thermocline.cache.argument_types import duration_ms, namespace, whole_number
+from thermocline.cache.__main__ import EXIT_USAGE, main, parser
+from thermocline.cache.argument_types import duration_ms, namespace
 from thermocline.cache.pin import read_text, read_tokens
 
 TOKENS = ["--tokens-file", "f"]
@@ -60,14 +61,16 @@ def test_a_command_line_without_sense_is_refused(argv: list[str], capsys: pytest
         main(argv)
 
     assert ended.value.code == EXIT_USAGE
-    assert capsys.readouterr().err.startswith("usage: thermocline cache")
+    error = capsys.readouterr().err
+    assert error.startswith("thermocline cache")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("argv", "part"),
-    [(["pin", "--prompt", "x"], "--base-url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
-     (["pin", "--prompt-file", "/nowhere/f", "--base-url", "http://127.0.0.1:1"], "cannot read"),
-     (["pin", "--prompt", "x", "--base-url", "ftp://x"], "--base-url"), (["ls", "--model", "/nowhere"], "no directory"),
+    [(["pin", "--prompt", "x"], "--url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
+     (["pin", "--prompt-file", "/nowhere/f", "--url", "http://127.0.0.1:1"], "cannot read"),
+     (["pin", "--prompt", "x", "--url", "ftp://x"], "--url"), (["ls", "--model", "/nowhere"], "no directory"),
      (["divergences", "--model", "/nowhere"], "no directory"),
      (["prewarm", "/nowhere/f"], "cannot read"),
      (["flush", "--namespace", "ab" * 16, "--salt", "s"], "either")],
@@ -83,8 +86,8 @@ def test_faults_of_the_operator_are_one_line(argv: list[str], part: str, capsys:
 
 def test_defaults_are_those_of_the_page() -> None:
     """An hour for a pin; keys come from the environment; device and host are flushed."""
-    pin = arguments_of(["pin", *TOKENS])
-    flush = arguments_of(["flush"])
+    pin = parser().parse_args(["pin", *TOKENS])
+    flush = parser().parse_args(["flush"])
 
     assert (pin.ttl, pin.name, pin.salt) == (3_600_000, None, "")
     assert (flush.tier, flush.namespace) == (None, None)
@@ -95,8 +98,8 @@ def test_keys_come_from_the_environment_and_stay_out_of_help(
 ) -> None:
     """A flag wins; ``--help`` prints neither."""
     monkeypatch.setenv("THERMOCLINE_ADMIN_KEY", "secret-of-the-environment")
-    from_environment = arguments_of(["pin", *TOKENS])
-    from_flag = arguments_of(["pin", *TOKENS, "--admin-key", "other"])
+    from_environment = parser().parse_args(["pin", *TOKENS])
+    from_flag = parser().parse_args(["pin", *TOKENS, "--admin-key", "other"])
     with pytest.raises(SystemExit):
         main(["pin", "--help"])
 

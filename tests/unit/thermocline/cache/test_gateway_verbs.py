@@ -108,5 +108,5 @@ async def test_errors_of_a_gateway_are_one_line() -> None:
 @pytest.mark.parametrize(("url", "key"), [("gateway:8000", ""), ("http://", ""), ("http://g", "schlüssel")])
 def test_addresses_and_keys_without_sense_are_the_operators_fault(url: str, key: str) -> None:
     """Found before anything is sent."""
-    with pytest.raises(OperatorError, match="--base-url"):
+    with pytest.raises(OperatorError, match="--url"):
         gateway_client.client(url, {"x-admin-key": key})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thermocline.cache.__main__ import VERBS, arguments_of
+from thermocline.cache.__main__ import VERBS, parser
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "operate-the-cache.md").read_text(encoding="utf-8")
 COMMANDS = [match[1] for match in re.finditer(r"^(?:\$ )?thermocline cache (.+)$", PAGE, re.MULTILINE)]
@@ -17,7 +17,7 @@ COMMANDS = [match[1] for match in re.finditer(r"^(?:\$ )?thermocline cache (.+)$
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_are_understood(command: str) -> None:
     """Flags and values, as the page has them."""
-    assert arguments_of(shlex.split(command, comments=True)).verb == command.split(maxsplit=1)[0]
+    assert parser().parse_args(shlex.split(command, comments=True)).verb == command.split(maxsplit=1)[0]
 
 
 def test_it_shows_every_verb() -> None:

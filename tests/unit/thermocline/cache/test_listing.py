@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from services.gateway.cache_calls import Flushed
@@ -16,6 +17,7 @@ from shared.sizes import size
 from tests.unit.gateway.scripted_cache import node
 from thermocline.cache.divergences import divergence_lines
 from thermocline.cache.flush import flush_lines
+from thermocline.cache.hit_ratios import rates_of, ratio_lines, ratios_of
 from thermocline.cache.ls import pin_lines
 from thermocline.cache.pin import pin_text
 from thermocline.cache.stat import stat_lines
@@ -92,6 +94,36 @@ def test_statistics_fit_the_terminal_and_name_every_tier() -> None:
     assert "12,345" in text
     assert "saves_done" in text
     assert "batches" not in text
+
+
+def test_hit_ratios_are_told_by_tier_with_rates() -> None:
+    """Of all prompt tokens and of those of the interval. Restored tokens are hits; no token, no ratio."""
+    before = {"hit_tokens_device": 100, "prefill_tokens_planned": 300}
+    after = {
+        "hit_tokens_device": 400,
+        "hit_tokens_disk": 100,
+        "restored_tokens_planned": 100,
+        "prefill_tokens_planned": 400,
+    }
+    rates = rates_of(before, after, 2.0)
+
+    assert ratios_of(after).hit_ratio == 0.6
+    assert (rates.recent.tokens["device"], rates.recent.tokens["computed"]) == (300, 100)
+    assert rates.recent.hit_ratio == pytest.approx(500 / 600)
+    assert rates.per_second == {
+        "hit_tokens_device": 150.0, "hit_tokens_disk": 50.0, "restored_tokens_planned": 50.0,
+        "prefill_tokens_planned": 50.0,
+    }  # fmt: skip
+    lines = ratio_lines(ratios_of(after), rates)
+    assert lines[1].split() == ["device", "400", "40.0%", "150/s", "50.0%"]
+    assert lines[-1].split() == ["hit", "ratio", "60.0%", "83.3%"]
+    assert ratio_lines(ratios_of({}), None)[-1].split() == ["hit", "ratio", "-"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_counters_of_a_cell_that_began_anew_are_not_negative() -> None:
+    """They count from 0."""
+    assert rates_of({"saves_done": 50}, {"saves_done": 4}, 1.0).per_second == {"saves_done": 4.0}
 
 
 def test_what_is_still_to_go_to_the_object_store_is_told() -> None:

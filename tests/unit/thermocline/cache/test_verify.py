@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ CHUNKS = [f"{number:032x}" for number in range(600)]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+def said() -> list[str]:
+    """Lines of progress."""
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Any:
     """Runs the verb beside a scripted cell on a memory bus."""
 
     async def run(script: dict[str, Any], **flags: Any) -> bool:
@@ -30,10 +37,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         await client.ensure_streams(StreamLimits())
 
         @contextlib.asynccontextmanager
-        async def cell(broker: object) -> AsyncIterator[CacheCalls]:
-            yield CacheCalls(client)
+        async def watched(broker: object) -> AsyncIterator[tuple[CacheCalls, object]]:
+            yield CacheCalls(client), SimpleNamespace(say=said.append)
 
-        monkeypatch.setattr(verify, "cell", cell)
+        monkeypatch.setattr(verify, "watched", watched)
         parser = argparse.ArgumentParser()
         verify.add_arguments(parser)
         arguments = argparse.Namespace(**{**vars(parser.parse_args([])), "json": False, "storage": None, **flags})
@@ -43,12 +50,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-async def test_a_whole_disk_is_gone_through(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Call after call, each chunk once, with progress on stderr."""
+async def test_a_whole_disk_is_gone_through(run: Any, said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Call after call, each chunk once, with progress."""
     assert await run({"disk": CHUNKS})
     captured = capsys.readouterr()
     assert captured.out == "storage-0: 600 chunks checked, 600.0 KiB, 0 bad\n"
-    assert [line.split()[1] for line in captured.err.splitlines()] == ["256", "512", "600"]
+    assert [line.split()[1] for line in said] == ["256", "512", "600"]
 
 
 async def test_a_bad_chunk_is_named_and_fails_the_verb(run: Any, capsys: pytest.CaptureFixture[str]) -> None:

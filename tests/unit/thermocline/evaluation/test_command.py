@@ -82,7 +82,6 @@ def test_a_limit_finer_than_the_run_is_not_passed(capsys: pytest.CaptureFixture[
         (["--ratios", "half"], "must be numbers"),
         (["--ratios", "0"], "above 0"),
         (["--ratios", "0.5,0.5"], "given twice"),
-        (["--limit", "0"], "1 at least"),
         (["--gate", "gate.json"], "--gate needs --max-drop"),
         (["--max-drop", "1"], "--gate-method importance is not among"),
         (["--methods", "static", "--limit", "1"], "single question"),

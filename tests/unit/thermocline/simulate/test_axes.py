@@ -60,13 +60,13 @@ def test_every_combination_is_run_in_order() -> None:
         (["=1"], "must be key=value,value"),
         (["capacity=10,many"], "--sweep capacity=10,many: must be whole numbers"),
         (["capacity=10,1.5"], "must be whole numbers"),
-        (["speed=fast"], "must be numbers"),
+        (["time_scale=fast"], "must be numbers"),
         (["capacity=10,10"], "a value is there twice"),
         (["capacity=10,010"], "a value is there twice"),
         (["capacity=10", "device-tokens=20"], "device_tokens is swept twice"),
         (["io=assisted,by-hand"], "'by-hand' is not among assisted, per-page"),
         (["seed=" + ",".join(map(str, range(MOST_RUNS + 1)))], "1,001 simulations; 1,000 are the most"),
-        (["policy", "speed=fast"], "must be key=value,value; --sweep speed=fast"),
+        (["policy", "time_scale=fast"], "must be key=value,value; --sweep time_scale=fast"),
     ],
 )
 def test_what_makes_no_sense_is_refused(assignments: list[str], complaint: str) -> None:

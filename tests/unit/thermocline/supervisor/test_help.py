@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from thermocline.supervisor.__main__ import GROUPS, parser_of_up
+from thermocline.supervisor.__main__ import GROUPS, parser
 from thermocline.supervisor.config import SupervisorConfig
 
 
@@ -17,7 +17,7 @@ def test_every_setting_of_up_is_in_one_group() -> None:
 
 def test_help_says_how_the_settings_of_processes_are_reached() -> None:
     """Up itself has a part of all settings."""
-    text = parser_of_up().format_help()
+    text = parser().format_help()
 
     assert "--device-kv-bytes" in text
     assert "thermocline settings" in " ".join(text.split())

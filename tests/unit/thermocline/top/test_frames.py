@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
+from typing import Literal
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from services.gateway.openai_schema.cache import CacheNode
 from services.gateway.openai_schema.cell import CellReport
@@ -12,7 +17,7 @@ from tests.ui.stand_in import a_cell, a_tree, explanation, node
 from thermocline.top.frames import VIEWS, body_rows, frame
 from thermocline.top.request_figures import cached_share, ttft_quantile_ms
 from thermocline.top.source import Snapshot
-from thermocline.top.styles import bar, milliseconds
+from thermocline.top.styles import PARTS, SOURCES, LogScale, Mark, bar, milliseconds
 
 
 def a_snapshot(nodes: int = 60) -> Snapshot:
@@ -48,7 +53,8 @@ def test_the_overview_tells_pools_hits_and_times() -> None:
     assert "running 5   waiting 2 of 1,000" in text
     assert "70 % of 682" in text
     assert "host 21,000" in text
-    assert "median 50.0 ms   p95 90.0 ms   cached 90 %" in text
+    assert "p50 50.0 ms   p95 90.0 ms   cached 90 %" in text
+    assert "log scale: ▁ up to 1.0 ms, █ 90.0 ms" in text
 
 
 def tenant(name: str, running: int, nbytes: int) -> dict[str, object]:
@@ -123,9 +129,58 @@ def test_requests_without_a_first_token_are_shown_by_their_state() -> None:
 
 def test_parts_of_a_bar_add_up() -> None:
     """Rounding moves ends, never the sum; nothing of nothing is an empty bar."""
-    assert bar([(1, "red")] * 3, 3, 10).plain == "█" * 10
-    assert bar([(1, "red"), (0.4, "red")], 2.8, 10).plain == "█" * 5 + "·" * 5
-    assert bar([(1, "red")], 0, 4).plain == "····"
+    mark = Mark("D", "red")
+
+    assert bar([(1, mark)] * 3, 3, 10).plain == "D" * 10
+    assert bar([(1, mark), (0.4, mark)], 2.8, 10).plain == "D" * 5 + "·" * 5
+    assert bar([(1, mark)], 0, 4).plain == "····"
+
+
+@pytest.mark.parametrize("marks", [SOURCES, PARTS])
+def test_no_two_marks_have_one_letter(marks: dict[str, Mark]) -> None:
+    """So a legend holds without colour."""
+    letters = [mark.letter for mark in marks.values()]
+
+    assert len(letters) == len(set(letters))
+
+
+@pytest.mark.parametrize("view", ["overview", "requests"])
+@pytest.mark.parametrize("colours", [None, "standard", "truecolor"])
+def test_legends_hold_without_colour(view: str, colours: Literal["standard", "truecolor"] | None) -> None:
+    """With NO_COLOR, 16 colours or all, each letter of a bar is in a legend with its name."""
+    console = Console(
+        file=io.StringIO(), color_system=colours, no_color=colours is None, force_terminal=True, width=100, _environ={}
+    )
+    with console.capture() as capture:
+        console.print(*frame(a_snapshot(), view, width=100, height=40), sep="\n")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", capture.get())
+
+    marks = SOURCES if view == "overview" else PARTS
+    drawn = {letter for run in re.findall(r"([A-Z])\1{3,}", plain) for letter in run}
+    assert drawn
+    for letter in drawn:
+        name = next(name for name, mark in marks.items() if mark.letter == letter)
+        assert re.search(rf"\b{letter} {name}\b", plain), (letter, name)
+
+
+def test_times_are_drawn_on_a_log_scale() -> None:
+    """Each decade has the same length, from the power of ten below the least; an axis says so."""
+    scale = LogScale.of([2.0, 0.0, 150.0, 1000.0])
+
+    assert scale == LogScale(1.0, 1000.0)
+    assert [round(scale.share(value), 3) for value in (0.5, 1, 10, 100, 1000, 5000)] == [0, 0, 0.333, 0.667, 1, 1]
+    assert scale.axis(36).plain.rstrip() == "|1.0 ms     |10.0 ms    |100 ms"
+    assert LogScale.of([0.0]) is None
+    assert LogScale.of([5.0]) == LogScale(1.0, 10.0)
+
+
+def test_bars_of_requests_are_as_long_as_their_ttft_on_that_scale() -> None:
+    """Ten times the TTFT is the same length more, whatever the parts."""
+    requests = [explanation(n, ttft_ms=ms) for n, ms in enumerate((10.0, 100.0, 1000.0))]
+    rows = text_of(Snapshot(requests=msgspec.convert(requests, list[Explanation])), "requests", width=95).splitlines()
+
+    lengths = [len(row[35:].rstrip()) for row in rows[4:7]]
+    assert lengths == [20, 40, 60]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""The file of a run: its figures, each request, and what is needed to run it again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shared.errors import InvalidRequest, OperatorError
+from shared.undecodable import UNDECODABLE
+from thermocline.load.dialect import Dialect
+from thermocline.load.figures import Figures, Row, Slo
+
+SCHEMA: Literal[1] = 1
+"""Grows when a reader of the last one would misread the next."""
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """The client's machine. The server's is known only to whoever writes ``--label``."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    load_average_1min: float
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client itself used: ``cpu_part`` of one core while it measured."""
+
+    cpu_part: float
+    versions: dict[str, str]
+    hardware: Hardware
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. ``settings`` are those of its command line that decide what is asked and when."""
+
+    schema: Literal[1] = SCHEMA
+    kind: Literal["thermocline load", "thermocline bench"] = "thermocline load"  # "bench" until release 0.2.
+    label: str
+    date: str
+    command: str
+    seed: int
+    workload: str
+    settings: dict[str, Any]
+    server: Dialect
+    client: Client
+    slo: Slo
+    figures: Figures
+    requests: list[Row]
+
+
+def save(report: Report, path: Path) -> None:
+    """Write the file whole or not at all. Raises OperatorError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(as_json(report) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+
+
+def as_json(report: Report) -> str:
+    """Return the whole report as one JSON object."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+
+
+def load(path: Path) -> Report:
+    """Read what ``save`` wrote. Raises InvalidRequest naming the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except UNDECODABLE as error:
+        raise InvalidRequest(f"{path} is no result of `thermocline load` with schema {SCHEMA}: {error}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises OperatorError before a run whose figures could not be kept."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OperatorError(f"--out {path} cannot be written: is {folder} a folder that you may write to?")

@@ -1,0 +1,103 @@
+"""Turns what a workload asks into requests of the server's dialect, and sends them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thermocline.client import RequestError
+from thermocline.load.clock import Clock
+from thermocline.load.dialect import Dialect
+from thermocline.load.exchange import Refused, exchange
+from thermocline.load.http_client import Http
+from thermocline.load.prompts import PromptMaker, Said
+from thermocline.load.reply import Reply
+from thermocline.simulate.workloads import Asked
+
+_RETRIED_STATUS = (429, 503)
+_FIRST_RETRY_S, _MOST_RETRY_S = 0.25, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that only has to be sent; ``is_cut`` where its prompt did not fit the model's context."""
+
+    body: bytes
+    prompt_tokens: int
+    is_cut: bool
+
+
+class Talker:
+    """``retries`` of what a server that is busy or gone refused; latency counts from the first intent all the same."""
+
+    def __init__(
+        self,
+        http: Http,
+        dialect: Dialect,
+        prompts: PromptMaker,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        retries: int,
+        seed: int,
+    ) -> None:
+        self._http = http
+        self._dialect = dialect
+        self._prompts = prompts
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._rng = random.Random(f"bench-retries-{seed}")
+
+    def prepare(self, asked: Asked, said: Mapping[int, Said]) -> Prepared:
+        """The request, whose later turns repeat what was ``said``."""
+        output = self._prompts.scaled(asked.answer.tokens)
+        prompt_tokens = sum(self._prompts.scaled(span.tokens) for span in asked.spans)
+        context, is_cut = self._dialect.max_context, False
+        if context is not None:
+            output = min(output, max(1, context // 2))
+        prompt: Any
+        if self._dialect.api == "tokens":
+            prompt = self._prompts.tokens(asked.spans, said)
+            if context is not None and len(prompt) > context - output:
+                # The end goes: what a prompt shares with others is at its beginning.
+                prompt, is_cut = prompt[: context - output], True
+            prompt_tokens = len(prompt)
+        elif self._dialect.api == "text":
+            prompt = self._prompts.text(asked.spans, said)
+        else:
+            prompt = self._prompts.messages(asked.spans, said)
+        return Prepared(self._dialect.body(prompt, output), prompt_tokens, is_cut)
+
+    async def send(self, prepared: Prepared, number: int, due_s: float) -> Reply:
+        """Never raises for what a server or a network may do."""
+        attempt = 0
+        while True:
+            reply = Reply(number, due_s, self._clock.now_s(), retries=attempt, is_cut=prepared.is_cut)
+            try:
+                await exchange(self._http, self._dialect.path, prepared.body, reply, self._clock, self._timeout_s)
+            except RequestError as error:
+                reply.error, reply.message = error.code, str(error)
+                reply.ended_s = self._clock.now_s()
+                if attempt < self._retries and _may_be_retried(error, reply):
+                    await self._clock.sleep_until(self._clock.now_s() + self._pause_s(error, attempt))
+                    attempt += 1
+                    continue
+            if not reply.prompt_tokens:
+                reply.prompt_tokens = prepared.prompt_tokens
+            return reply
+
+    def _pause_s(self, error: RequestError, attempt: int) -> float:
+        """Twice as long each time, spread out, and not sooner than the server asks for."""
+        backoff_s = _FIRST_RETRY_S * 2.0 ** min(attempt, 16) * self._rng.uniform(0.5, 1.0)
+        asked_s = error.retry_after_s if isinstance(error, Refused) and error.retry_after_s else 0.0
+        return min(_MOST_RETRY_S, max(backoff_s, asked_s))
+
+
+def _may_be_retried(error: RequestError, reply: Reply) -> bool:
+    """What was refused for now, or broke before the first token; what had begun would be answered twice."""
+    if isinstance(error, Refused):
+        return error.status in _RETRIED_STATUS
+    return error.code in ("connection_refused", "connect_timeout", "connection_broken") and not reply.first_s
