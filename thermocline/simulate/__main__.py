@@ -130,7 +130,7 @@ def _add_sweep_flags(known: argparse.ArgumentParser) -> None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, with the sample trace where nothing is asked. Raises SystemExit (2) for a bad line."""
-    options = parser().parse_args(list(argv))
+    options: argparse.Namespace = parser().parse_args(list(argv))
     if options.trace is None and options.workload is None:
         options.trace = SAMPLE
     return options

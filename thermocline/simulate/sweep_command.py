@@ -6,8 +6,8 @@ import argparse
 import json
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shared.progress_line import shown
 from thermocline.simulate.axes import Axis, read_axes
 from thermocline.simulate.sweep_report import (
     check_outputs,
@@ -45,8 +45,5 @@ def run_sweep(options: argparse.Namespace) -> None:
 
 def _with_progress(options: argparse.Namespace, axes: tuple[Axis, ...]) -> list[Row]:
     """Rows of the sweep, with a progress line on standard error where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("simulations"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        return sweep_rows(options, axes, lambda over, of: bar.update(task, completed=over, total=of))
+    with shown("simulations", 0) as bar:
+        return sweep_rows(options, axes, bar.update)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from shared.arguments import JSON_HELP
 from shared.errors import ConfigError
+from shared.progress_line import shown
+from thermocline.flags import add_json
 from thermocline.trace.conversion import LEAST_BYTES, MOST_BYTES
 from thermocline.trace.importing import FORMATS, Import, Report, import_log
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-malformed", type=int, default=100, metavar="N", help="malformed lines to leave out before refusing"
     )
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_json(parser)
 
 
 def run_import(options: argparse.Namespace) -> None:
@@ -64,17 +64,15 @@ def run_import(options: argparse.Namespace) -> None:
 
 def _with_progress(asked: Import) -> Report:
     """Import, with a progress line on standard error where that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        size = asked.log.stat().st_size if asked.log.is_file() else None
-        task = bar.add_task(asked.log.name, total=size)
-        shown = 0
+    size = asked.log.stat().st_size if asked.log.is_file() else None
+    with shown(f"bytes of {asked.log.name}", size) as bar:
+        drawn = 0
 
         def progress(read: int) -> None:
-            nonlocal shown
-            if read - shown >= _SHOWN_EVERY_BYTES:
-                shown = read
-                bar.update(task, completed=read)
+            nonlocal drawn
+            if read - drawn >= _SHOWN_EVERY_BYTES:
+                drawn = read
+                bar.update(read, size)
 
         return import_log(asked, progress)
 
