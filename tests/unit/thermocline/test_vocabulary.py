@@ -126,7 +126,9 @@ def test_the_vocabulary_is_in_use() -> None:
     assert len(LINES) > 25
 
 
-@pytest.mark.parametrize("name", [name for name in LINES if name not in (*PROCESSES, "completion", "cache", "keys")])
+@pytest.mark.parametrize(
+    "name", [name for name in LINES if name not in (*PROCESSES, "completion", "cache", "keys", "trace")]
+)
 def test_an_unknown_flag_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the command's name, and exit code 2."""
     command, *verb = name.split()
