@@ -340,7 +340,7 @@ async def test_all_that_are_kept_are_listed_page_by_page() -> None:
         for _ in range(3):
             await harness.client.post("/v1/completions", json={"prompt": "hi"})
         pages: list[list[str]] = []
-        more, after = True, {}
+        more, after = True, dict[str, str]()
         while more:
             answer = await harness.client.get("/v1/requests", params={"limit": 2, **after}, headers=ADMIN)
             page, more = [one["request_id"] for one in answer.json()["data"]], answer.json()["has_more"]
