@@ -64,7 +64,7 @@ PICTURES = {
     "ui-overview": Picture(scenes.busy, act=_flowing, size=(1280, 1000)),
     "ui-empty": Picture(scenes.empty),
     "ui-tree": Picture(scenes.large_tree, "tree", act=_pick_node),
-    "ui-request-dark": Picture(scenes.busy, "requests", scheme="dark", act=_pick_slowest, size=(1280, 820)),
+    "ui-request-dark": Picture(scenes.busy, "requests", scheme="dark", act=_pick_slowest),
     "ui-broker-away": Picture(scenes.busy, act=_lose_broker),
     "ui-degraded-disk": Picture(scenes.degraded_disk, act=_heard_storages),
     "ui-phone": Picture(scenes.busy, "requests", PHONE, act=_pick_slowest),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from playwright.async_api import Page
 
-COLOURS = 256
+COLOURS = 128
 _KEPT_BITS = 5  # Of each channel, while colours are counted: what differs in less is one.
 
 _DECODE = """async (png) => {
@@ -25,7 +25,7 @@ _DECODE = """async (png) => {
 
 
 async def shrink(png: bytes, page: Page) -> bytes:
-    """Return ``png`` again with at most 256 colours. ``page`` is an open page whose policy lets it decode pictures."""
+    """Return ``png`` again with at most 128 colours. ``page`` is an open page whose policy lets it decode pictures."""
     width, height, packed = await page.evaluate(_DECODE, base64.b64encode(png).decode())
     pixels = np.frombuffer(base64.b64decode(packed), dtype=np.uint8).reshape(height, width, 4)[:, :, :3]
     palette, indices = with_palette(pixels)
@@ -45,7 +45,7 @@ def with_palette(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], 
     buckets = colours >> (8 - _KEPT_BITS)
     frequent = np.argsort(-counts, kind="stable")
     _, first = np.unique(buckets[frequent], axis=0, return_index=True)
-    chosen = frequent[np.sort(first)][:COLOURS]
+    chosen = np.sort(frequent[np.sort(first)][:COLOURS])
     palette = colours[chosen]
     distance = ((colours[:, None, :] - palette[None, :, :]) ** 2).sum(axis=2)
     nearest = distance.argmin(axis=1).astype(np.uint8)

@@ -22,7 +22,7 @@ KEY = "an-admin-key-of-some-length"
 NAMESPACES = ("9be407eaeef452a6f08e53092fb7ec2c", "c0ffee00c0ffee00c0ffee00c0ffee00")
 NOW_MS = 1_763_000_000_000
 PARTS = ("accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver")
-EVENTS_S = 0.05
+EVENTS_S = 0.1
 
 
 def node(number: int, parent: int | None, depth: int, tokens: int, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.ui.pictures import FOLDER, PICTURES, opened
-from tests.ui.small_png import encode, shrink, with_palette
+from tests.ui.small_png import COLOURS, encode, shrink, with_palette
 
 MOST_BYTES = 60_000
 WATCH = FOLDER.parent / "how-to" / "watch.md"
@@ -54,7 +54,7 @@ def test_every_picture_is_committed_small_and_shown() -> None:
 
 
 def test_frequent_colours_stay_and_rare_ones_become_the_nearest() -> None:
-    """A palette holds 256 colours; a picture with fewer is kept as it was."""
+    """A palette holds 128 colours; a picture with fewer is kept as it was."""
     few = np.array([[[0, 0, 0], [200, 10, 10]], [[255, 255, 255], [0, 0, 0]]], dtype=np.uint8)
     palette, indices = with_palette(few)
     assert np.array_equal(palette[indices], few)
@@ -63,7 +63,7 @@ def test_frequent_colours_stay_and_rare_ones_become_the_nearest() -> None:
     many[:20] = (1, 2, 3)
     palette, indices = with_palette(many)
 
-    assert len(palette) <= 256
+    assert len(palette) <= COLOURS
     assert np.array_equal(palette[indices][:20], many[:20])
 
 

@@ -11,6 +11,7 @@ import { bytes, clockTime, count, duration, percent, plural, sourceWord } from "
 
 const HIT_TIERS = ["device", "neighbour", "host", "lent", "disk", "remote"];
 const TENANTS_SHOWN = 20;
+const SOON_MS = 200;
 const MINUTE_MS = 60 * 1000;
 // What may be looked at, as it stands in the address, and the width of a step of the hit ratio in seconds.
 const RANGES = { "5m": ["5 minutes", 5 * MINUTE_MS, 5], "15m": ["15 minutes", 15 * MINUTE_MS, 10],
@@ -18,7 +19,7 @@ const RANGES = { "5m": ["5 minutes", 5 * MINUTE_MS, 5], "15m": ["15 minutes", 15
 const USUAL = "15m";
 
 export class Overview {
-  #place; #feed; #history; #range = USUAL; #body; #select;
+  #place; #feed; #history; #range = USUAL; #body; #select; #soon = null;
 
   constructor(place, feed, history) {
     this.#place = place;
@@ -28,7 +29,7 @@ export class Overview {
       Object.entries(RANGES).map(([name, [words]]) => h("option", { value: name, text: `the last ${words}` })));
     this.#body = h("div", {});
     fill(place, h("div", { class: "column" }, h("div", { class: "row small" }, h("label", { class: "row" }, "Figures and charts of", this.#select)), this.#body));
-    for (const name of ["cell", "slow"]) feed.addEventListener(name, () => this.draw());
+    for (const name of ["cell", "slow", "requests"]) feed.addEventListener(name, () => this.#drawSoon());
     feed.addEventListener("link", () => { if (!feed.cell) this.draw(); });
   }
 
@@ -52,6 +53,11 @@ export class Overview {
   #write() {
     if (this.#place.hidden) return;
     writeAddress("overview", "", { range: this.#range === USUAL ? "" : this.#range });
+  }
+
+  /** Once for all that comes within a moment. */
+  #drawSoon() {
+    this.#soon ??= setTimeout(() => { this.#soon = null; this.draw(); }, SOON_MS);
   }
 
   draw() {
