@@ -11,7 +11,6 @@ import numpy.typing as npt
 from playwright.async_api import Page
 
 COLOURS = 128
-_KEPT_BITS = 5  # Of each channel, while colours are counted: what differs in less is one.
 
 _DECODE = """async (png) => {
   const picture = await createImageBitmap(await (await fetch(`data:image/png;base64,${png}`)).blob());
@@ -35,20 +34,19 @@ async def shrink(png: bytes, page: Page) -> bytes:
 def with_palette(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Return a palette (colours, 3) and for each pixel of ``pixels`` (height, width, 3) its place there.
 
-    The most frequent colours stay as they are; all others become the nearest of them.
+    The palette grows by the colour that costs most while it is missing: its pixels times their squared distance.
     """
     flat = pixels.reshape(-1, 3).astype(np.uint32)
-    exact, inverse, counts = np.unique(
-        flat[:, 0] << 16 | flat[:, 1] << 8 | flat[:, 2], return_inverse=True, return_counts=True
-    )
-    colours = np.stack([exact >> 16 & 255, exact >> 8 & 255, exact & 255], axis=1).astype(np.int32)
-    buckets = colours >> (8 - _KEPT_BITS)
-    frequent = np.argsort(-counts, kind="stable")
-    _, first = np.unique(buckets[frequent], axis=0, return_index=True)
-    chosen = np.sort(frequent[np.sort(first)][:COLOURS])
-    palette = colours[chosen]
-    distance = ((colours[:, None, :] - palette[None, :, :]) ** 2).sum(axis=2)
-    nearest = distance.argmin(axis=1).astype(np.uint8)
+    keys = flat[:, 0] << 16 | flat[:, 1] << 8 | flat[:, 2]
+    exact, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    colours = np.stack([exact >> 16 & 255, exact >> 8 & 255, exact & 255], axis=1).astype(np.int64)
+    chosen = [int(counts.argmax())]
+    error = ((colours - colours[chosen[0]]) ** 2).sum(axis=1)
+    while len(chosen) < COLOURS and error.any():
+        chosen.append(int((counts * error).argmax()))
+        error = np.minimum(error, ((colours - colours[chosen[-1]]) ** 2).sum(axis=1))
+    palette = colours[np.sort(chosen)]
+    nearest = ((colours[:, None, :] - palette[None, :, :]) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
     return palette.astype(np.uint8), nearest[inverse].reshape(pixels.shape[:2])
 
 
