@@ -67,7 +67,7 @@ def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> f
 
 def count_saved_prefill(state: CellState, worker: Worker, tokens: int) -> None:
     """Add to ``prefill_saved_us`` the time that computing a reused prefix of ``tokens`` would have taken."""
-    if tokens and has_compute_speed(state, worker):
+    if has_compute_speed(state, worker):
         state.count("prefill_saved_us", round(recompute_us(state, worker, 0, tokens)))
 
 

@@ -269,7 +269,8 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     neighbour_hit = found.neighbour_pages * page_size
     lent_hit, disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
     state.count("hit_tokens_device", device_hit)
-    count_saved_prefill(state, worker, device_hit + loaded_hit)
+    if device_hit or loaded_hit:
+        count_saved_prefill(state, worker, device_hit + loaded_hit)
     state.count("hit_tokens_host", loaded_hit - neighbour_hit - lent_hit - disk_hit - remote_hit)
     if neighbour_hit:
         state.count("hit_tokens_neighbour", neighbour_hit)
