@@ -3,7 +3,7 @@
 An adapter adds ``scale * B @ A @ x`` to what some linear layers of the base model make of x (LoRA, Hu et al. 2021,
 section 4.1). It is a directory with ``adapter_config.json`` and ``adapter_model.safetensors``. What PEFT can say there
 and workers do not compute is refused here, by name. The digest covers every byte of both files and is a part of
-namespaces: KV is shared with nobody who has not the same adapter, whatever it is called.
+namespaces: KV is shared only by requests with the same adapter, under any name.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
 
 
 def load_adapter(directory: Path, most_bytes: int) -> tuple[AdapterFiles, bytes]:
-    """The same, with the bytes of the weights' file: those that the digest is of. Raises AdapterRefused for more than
+    """Return the same, with the bytes of the weights' file that the digest covers. Raises AdapterRefused for more than
     ``most_bytes`` of them, too.
     """
     config = _config_bytes(directory)
@@ -186,7 +186,7 @@ def _read_config(directory: Path, config: bytes) -> dict[str, Any]:
 
 
 def _config(raw: Mapping[str, Any]) -> _Config:
-    """Raises AdapterRefused with every reason at once."""
+    """Raise AdapterRefused with every reason at once."""
     reasons = list(_reasons_against(raw))
     if reasons:
         raise AdapterRefused(f"this adapter cannot be served exactly: {'; '.join(reasons)}")
@@ -317,7 +317,7 @@ def _module(config: _Config, name: str, a: list[int] | None, b: list[int] | None
 
 
 def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: float) -> float:
-    """The value of the first pattern that is the end of a name, at a dot, as PEFT takes them."""
+    """Return the value of the first pattern that is the end of a name, at a dot, as PEFT takes them."""
     found: float = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
     return found
 

@@ -27,7 +27,7 @@ class Backoff:
         self._failures = 0
 
     def next_s(self) -> float:
-        """The wait after another failure."""
+        """Return the wait after another failure, in seconds."""
         failures, self._failures = self._failures, self._failures + 1
         return wait_s(failures, self._first_s, self._most_s, self._chance())
 

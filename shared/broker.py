@@ -1,7 +1,7 @@
 """How every process and command reaches the broker: one group of settings, the same for all of them.
 
 Secrets are in files, or in the variables ``THERMOCLINE_NATS_PASSWORD`` and ``THERMOCLINE_NATS_TOKEN``; there are no
-flags for them, because everybody on the machine can read a command line. ``shared.bus.access`` makes of this what the
+flags for them, because every user of the machine can read a command line. ``shared.bus.access`` makes of this what the
 client needs.
 """
 
@@ -63,7 +63,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("; ".join(faults))
 
     def broker_faults(self) -> list[str]:
-        """What is wrong with these settings among themselves."""
+        """Return what is wrong with these settings among themselves."""
         faults = []
         if not self.nats:
             faults.append("--nats names no server")
@@ -102,7 +102,7 @@ def add_broker_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def broker_of(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> BrokerSettings:
-    """The settings of a parsed command line and the environment. Raises ConfigError."""
+    """Return the settings of a parsed command line and the environment. Raises ConfigError."""
     flags: dict[str, Any] = {
         field.name: getattr(parsed, field.name) for field in msgspec.structs.fields(BrokerSettings)
     }

@@ -51,7 +51,9 @@ def geometry_id(geometry: KvGeometry) -> bytes:
 
 
 def chunk_names(identities: bytes, pages: int) -> list[bytes]:
-    """The names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a chunk."""
+    """Return the names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a
+    chunk.
+    """
     step = pages * DIGEST_BYTES
     whole = identities[: len(identities) // step * step]
     return list(chain.from_iterable(iter_unpack(f"{step - DIGEST_BYTES}x{DIGEST_BYTES}s", whole)))

@@ -33,7 +33,7 @@ _SAVED_ALIKE = tuple(
 
 
 def compact_request(request: SubmitRequest) -> SubmitRequest:
-    """The request with its prompt, or its tail behind a base, in compact form."""
+    """Return the request with its prompt, or its tail behind a base, in compact form."""
     tokens = request.prompt if request.base is None else request.tail
     compact = compacted(tokens)
     return replace(request, prompt=b"", tail=b"", compact=compact) if _is_worth_it(compact, tokens) else request
@@ -51,7 +51,7 @@ def whole_request(request: SubmitRequest) -> SubmitRequest:
 
 
 def compact_admission(order: AdmitRequest) -> AdmitRequest:
-    """The order with its tokens and its page table in compact form, each where that is shorter."""
+    """Return the order with its tokens and its page table in compact form, each where that is shorter."""
     compact, runs = compacted(order.tokens), runs_of(order.pages)
     if _is_worth_it(compact, order.tokens):
         order = replace(order, tokens=b"", compact=compact)
@@ -70,7 +70,7 @@ def whole_admission(order: AdmitRequest) -> AdmitRequest:
 
 
 def compact_save(order: SaveChunks) -> SaveTokens:
-    """The order in compact form. What it says of identities follows from ``parent`` and its tokens."""
+    """Return the order in compact form. Its identities follow from ``parent`` and its tokens."""
     return SaveTokens(
         tokens=compacted(order.tokens),
         host_runs=runs_of(order.host_pages),
@@ -96,7 +96,7 @@ def whole_save(order: SaveOrder, page_size: int) -> SaveChunks:
 
 
 def chunks_saved(message: ChunksSaved, ordered: bytes) -> bytes:
-    """The chunks that an answer names as saved, of those that were ordered, 16 bytes each."""
+    """Return the chunks that an answer names as saved, of those that were ordered, 16 bytes each."""
     return ordered if message.is_all else message.chunks
 
 

@@ -22,7 +22,7 @@ _HALF_BITS, _HALF_BYTES = 16, 2
 
 
 def compacted(packed: bytes) -> bytes:
-    """The compact form of ids that are packed as int32, of any value."""
+    """Return the compact form of ids that are packed as int32, of any value."""
     halves = np.frombuffer(packed, dtype="<u2").reshape(-1, 2)
     low, high = halves[:, 0], halves[:, 1]
     planes = int(high.max()).bit_length() if len(halves) else 0

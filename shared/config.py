@@ -66,19 +66,21 @@ def parse_bytes(text: str) -> int:
 
 
 def _nearest(name: str, known: Sequence[str], before: str = "", cutoff: float = _NEAR) -> str:
-    """What may have been meant, as the end of a message; "" where nothing is near."""
+    """Return what may have been meant, as the end of a message; "" where nothing is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {before}{close[0]}?" if close else ""
 
 
 def fault_of_choice(value: object, choices: Sequence[str]) -> str:
-    """What to say of a ``value`` that is none of ``choices``: which there are, and which may have been meant."""
+    """Return a sentence for a ``value`` that is none of ``choices``: the choices, and the one that may have been
+    meant.
+    """
     near = _nearest(str(value).lower(), choices, cutoff=_NEAR_CHOICE)
     return f"{value!r} is none of {', '.join(choices)}{near}"
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """What a setting of type ``kind`` may be, where that is one of a few words; () for any other type."""
+    """Return the words that a setting of type ``kind`` may be, where they are few; () for any other type."""
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if typing.get_origin(bare) is not typing.Literal:
         return ()
@@ -86,7 +88,7 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def description_of(kind: Any) -> str:
-    """What a setting of type ``kind`` says of itself, or ""."""
+    """Return the description that a setting of type ``kind`` carries, or ""."""
     if typing.get_origin(kind) is not typing.Annotated:
         return ""
     return next((meta.description or "" for meta in kind.__metadata__ if isinstance(meta, msgspec.Meta)), "")
@@ -213,7 +215,8 @@ def misspelt(
     environ: Mapping[str, str],
     allowed: Sequence[str] = (),
 ) -> list[str]:
-    """What is in the file or the environment, is a setting of none of these services, and looks like one of theirs.
+    """Return what is in the file or the environment, is a setting of none of these services, and looks like one of
+    theirs.
 
     Each service by itself leaves alone what may be meant for another: here all are known, by their sections. Variables
     in ``allowed`` are no settings and yet right. An unreadable file is left to ``load``.
@@ -311,7 +314,7 @@ def from_command_line(
 
 
 def for_service(kind: type[C], service: str, argv: Sequence[str] | None, description: str) -> C | None:
-    """The settings of a process from its flags (``sys.argv`` when None), environment and file.
+    """Return the settings of a process from its flags (``sys.argv`` when None), environment and file.
 
     None when they are faulty; the faults are on stderr then, and the process should exit with ``EXIT_REFUSED``.
     """

@@ -61,7 +61,7 @@ def remember(figures: DiskFigures) -> None:
 
 
 def remembered(directory: Path) -> DiskFigures | None:
-    """What was measured in a directory on this machine; None where nothing was, or it cannot be read."""
+    """Return what was measured in a directory on this machine; None if nothing was, or it cannot be read."""
     try:
         found = msgspec.json.decode((directory / FILE_NAME).read_bytes(), type=_Remembered)
     except (OSError, *UNDECODABLE):

@@ -11,7 +11,7 @@
     │   ├── NotFound             404  unknown model, route or request
     │   ├── AdapterRefused       400  this LoRA adapter cannot be served exactly; says why
     │   └── DuplicateRequest     409
-    ├── CapacityError        nobody's fault; retry later (Retry-After)
+    ├── CapacityError        no room now; retry later (Retry-After)
     │   ├── QueueFull            429
     │   ├── TooManyConnections   429
     │   ├── RateLimited          429  a tenant's own limit
@@ -138,7 +138,7 @@ class ConfigError(OperatorError):
         return error
 
     def each(self) -> tuple[str, ...]:
-        """The faults, one at least."""
+        """Return the faults, one at least."""
         return self.faults or (self.message,)
 
 
@@ -212,7 +212,7 @@ def _subclasses(root: type[ThermoclineError]) -> list[type[ThermoclineError]]:
 
 
 def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> ThermoclineError:
-    """The typed error that a notice's code stands for; an unknown code is an InternalError."""
+    """Return the typed error that a notice's code stands for; an unknown code is an InternalError."""
     # From the leaves up: a group may share its code with one of its members.
     for kind in reversed(_subclasses(ThermoclineError)):
         if kind.code == code:

@@ -141,7 +141,7 @@ class EventOutbox:
         return await self._bus.append(self._subject, event.data, message_id=f"{self._incarnation}-{event.number}")
 
     async def _find(self, data: bytes) -> int:
-        """The sequence under which an earlier try was stored, 0 if it was not.
+        """Return the sequence under which an earlier try was stored, 0 if it was not.
 
         Behind the last event known to be stored there can only be tries of this one.
         """

@@ -47,7 +47,8 @@ _SHOWN_CHARACTERS = 400
 
 
 def token_table(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """What llguidance must know of a model's tokens, whose logits have ``vocab_size`` columns. Takes up to a second.
+    """Return what llguidance must know of a model's tokens, whose logits have ``vocab_size`` columns. Takes up to a
+    second.
 
     Raises InvalidRequest where no grammar can be kept to: a model without a token that ends an answer, or whose
     tokens are not bytes of text.
@@ -64,7 +65,7 @@ def token_table(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[in
 
 
 def compile_grammar(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """A matcher at the beginning of an answer. Lets go of the interpreter's lock.
+    """Return a matcher at the beginning of an answer. Releases the interpreter's lock.
 
     Must run in a thread of :func:`compiling_thread`. Raises InvalidRequest for what does not compile, allows no token,
     or is too complex.
@@ -90,14 +91,14 @@ def compile_grammar(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def grammar_fault(matcher: LLMatcher) -> str:
-    """What is wrong with a matcher; "" for one in order."""
+    """Return what is wrong with a matcher; "" for one in order."""
     lines = (line.strip() for line in matcher.get_error().splitlines())
     fault = " ".join(line for line in lines if line)
     return fault if len(fault) <= _SHOWN_CHARACTERS else f"{fault[:_SHOWN_CHARACTERS]}..."
 
 
 def compiling_thread(name: str) -> ThreadPoolExecutor:
-    """An executor of one thread, which has the stack that compiling needs."""
+    """Return an executor of one thread, with the stack that compiling needs."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     usual = threading.stack_size(STACK_BYTES)
     try:

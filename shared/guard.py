@@ -47,7 +47,7 @@ def guarded(main: Callable[[], int]) -> int:
 
 
 def _flushed(main: Callable[[], int]) -> int:
-    """What is still in a buffer counts as written by ``main``, also where argparse ends it after ``--help``."""
+    """Count what is still in a buffer as written by ``main``, also where argparse ends it after ``--help``."""
     try:
         code = main()
     except SystemExit as ending:
@@ -88,7 +88,9 @@ def _discard_output() -> None:
 
 
 def _replace_missing_streams() -> None:
-    """Started with ``>&-`` a process has no standard output, and the next file that it opens would get its number."""
+    """Open what is missing: started with ``>&-`` a process has no standard output, and the next file would get its
+    number.
+    """
     for descriptor in (0, _STDOUT, _STDERR):
         try:
             os.fstat(descriptor)

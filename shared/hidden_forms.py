@@ -13,7 +13,7 @@ from shared.chunks import GEOMETRY_BYTES, geometry_id
 from shared.messages.pools import KvGeometry
 
 MOST_SHAPES = 64
-"""Geometries of chunks that a storage announces at the most; those of which it has most chunks come first."""
+"""Most geometries of chunks that a storage announces; those with most chunks come first."""
 
 
 def hidden_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
@@ -47,12 +47,12 @@ def hidden_geometries(kv: KvGeometry, hidden: int) -> Iterator[KvGeometry]:
 
 @lru_cache(maxsize=16)
 def hidden_shapes(kv: KvGeometry, hidden: int) -> dict[bytes, KvGeometry]:
-    """The same by the digests (8 bytes) in the names of chunks."""
+    """Return the same by the digests (8 bytes) in the names of chunks."""
     return {geometry_id(found): found for found in hidden_geometries(kv, hidden)}
 
 
 def forms_among(kv: KvGeometry, hidden: int, shapes: bytes) -> list[KvGeometry]:
-    """Those of the model's forms of which there are chunks, given the digests (packed, 8 bytes each) in their names, in
+    """Return those of the model's forms that have chunks, given the digests (packed, 8 bytes each) in their names, in
     that order.
     """
     known = hidden_shapes(kv, hidden)

@@ -22,7 +22,7 @@ _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 def namespace_digest(
     model: str, *, adapter: str = "", tenant_salt: str = "", salt: str = "", fidelity: str = "exact"
 ) -> str:
-    """The namespace (32 hex digits) under which KV of this kind is kept and found, and no other.
+    """Return the namespace (32 hex digits) under which KV of this kind is kept and found, and no other.
 
     ``tenant_salt`` is the operator's, ``salt`` the caller's: nothing that a caller of one tenant can say gives the
     namespace of another tenant, or of callers without one.
@@ -47,17 +47,19 @@ def key_digest(salt: str) -> str:
 
 
 def chain_root(namespace: str) -> bytes:
-    """The identity above the first page of a namespace."""
+    """Return the identity above the first page of a namespace."""
     return bytes.fromhex(namespace)
 
 
 def chain_page(previous: bytes, page_tokens: bytes) -> bytes:
-    """The identity of a page from that of the page before it and its own tokens (packed int32)."""
+    """Return the identity of a page from that of the page before it and its own tokens (packed int32)."""
     return hashlib.blake2b(page_tokens, key=previous, digest_size=DIGEST_BYTES).digest()
 
 
 def chain_pages(previous: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
-    """The identities of all pages of ``tokens`` (packed int32), 16 bytes each: :func:`chain_page` page after page."""
+    """Return the identities of all pages of ``tokens`` (packed int32), 16 bytes each: :func:`chain_page` page after
+    page.
+    """
     blake2b = hashlib.blake2b
     identities = []
     for start in range(0, len(tokens), page_token_bytes):
@@ -67,7 +69,7 @@ def chain_pages(previous: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
 
 
 def split_digests(packed: bytes) -> list[bytes]:
-    """The digests of a packed list (identities of pages, names of chunks), 16 bytes each."""
+    """Return the digests of a packed list (identities of pages, names of chunks), 16 bytes each."""
     return [packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES)]
 
 
@@ -77,12 +79,12 @@ def is_digest(text: str) -> bool:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh random identity such as ``req-3f…`` for edges; never called in a core."""
+    """Return a fresh random identity such as ``req-3f…`` for edges; never called in a core."""
     return f"{prefix}-{secrets.token_hex(8)}"
 
 
 def node_name() -> str:
-    """This host's name, safe in a subject."""
+    """Return this host's name, safe in a subject."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "node"
 
 

@@ -36,7 +36,7 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 @functools.cache
 def installed(name: str) -> str:
-    """The version of a distribution as its metadata has it; "" where there is none. The library is not imported."""
+    """Return the version of a distribution from its metadata; "" if there is none. The library is not imported."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -44,7 +44,7 @@ def installed(name: str) -> str:
 
 
 def too_old(find: Callable[[str], str] = installed) -> Iterator[str]:
-    """A sentence for each library that is missing or older than what is served with."""
+    """Return a sentence for each library that is missing or older than what is served with."""
     for name, found, release in _found(find):
         lowest = RANGES[name].lowest
         if not found and name in _NEEDED:
@@ -54,7 +54,7 @@ def too_old(find: Callable[[str], str] = installed) -> Iterator[str]:
 
 
 def untried(find: Callable[[str], str] = installed) -> Iterator[str]:
-    """A sentence for each library that is newer than any that was tried, or whose version has no number."""
+    """Return a sentence for each library that is newer than any that was tried, or whose version has no number."""
     for name, found, release in _found(find):
         if found and (release is None or release >= RANGES[name].beyond):
             yield f"{name} {found} was never tried with this release, only those before {_text(RANGES[name].beyond)}"

@@ -157,8 +157,8 @@ def die_with_parent() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """For imports of torch and what stands on it: the collector would look again and again through what they make, all
-    of which lives for ever. A sixth of the time that it takes a worker to import.
+    """For imports of torch and what stands on it: the collector would look again and again through what they make,
+    and all of that lives for ever. A sixth of the time that it takes a worker to import.
     """
     gc.disable()
     try:
@@ -184,7 +184,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def quiet_collector() -> None:
     """Keep Python's cyclic collector out of requests: what was imported lives for ever and is not looked at again,
-    and young objects, nearly all of which die by reference count, are looked at less often.
+    and young objects, which nearly all die by reference count, are looked at less often.
     """
     gc.collect()
     gc.freeze()

@@ -65,11 +65,11 @@ def bind(**values: str) -> None:
 
 
 def unbind(*names: str) -> None:
-    """The same tasks' events carry these no more."""
+    """Remove these from the events of the same tasks."""
     structlog.contextvars.unbind_contextvars(*names)
 
 
 def get_logger(name: str) -> Any:
-    """A logger; call as ``log.info("event_in_snake_case", key=value)``."""
+    """Return a logger; call as ``log.info("event_in_snake_case", key=value)``."""
     # The key cannot be "logger": that is the name of a parameter of structlog's own.
     return structlog.get_logger(component=name)

@@ -1,7 +1,7 @@
 """Whether the cell still counts this incarnation among its own.
 
 After a long pause or a partition the cell may have given it up: its requests run elsewhere, and its pages belong
-to nobody. The scheduler's status says so, and the process ends; a supervisor starts a new incarnation.
+to no worker. The scheduler's status says so, and the process ends; a supervisor starts a new incarnation.
 
 A status that does not list a process may also be older than its join, or come from a scheduler that has been superseded
 and does not know it yet. So a status counts only behind the join, and one of an older epoch only where no newer one
@@ -23,7 +23,7 @@ epochs begin anew because the streams were lost, they go on, and this incarnatio
 """
 
 UNLISTED_MOST = 12
-"""Statuses behind its join, and none before, that do not list a process before it takes that for its end: six seconds.
+"""Statuses behind its join, and none before, without a process that make it take itself for removed: six seconds.
 
 A worker that is dismissed is never listed either, and ends for the reason that the dismissal gives; should that be
 lost, it is read from the stream within five seconds.

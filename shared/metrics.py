@@ -81,7 +81,7 @@ def histogram(
 
 
 def render(*beginnings: str) -> bytes:
-    """The registry in Prometheus text format, or of it the families whose names begin with one of these."""
+    """Return the registry in Prometheus text format, or only the families whose names begin with one of these."""
     return generate_latest(_Families(beginnings) if beginnings else REGISTRY)
 
 

@@ -24,14 +24,14 @@ _PADDING = 1
 
 
 def first_position(model_type: str, pad_token_id: int | None) -> int:
-    """The position of a prompt's first token in the model's own count: 0 for nearly all."""
+    """Return the position of a prompt's first token in the model's own count: 0 for nearly all."""
     if model_type not in BEHIND_PADDING:
         return 0
     return (_PADDING if pad_token_id is None else pad_token_id) + 1
 
 
 def first_of(config: Any) -> int:
-    """The same of one of the library's configurations, some of which have no padding token at all."""
+    """Return the same for one of the library's configurations, some without any padding token."""
     return first_position(config.model_type, getattr(config, "pad_token_id", None))
 
 
@@ -45,5 +45,5 @@ def named_context(read: Callable[[str], Any]) -> int:
 
 
 def named_in(config: Mapping[str, Any]) -> int:
-    """The same of a raw configuration."""
+    """Return the same for a raw configuration."""
     return named_context(config.get)

@@ -5,7 +5,7 @@ tokenizer, every byte of the weights, and the epoch of what kernels compute (``n
 defaults of sampling change prompts and answers and no KV; they are part of the second one, of answers. Two directories
 with equal files have equal fingerprints wherever they lie. Weights are large, so their digests can be remembered in a
 small JSON file, for as long as path, inode, size, and times of change stay what they were. The time of the inode's
-change is nobody's to set: a file that was replaced by one of equal size and modification time is read again.
+change cannot be set: a file that was replaced by one of equal size and modification time is read again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class _Cache(msgspec.Struct):
 
 
 def model_name(model_dir: Path) -> str:
-    """The name under which this model is served: its directory's own name, or in the hub's cache that of the model."""
+    """Return the name under which this model is served: its directory's own name, or in the hub's cache that of the
+    model.
+    """
     path = Path(os.path.abspath(model_dir))
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith("models--"):
@@ -108,7 +110,7 @@ def load_generation_config(model_dir: Path) -> dict[str, Any]:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """The weight files in order of name.
+    """Return the weight files in order of name.
 
     Raises OperatorError when there are none, or only pickles, or when an index names a shard that is not there.
     """
@@ -139,7 +141,7 @@ def fingerprint(
     epoch: int = NUMERICS_EPOCH,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> str:
-    """The hex digest (32 characters) over configuration, tokenizer, all weight bytes and the epoch of numerics.
+    """Return the hex digest (32 characters) over configuration, tokenizer, all weight bytes and the epoch of numerics.
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
     it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
@@ -170,9 +172,10 @@ def fingerprint(
 
 
 def answer_fingerprint(model_dir: Path, fingerprint: str) -> str:
-    """The hex digest (32 characters) over a model's ``fingerprint``, its chat template and its defaults of sampling.
+    """Return the hex digest (32 characters) over a model's ``fingerprint``, its chat template and its defaults of
+    sampling.
 
-    Two cells of which it is equal may give the same answer to the same request. Raises as :func:`fingerprint` does.
+    Two cells with equal digests may give the same answer to the same request. Raises as :func:`fingerprint` does.
     """
     directory = _directory(model_dir)
     digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)
@@ -241,7 +244,7 @@ def _feed(digest: hashlib.blake2b, name: str, part: str) -> None:
 
 
 def _small_digest(path: Path) -> str:
-    """The digest of a file of :data:`KV_FILES`, without a chat template in it."""
+    """Return the digest of a file of :data:`KV_FILES`, without a chat template in it."""
     if path.name == "tokenizer_config.json":
         fields = _read_object(path)
         if _TEMPLATE_FIELD in fields:
@@ -270,7 +273,7 @@ def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: Non
 
 
 def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None], clock_ns: Callable[[], int]) -> str:
-    """The digest of a weight file, from ``cache`` where it is still the same file; ``cache`` is updated."""
+    """Return the digest of a weight file, from ``cache`` if it is still the same file; ``cache`` is updated."""
     key = os.path.realpath(path)
     try:
         status = os.stat(key)
@@ -286,7 +289,7 @@ def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None], cl
 
 
 def _load_cache(cache_dir: Path | None) -> _Cache:
-    """The remembered digests; a missing, torn or foreign file is an empty cache."""
+    """Return the remembered digests; a missing, torn or foreign file is an empty cache."""
     if cache_dir is None:
         return _Cache()
     try:

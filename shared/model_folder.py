@@ -38,7 +38,7 @@ _NO_DECODER = (
 
 
 def find_model(name: str) -> Path:
-    """The folder that ``--model`` names: a path, or the snapshot of a hub id in the hub's cache.
+    """Return the folder that ``--model`` names: a path, or the snapshot of a hub id in the hub's cache.
 
     Raises ConfigError where there is neither; its message says how to get the model.
     """
@@ -57,7 +57,7 @@ def find_model(name: str) -> Path:
 
 
 def check_model(directory: Path) -> dict[str, Any]:
-    """The raw configuration of the model in ``directory``.
+    """Return the raw configuration of the model in ``directory``.
 
     Raises OperatorError for a folder without a readable ``config.json``, UnsupportedModel with every reason why what
     lies there cannot be served.
@@ -110,7 +110,7 @@ def _without_config(directory: Path) -> OperatorError:
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """What the hub's cache on this machine (HF_HOME, HF_HUB_CACHE) holds of ``name``."""
+    """Return what the hub's cache on this machine (HF_HOME, HF_HUB_CACHE) holds of ``name``."""
     # Imported here because it takes a third of a second, and folders are the common case.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

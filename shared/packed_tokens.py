@@ -20,7 +20,7 @@ class PackedTokens(Sequence[int]):
 
     @classmethod
     def of(cls, tokens: Sequence[int]) -> PackedTokens:
-        """The same ids, packed."""
+        """Return the same ids, packed."""
         return tokens if isinstance(tokens, PackedTokens) else cls(np.asarray(tokens, dtype="<i4").tobytes())
 
     @classmethod
@@ -29,12 +29,12 @@ class PackedTokens(Sequence[int]):
         return cls(b"".join([cls.of(part).packed for part in parts]))
 
     def bounds(self) -> tuple[int, int]:
-        """The least id and the greatest. Raises ValueError where there are none."""
+        """Return the least id and the greatest. Raises ValueError where there are none."""
         array = self._array()
         return int(array.min()), int(array.max())
 
     def tolist(self) -> list[int]:
-        """The ids as integers of Python."""
+        """Return the ids as integers of Python."""
         ids: list[int] = self._array().tolist()
         return ids
 

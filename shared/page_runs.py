@@ -19,7 +19,7 @@ _RUN_BYTES = 8
 
 
 def runs_of(packed: bytes) -> bytes:
-    """The runs of page numbers that are packed as int32, of any value."""
+    """Return the runs of page numbers that are packed as int32, of any value."""
     pages = np.frombuffer(packed, dtype="<i4")
     if not len(pages):
         return b""

@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-        """A phase for the duration of the block, which calls what it gets with what was done since the last call."""
+        """Open a phase for the duration of the block; it calls what it gets with what was done since the last call."""
         done, told_s = 0, self._clock()
 
         def advance(amount: int = 1) -> None:
@@ -71,13 +71,13 @@ class Reporter:
             self.tell(READY)
 
     def tell(self, phase: Phase) -> None:
-        """A process that was ready once is so again after each later phase."""
+        """Announce a process that was ready once as ready again after each later phase."""
         self._is_ready = self._is_ready or phase == READY
         self._write(msgspec.json.encode(phase) + b"\n")
 
 
 def parse(line: bytes) -> Phase | None:
-    """What a process told in one line; None for what is none of its phases."""
+    """Return what a process announced in one line; None for a line that is none of its phases."""
     try:
         return msgspec.json.decode(line, type=Phase)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -86,13 +86,13 @@ def parse(line: bytes) -> Phase | None:
 
 @contextmanager
 def phase(name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """A phase of this process; see :meth:`Reporter.phase`."""
+    """Open a phase of this process; see :meth:`Reporter.phase`."""
     with _reporter().phase(name, total=total, unit=unit) as advance:
         yield advance
 
 
 def ready() -> None:
-    """This process has come to the end of its start."""
+    """Announce the end of this process's start."""
     _reporter().tell(READY)
 
 
@@ -109,7 +109,7 @@ def _reporter() -> Reporter:
 
 
 def _pipe() -> Callable[[bytes], object]:
-    """Writes to the supervisor's pipe without ever waiting. Processes that this one starts do not get it."""
+    """Return a writer to the supervisor's pipe that never waits. Processes that this one starts do not get it."""
     number = os.environ.pop(VARIABLE, "")
     if not number.isdigit():
         return lambda line: None

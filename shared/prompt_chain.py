@@ -18,7 +18,7 @@ _PERSON = b"tc-block-1"
 
 
 def block_digests(namespace: str, prompt: bytes, *, above: bytes = b"") -> bytes:
-    """The digests (16 bytes each) of all whole blocks of ``prompt``, packed int32.
+    """Return the digests (16 bytes each) of all whole blocks of ``prompt``, packed int32.
 
     With ``above``, the digest of some block of the namespace, ``prompt`` is what follows that block.
     """

@@ -66,7 +66,7 @@ def require(gate: QualityGate, *, model: str, ratio: float) -> None:
 
 
 def write_gate(gate: QualityGate, path: Path) -> None:
-    """Raises ConfigError when the file cannot be written."""
+    """Write the gate. Raises ConfigError when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(gate)) + b"\n")
@@ -75,7 +75,7 @@ def write_gate(gate: QualityGate, path: Path) -> None:
 
 
 def read_gate(path: Path) -> QualityGate:
-    """Raises ConfigError when the file cannot be read or is no quality gate."""
+    """Read the gate. Raises ConfigError when the file cannot be read or is no quality gate."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=QualityGate)
     except OSError as error:

@@ -40,12 +40,12 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
-    """The library's name of the method."""
+    """Return the library's name of the method."""
     return str(settings.get("quant_method") or settings.get("quant_type") or "an unnamed method")
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:
-    """The name of the method by which the weights of a raw configuration are quantised, None if they are not."""
+    """Return the name of the method by which the weights of a raw configuration are quantised, None if they are not."""
     settings = settings_of(config)
     if settings is None:
         return None

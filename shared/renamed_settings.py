@@ -23,14 +23,14 @@ RENAMED_VALUES = {("restoring", "state"): "hidden"}
 
 
 def old_names(known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Old and new name of each renamed setting of which ``known`` has the new name."""
+    """Yield old and new name of each renamed setting whose new name is in ``known``."""
     return ((old, new) for old, new in RENAMED.items() if new in known and old not in known)
 
 
 def by_new_names(
     given: Mapping[str, Any], known: Collection[str], shown: Callable[[str], str], faults: list[str]
 ) -> dict[str, tuple[str, Any]]:
-    """What one source gives of the ``known`` settings: where it was given, and the value, by the setting's name.
+    """Return what one source gives of the ``known`` settings: where it was given, and the value, by the setting's name.
 
     ``shown`` is how the source writes a name. A setting that is given by both of its names goes to ``faults``.
     """
@@ -47,7 +47,7 @@ def by_new_names(
 
 
 def new_name(name: str, known: Collection[str], shown: Callable[[str], str]) -> str:
-    """A single setting's name as it is now, where there is no source to read as a whole."""
+    """Return a single setting's name as it is now, where there is no source to read as a whole."""
     new = dict(old_names(known)).get(name)
     if new is None:
         return name
@@ -56,7 +56,7 @@ def new_name(name: str, known: Collection[str], shown: Callable[[str], str]) -> 
 
 
 def by_new_value(name: str, value: Any, source: str) -> Any:
-    """A setting's value as it is called now."""
+    """Return a setting's value as it is called now."""
     if not isinstance(value, str) or (name, value) not in RENAMED_VALUES:
         return value
     new = RENAMED_VALUES[name, value]

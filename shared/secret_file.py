@@ -32,7 +32,7 @@ def version_of(path: Path) -> Version | None:
 
 
 async def look_at(path: Path) -> Version | None:
-    """:func:`version_of`, for coroutines: a file system that hangs holds nobody else."""
+    """:func:`version_of`, for coroutines: a file system that hangs holds no other coroutine."""
     try:
         return _version(await aiofiles.os.stat(path))
     except OSError:
@@ -42,7 +42,8 @@ async def look_at(path: Path) -> Version | None:
 def read_secrets(
     path: Path, flag: str, parse: Callable[[str, str], T], *, forbidden: int, max_bytes: int
 ) -> tuple[Version, T]:
-    """The file's version and what ``parse`` makes of its text; ``forbidden`` are the bits of its mode that refuse it.
+    """Return the file's version and what ``parse`` makes of its text; ``forbidden`` are mode bits for which it is
+    refused.
 
     ``parse`` is also told what to call the file, which is the ``flag`` that named it and its name. Raises
     FileNotFoundError, or ConfigError with all faults at once.

@@ -47,7 +47,7 @@ class FileExporter(SpanExporter):
     """Appends a line of JSON a span. Processes may share a file: a batch is one write, and appends do not mix."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError when the file cannot be opened."""
+        """Open the file. Raises ConfigError when that fails."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -133,7 +133,7 @@ def make_tracer(target: str, service: str, process_id: str) -> OtelTracer:
 
 
 def _context(parent: str) -> Context:
-    """The context of a span below ``parent``; an empty context, not the current one, where there is none."""
+    """Return the context of a span below ``parent``; an empty context, not the current one, where there is none."""
     if not parent:
         return Context()
     trace_id, span_id = ids_of(parent)

@@ -64,14 +64,14 @@ class Tracer(Protocol):
 
 @asynccontextmanager
 async def running(target: str, service: str, process_id: str) -> AsyncIterator[Tracer | None]:
-    """What takes this process's spans while the block runs, or None where nothing is traced.
+    """Collect this process's spans while the block runs; yields None where nothing is traced.
 
     Raises ConfigError for a file that cannot be written.
     """
     if not target:
         yield None
         return
-    # Imported here, because it takes long and nobody needs it where nothing is traced.
+    # Imported here, because it takes long and is not needed where nothing is traced.
     from shared.trace_export import make_tracer
 
     tracer = await asyncio.to_thread(make_tracer, target, service, process_id)

@@ -1,4 +1,4 @@
-"""What decoders of libraries raise for bytes that are not what they take. Whoever decodes turns it into a typed error.
+"""What decoders of libraries raise for malformed bytes. The caller turns it into a typed error.
 
 Nests that are too deep end in a RecursionError rather than in the decoder's own error, and text that is no UTF-8 in
 Python's: a few hundred bytes from outside are enough for either.

@@ -80,7 +80,7 @@ COMMANDS = (
     Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),
     Command("bench", "thermocline.bench.__main__:main", "measure any OpenAI-compatible server, and compare results"),
     Command("eval", "thermocline.evaluation.__main__:main", "measure what loading a part of a prefix costs in quality"),
-    Command("chaos", "thermocline.chaos.__main__:main", "hurt a cell under load, and prove that nobody noticed"),
+    Command("chaos", "thermocline.chaos.__main__:main", "inject faults into a cell under load, and check every answer"),
     Command("broker-config", "thermocline.broker.__main__:main", "users with permissions for a NATS server"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
     Command("settings", "thermocline.settings:main", "list every setting of every process, with its default"),

@@ -44,7 +44,7 @@ class Account:
         return self.name if self.is_listed else OTHER
 
     def change(self, tenant: Tenant) -> None:
-        """The tenant's limits are others from now on; what is in progress goes on."""
+        """Replace the tenant's limits; what is in progress goes on."""
         now_s = self.clock()
         self.requests = resized(self.requests, tenant.requests_per_minute, now_s)
         self.tokens = resized(self.tokens, tenant.tokens_per_minute, now_s)
@@ -56,7 +56,7 @@ class Account:
             self._take(self.requests, 1, "requests")
 
     def spend_prompt(self, tokens: int) -> None:
-        """A prompt of so many tokens is about to be submitted. Raises RateLimited."""
+        """Spend the tokens of a prompt that is about to be submitted. Raises RateLimited."""
         if self.tokens is not None:
             self._take(self.tokens, tokens, "tokens")
 

@@ -28,7 +28,7 @@ class StartAdapters:
         self._told_seq = 0 if not self.files else None  # The scheduler had folded all of them by then.
 
     def reasons_not_ready(self, cell: CellView) -> list[str]:
-        """Those of which no worker has said yet whether it has them; nobody waits for one that was unloaded since."""
+        """Those that no worker has reported on yet; one that was unloaded since is not waited for."""
         if self._told_seq is None or cell.status is None or cell.status.seq < self._told_seq:
             return [f"adapter {name} was not asked for yet" for name in self.files]
         silent = [each.name for each in cell.adapters() if not each.workers and not each.faults]

@@ -33,7 +33,7 @@ def holds_admin_key(headers: Headers, admin_key: str) -> bool:
 
 
 def check_admin(headers: Headers, admin_key: str) -> None:
-    """Raises NotAuthenticated without the key, and InvalidRequest (403) where no key is configured."""
+    """Raise NotAuthenticated without the key, and InvalidRequest (403) where no key is configured."""
     if not admin_key:
         raise _closed()
     if not holds_admin_key(headers, admin_key):

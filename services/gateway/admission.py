@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def check_common(fields: SamplingFields) -> None:
-    """Checks that both request types share."""
+    """Check what both request types share."""
     _refuse(fields, REFUSED_FIELDS)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
@@ -42,7 +42,7 @@ def _refuse(fields: SamplingFields, names: Sequence[str]) -> None:
 
 
 def check_priority(asked: int | None, highest: int) -> int:
-    """The priority of a request. Raises InvalidRequest for a higher one than its tenant may ask for."""
+    """Return the priority of a request. Raises InvalidRequest for a higher one than its tenant may ask for."""
     if asked is not None and asked > highest:
         raise InvalidRequest(
             f"priority {asked} is higher than {highest}, the highest of this caller (max_priority of its tenant, "
@@ -71,7 +71,7 @@ def check_cache(cache: CacheOptions) -> None:
 
 
 def check_chat(request: ChatRequest) -> None:
-    """Checks of a chat request that need no model."""
+    """Check what of a chat request needs no model."""
     check_common(request)
     _refuse(request, REFUSED_CHAT_FIELDS)
     if request.modalities is not None and set(request.modalities) != {"text"}:
@@ -87,7 +87,7 @@ def check_chat(request: ChatRequest) -> None:
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Checks of a completion request that need no model."""
+    """Check what of a completion request needs no model."""
     check_common(request)
     if request.suffix:
         raise unsupported("suffix")
@@ -98,12 +98,12 @@ def check_completion(request: CompletionRequest) -> None:
 
 
 def unsupported(param: str, why: str = "it is not served here") -> InvalidRequest:
-    """The refusal of a parameter that other servers know."""
+    """Return the refusal of a parameter that other servers know."""
     return InvalidRequest(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
 def split_prompts(request: CompletionRequest, model_context: int) -> list[str | list[int]]:
-    """The prompts of a completion request: texts, or lists of token ids.
+    """Return the prompts of a completion request: texts, or lists of token ids.
 
     Raises InvalidRequest for a mixture, an empty prompt, and too many prompts; ContextTooLong for too many token ids.
     """
@@ -212,7 +212,7 @@ def sampling_params(
     prompt_logprobs: int | None,
     grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """What the worker is told; ``seed`` is filled in per choice. Raises InvalidRequest."""
+    """Return the sampling parameters for the worker; ``seed`` is filled in per choice. Raises InvalidRequest."""
     defaults: SamplingDefaults = facts.defaults
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
@@ -241,7 +241,7 @@ def sampling_params(
 
 
 def cache_hints(fields: SamplingFields, params: SamplingParams, importance: Importance | None = None) -> CacheHints:
-    """The ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed.
+    """Return the ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed.
 
     ``importance`` is what ``fidelity`` made of the rest of it.
     """
@@ -262,7 +262,7 @@ def check_logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int
 
 
 def derive_seed(seed: int, choice: int) -> int:
-    """The seed of choice ``choice`` (from 0) of one prompt, in [0, 2**63). Choice 0 has the caller's own."""
+    """Return the seed of choice ``choice`` (from 0) of one prompt, in [0, 2**63). Choice 0 has the caller's own."""
     if choice == 0:
         return seed & _SEED_MASK
     text = f"thermocline-choice-seed-1:{seed}:{choice}".encode()

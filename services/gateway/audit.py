@@ -65,13 +65,13 @@ class Audit:
         self._limit = LineLimit()
 
     def refused(self, scope: Scope, error: ThermoclineError) -> None:
-        """A request showed no key, or one that opens nothing here."""
+        """Log a request without a key, or with one that opens nothing here."""
         left_out = self._limit.take()
         if left_out is not None:
             _log.warning("key_refused", **_facts(scope), code=error.code, left_out=left_out)
 
     def administered(self, scope: Scope, status: int) -> None:
-        """A request of the administration was answered; those that change nothing are for debugging."""
+        """Log an answered request of the administration; those that change nothing are for debugging."""
         say = _log.debug if scope["method"] in _SAFE else _log.info
         say("administered", **_facts(scope), status=status or 499)
 

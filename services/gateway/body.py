@@ -55,8 +55,8 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """The whole body, held for as long as the block. Bounds hold while reading, so a body without content-length
-        cannot exceed them either.
+        """Read the whole body, held for as long as the block. Bounds hold while reading, so a body without
+        content-length cannot exceed them either.
 
         Raises PayloadTooLarge, InvalidRequest (another type than JSON, encoded, or too slow), RequestCancelled,
         TooManyConnections.
@@ -146,12 +146,12 @@ def _check_type(request: Request) -> None:
 
 
 def _counted(nbytes: int) -> int:
-    """What a body of so many bytes counts for."""
+    """Return the bytes that a body of this size counts for."""
     return nbytes if nbytes > SMALL_BYTES else 0
 
 
 def decode_body(body: Body, schema: type[T]) -> T:
-    """The body as ``schema``. Raises InvalidRequest, which names the field at fault."""
+    """Decode the body as ``schema``. Raises InvalidRequest, which names the field at fault."""
     decoder = _DECODERS.get(schema)
     if decoder is None:
         decoder = _DECODERS[schema] = msgspec.json.Decoder(schema)

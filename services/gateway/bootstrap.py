@@ -73,7 +73,7 @@ _log = logs.get_logger("gateway")
 
 
 def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
-    """What this deployment of the model with this fingerprint allows.
+    """Return what this deployment of the model with this fingerprint allows.
 
     Raises ConfigError for a gate that cannot be read, is of another model, or does not allow a default.
     """
@@ -108,7 +108,7 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
 
 
 def turns_of(config: GatewayConfig, bus: Bus, tokenizer: Tokenizer) -> Turns:
-    """What keeps answers' ids between turns, as the settings have it."""
+    """Return the memory of answers' ids between turns, as configured."""
     memory = store = texts = fronts = None
     if config.answer_memory_bytes:
         for_texts = config.answer_memory_bytes // TEXTS_SHARE
@@ -132,7 +132,7 @@ def compose(
     tracer: Tracer | None = None,
     tls: ServerTls | None = None,
 ) -> Gateway:
-    """The parts of one gateway.
+    """Build the parts of one gateway.
 
     Its id on the bus carries the incarnation: notices are numbered per id, and requests of an earlier life must be
     cancelled as a lost gateway's even when its successor has the same name.
@@ -193,7 +193,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
             _log.warning(
                 "api_is_open",
                 host=config.host,
-                advice="everybody who reaches it is let in: --tenants or --api-keys-file",
+                advice="every client that reaches it is let in: --tenants or --api-keys-file",
             )
         facts = await life.in_thread(
             read_model_facts,

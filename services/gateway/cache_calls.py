@@ -91,7 +91,7 @@ class CacheCalls:
     clock: Callable[[], float] = field(default=time.monotonic)
 
     async def status(self) -> CellStatus:
-        """What the scheduler says of itself and its pools."""
+        """Return the scheduler's status of itself and its pools."""
         return decode(await self._call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
 
     async def page(self, namespace: str = "", *, after: int = 0, limit: int = PAGE_NODES) -> CacheListing:
@@ -111,7 +111,7 @@ class CacheCalls:
                 return Listing(nodes, list(part.pins), after)
 
     async def divergences(self, most: int) -> Divergences:
-        """The divergence points that cost most prefill, as far as the active scheduler remembers."""
+        """Return the divergence points that cost most prefill, as far as the active scheduler remembers."""
         ask = GetDivergences(most=most)
         return decode(await self._call(subjects.rpc("scheduler", "divergences"), encode(ask)), Divergences)
 
@@ -144,7 +144,7 @@ class CacheCalls:
     async def flush(self, tiers: Sequence[str], namespace: str = "") -> Flushed:
         """Drop what nothing uses from ``tiers``, and wait until the disks are through with it or ``drop_s`` is over.
 
-        An object store is emptied behind; nobody counts what it had.
+        An object store is emptied in the background; what it had is not counted.
         """
         before = await self.status()
         call_id = new_id("flush")
@@ -159,7 +159,7 @@ class CacheCalls:
         )
 
     async def inventories(self, storage_ids: Sequence[str]) -> dict[str, Inventory | None]:
-        """What each storage says of itself; None for one that does not answer."""
+        """Return each storage's inventory; None for one that does not answer."""
 
         async def ask(storage_id: str) -> Inventory | None:
             try:

@@ -59,7 +59,7 @@ class Breakpoint:
 
 
 def breakpoints(request: ChatRequest) -> list[Breakpoint]:
-    """What the ``cache_control`` fields of a conversation ask for, tools first.
+    """Return the breakpoints of a conversation's ``cache_control`` fields, tools first.
 
     Raises InvalidRequest for more than :data:`MAX_BREAKPOINTS`, and for one of a tool that is malformed.
     """
@@ -99,7 +99,7 @@ def chat_leases(
     render: Render,
     tokenizer: Encode,
 ) -> tuple[Lease, ...]:
-    """The leases that breakpoints ask for in a prompt of these ``tokens``, one for each.
+    """Return the leases that breakpoints ask for in a prompt of these ``tokens``, one for each.
 
     ``messages`` and ``tools`` are what ``render`` made the prompt of. A breakpoint that the prompt does not show
     covers no token, and its lease is refused by the cell.
@@ -118,7 +118,7 @@ def keeps_text(fields: SamplingFields) -> bool:
 
 
 def session_lease(fields: SamplingFields, prompt_tokens: int, prompt: int = 0) -> tuple[Lease, ...]:
-    """What ``prompt_cache_key`` and ``prompt_cache_retention`` ask for: all of the prompt and its answer.
+    """Return the lease of ``prompt_cache_key`` and ``prompt_cache_retention``: all of the prompt and its answer.
 
     Prompts of one request are sessions of their own; ``prompt`` is the place of this one.
     """
@@ -137,7 +137,7 @@ def returns_in_ms(fields: SamplingFields) -> int:
 
 
 def with_leases(hints: CacheHints, leases: tuple[Lease, ...], max_leased_tokens: int, back_in_ms: int) -> CacheHints:
-    """The hints with leases, with the budget that they are granted from, and with when the caller expects to return."""
+    """Return the hints with leases, the budget that grants them, and the time at which the caller expects to return."""
     if not leases and not back_in_ms:
         return hints
     return msgspec.structs.replace(hints, leases=leases, max_leased_tokens=max_leased_tokens, returns_in_ms=back_in_ms)
@@ -193,7 +193,7 @@ def _token_counts(ends: Sequence[int], text: str, tokens: Sequence[int], tokeniz
 
 
 def _decoded_count(end: int, text: str, tokens: Sequence[int], tokenizer: Encode) -> int:
-    """The most first tokens that decode to no more than the first ``end`` characters of ``text``.
+    """Return the most first tokens that decode to no more than the first ``end`` characters of ``text``.
 
     Where tokens decode to something else, those that the beginning has when it is tokenised alone.
     """

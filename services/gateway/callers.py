@@ -31,13 +31,13 @@ _log = logs.get_logger("gateway.tenants")
 
 
 def caller_of(http: Request) -> Account:
-    """The account that the boundary has found for a request of the API."""
+    """Return the account that the boundary has found for a request of the API."""
     account: Account = http.scope["state"]["account"]
     return account
 
 
 class Callers:
-    """Accounts by key. Without any key configured everybody is the one caller "".
+    """Accounts by key. Without any key configured all callers are the one caller "".
 
     ``owners`` are the file's tenants by name, and the owner of their KV as the cell knows it; it is never changed, but
     another one takes its place. ``fault`` is why the file as it is now is not used.
@@ -54,9 +54,8 @@ class Callers:
         names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` and
-        ``max_leased_tokens`` of callers who are in no file. Metrics name tenants if
-        ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
+        """``tenants_file`` is a path or "", ``max_priority`` and ``max_leased_tokens`` of callers who are in no file.
+        Metrics name tenants if ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
         self._names_tenants = names_tenants
         unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority, max_leased_tokens=max_leased_tokens)
@@ -82,7 +81,7 @@ class Callers:
         return self._open is None
 
     def identify(self, headers: Headers) -> Account:
-        """The account whose key these headers hold. Raises NotAuthenticated."""
+        """Return the account whose key these headers hold. Raises NotAuthenticated."""
         if self._open is not None:
             return self._open
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -90,7 +89,7 @@ class Callers:
         key = bearer if scheme.lower() == "bearer" else headers.get(KEY_HEADER, "")
         hashed = key_hash(key.strip().encode()) if key else ""
         # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
-        # gets tells nothing of a key: nobody can choose a digest.
+        # gets tells nothing of a key: a digest cannot be chosen.
         found = [
             account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
         ]
@@ -99,7 +98,7 @@ class Callers:
         return found[0]
 
     def account(self, name: str) -> Account | None:
-        """The account of one of the file's tenants."""
+        """Return the account of one of the file's tenants."""
         return self._accounts.get(name)
 
     def has_own_cache(self, name: str) -> bool:
@@ -156,7 +155,7 @@ class Callers:
             accounts[name] = account
         for name, account in self._accounts.items():
             if name not in accounts and account.is_listed:
-                account.is_listed = False  # What it has begun goes on to its end, and counts as everybody else's.
+                account.is_listed = False  # What it has begun goes on, and counts as the other callers' from here.
                 tenant_metrics.forget(name)
         self._accounts = accounts
         self.owners = {name: key_digest(tenant.salt) for name, tenant in tenants.items()}

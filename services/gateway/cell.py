@@ -44,12 +44,12 @@ class CellView:
         return reasons
 
     def degraded(self, now_s: float) -> tuple[Degradation, ...]:
-        """What the cell was asked for and does not have, as the scheduler said last; empty while it is silent."""
+        """Return what the cell was asked for and lacks, by the scheduler's last status; empty while it is silent."""
         status = self.fresh_status(now_s)
         return status.degraded if status is not None else ()
 
     def fresh_status(self, now_s: float) -> CellStatus | None:
-        """The last status, if the scheduler has been heard of lately."""
+        """Return the last status, if the scheduler was heard lately."""
         return self.status if now_s - self.heard_s <= FRESH_S else None
 
     def takes_bases(self) -> bool:
@@ -61,7 +61,7 @@ class CellView:
         return self.status is not None and self.status.takes_compact
 
     def context_limit(self, own: int) -> ContextLimit:
-        """The context bound: the model's ``own``, or what the cell says where its pools hold less."""
+        """Return the context bound: the model's ``own``, or the cell's where its pools hold less."""
         status = self.status
         if status is None or not 0 < status.max_context < own:
             return ContextLimit(own)
@@ -75,7 +75,7 @@ class CellView:
         return self.status.adapters if self.status is not None else ()
 
     def adapter(self, name: str) -> AdapterStatus | None:
-        """The adapter of this name."""
+        """Return the adapter of this name."""
         return next((adapter for adapter in self.adapters() if adapter.name == name), None)
 
     def worker_ids(self) -> list[str]:

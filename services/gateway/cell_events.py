@@ -1,6 +1,6 @@
 """The cell's status as server-sent events, about once a second for as long as somebody reads.
 
-They are made of what the scheduler says by itself, so however many watch, nobody asks it for more. While it is silent
+They are made of what the scheduler says by itself, so any number of watchers costs it nothing more. While it is silent
 the events say so, as errors in OpenAI's shape.
 """
 
@@ -34,7 +34,7 @@ class CellEvents(Response):
     background: BackgroundTask | None = None
 
     def __init__(self, gateway: Gateway, slots: Slots, period_s: float = PERIOD_S) -> None:
-        """Raises TooManyConnections when no slot is to be had."""
+        """Take a slot. Raises TooManyConnections when there is none."""
         slots.take(1)
         self.status_code = 200
         self.raw_headers = list(sse.HEADERS)

@@ -68,20 +68,22 @@ class CellReports:
         self._asked_tokens = 0
 
     def head_of(self, body: bytes | bytearray) -> Head:
-        """The head of a request's prompt."""
+        """Return the head of a request's prompt."""
         return asked_of(body).head
 
     def sent(self, generation: Generation) -> None:
-        """A generation's requests were sent to the scheduler."""
+        """Note a generation whose requests were sent to the scheduler."""
         self._asked_tokens += sum(choice.request.prompt_tokens for choice in generation.choices)
 
     def ended(self, generation: Generation) -> None:
-        """A generation that was sent is over. What has no token was refused or cancelled, and nothing was computed."""
+        """Note the end of a generation that was sent. Without a token it was refused or cancelled, and nothing was
+        computed.
+        """
         refused = [choice for choice in generation.choices if not choice.assembly.tokens]
         self._asked_tokens -= sum(choice.request.prompt_tokens for choice in refused)
 
     def note(self, head: Head, generation: Generation) -> None:
-        """A generation is over. What was not computed, or was not to be kept, says nothing of the cache."""
+        """Note the end of a generation. One that was not computed, or not to be kept, says nothing about the cache."""
         choice = generation.choices[0]
         hints = choice.request.cache
         if choice.failure is not None or not choice.assembly.tokens or not hints.write or not hints.read:

@@ -45,7 +45,7 @@ async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> PackedTokens:
-    """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    """Return the prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
     tokens, _ = await chat_prompt(gateway, request, namespace=namespace)
     return tokens
 
@@ -57,7 +57,7 @@ async def chat_prompt(
     namespace: str,
     ticket: Ticket | None = None,
 ) -> tuple[PackedTokens, tuple[Lease, ...]]:
-    """The same, earlier answers in the ids that they were said in, and what breakpoints in it ask to keep.
+    """Return the same, earlier answers in the ids that they were sampled in, and what breakpoints in it ask to keep.
 
     Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand;
     without one nothing will be said, and nothing is kept. All that takes the longer the more messages there are is

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(config: GatewayConfig) -> None:
-    """Raises ConfigError with every fault. Reads the files that the settings name, and none of the model's weights."""
+    """Check the settings. Raises ConfigError with every fault. Reads the files that they name, but no weights."""
     faults = list(_faults(config))
     if faults:
         raise ConfigError.of(faults)
@@ -74,7 +74,7 @@ def _gate(config: GatewayConfig) -> None:
 
 
 def check_defaults(gate: ImportanceGate, config: GatewayConfig) -> None:
-    """Raises ConfigError when ``gate`` does not allow a ratio that the settings make a default."""
+    """Raise ConfigError when ``gate`` does not allow a ratio that the settings make a default."""
     from services.gateway.importance_gate import check_default
 
     if config.importance_ratio:

@@ -51,16 +51,16 @@ class Connections:
         return True
 
     def asks(self, connection: Connection) -> None:
-        """A request has begun to come."""
+        """Note that a request has begun to arrive."""
         self._idle.pop(connection, None)
 
     def rests(self, connection: Connection) -> None:
-        """A request is answered, and the next has not begun."""
+        """Note that a request is answered, and the next has not begun."""
         if connection in self._open:
             self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """It is closed; idempotent."""
+        """Forget a closed connection; idempotent."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         CONNECTIONS.set(len(self._open))

@@ -26,8 +26,8 @@ class ContextLimit:
         return min(self.model_tokens, self.pool_tokens) if self.pool_tokens else self.model_tokens
 
     def refusal(self, needed: int, words: str, *, param: str) -> ContextTooLong:
-        """The error for a request of ``needed`` tokens that does not fit; ``words`` say in OpenAI's way what it asks
-        for, where the model's own context is exceeded.
+        """Return the error for a request of ``needed`` tokens that does not fit; ``words`` say in OpenAI's way what it
+        asks for, where the model's own context is exceeded.
         """
         if needed > self.model_tokens or not self.pool_tokens:
             return ContextTooLong(
@@ -46,6 +46,6 @@ class ContextLimit:
 
 
 def size_flag(tokens: int, page_size: int, page_bytes: int) -> str:
-    """The size of so many tokens in whole pages, rounded up to MiB, as settings have it."""
+    """Return the size of so many tokens in whole pages, rounded up to MiB, in the form that settings take."""
     pages = -(-tokens // page_size)
     return f"{max(1, -(-pages * page_bytes // MIB))}MiB"

@@ -62,7 +62,7 @@ class Dispatcher:
         self._resending: set[asyncio.Task[None]] = set()
 
     def check_open(self) -> None:
-        """Raises Unavailable when the broker is away, so that a client learns it at once."""
+        """Raise Unavailable when the broker is away, so that a client learns it at once."""
         if not self._bus.is_connected:
             raise Unavailable("the message broker is not connected; try again shortly", retry_after_ms=RETRY_AFTER_MS)
 

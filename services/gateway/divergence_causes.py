@@ -43,7 +43,7 @@ _NEAR_CHARACTERS = 40
 
 
 def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) -> Cause:
-    """The usual cause of a difference between ``prompt`` and ``cached``, both behind ``before``.
+    """Return the usual cause of a difference between ``prompt`` and ``cached``, both behind ``before``.
 
     ``cached`` is None where the caller may not know it, and ``place`` where it is not known; then less can be said.
     """
@@ -69,7 +69,7 @@ def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) 
 
 
 def _own_cause(before: str, prompt: str, place: Place | None) -> Cause:
-    """What the prompt alone suggests: something shortly behind that changes with every request.
+    """Return the cause that the prompt alone suggests: something shortly behind that changes with every request.
 
     The place is then known to the page, not to the token.
     """

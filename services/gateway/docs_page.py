@@ -22,7 +22,7 @@ _OPENED_BY = {
 
 
 def docs_page(description: Mapping[str, Any]) -> str:
-    """The page of an OpenAPI description that ``openapi.install_openapi`` made."""
+    """Return the page of an OpenAPI description that ``openapi.install_openapi`` made."""
     return "".join([_HEAD, *_operations(description), "</body></html>"])
 
 

@@ -129,7 +129,7 @@ class EventStream(Response):
         try:
             data = self._events(self._chunks(news))
         except Exception as error:
-            self._fault = error  # Nobody awaits this call.
+            self._fault = error  # This call is not awaited.
             return False
         self._written_s = self._clock()
         if data and (self._write is None or not self._write(data)):

@@ -29,7 +29,7 @@ DEFAULT_RETRY_AFTER_MS = 1_000
 
 
 def error_of_notice(notice: RequestFailed) -> ThermoclineError:
-    """The typed error that a scheduler's refusal means."""
+    """Return the typed error of a scheduler's refusal."""
     if notice.code == MODEL_NOT_FOUND:
         return NotFound(notice.message, param="model", code=notice.code)
     special = NOTICE_CODES.get(notice.code)
@@ -39,7 +39,7 @@ def error_of_notice(notice: RequestFailed) -> ThermoclineError:
 
 
 def error_of_body(error: Exception) -> InvalidRequest:
-    """The refusal of a body that is not the JSON that a schema asks for."""
+    """Return the refusal of a body that is not the JSON that a schema asks for."""
     if isinstance(error, msgspec.ValidationError):
         text = str(error)
         path = _PATH.search(text)
@@ -52,7 +52,7 @@ def error_of_body(error: Exception) -> InvalidRequest:
 
 
 def error_of_status(status: int, detail: str, method: str, path: str) -> ThermoclineError:
-    """The typed error for a status that the web framework chose."""
+    """Return the typed error for a status that the web framework chose."""
     if status == 404:
         return NotFound(f"Unknown route: {method} {path}", code="unknown_route")
     if status == 405:

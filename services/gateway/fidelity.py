@@ -32,7 +32,7 @@ class FidelityRules:
     def importance(
         self, asked: CacheOptions, *, is_scored: bool, tenant: str, is_adapted: bool = False
     ) -> Importance | None:
-        """What a request may load; None is everything. ``asked`` is consistent (``admission.check_cache``).
+        """Return what a request may load; None is everything. ``asked`` is consistent (``admission.check_cache``).
 
         ``is_scored``: the caller wants logprobs of the prompt, for which all of it is computed. ``is_adapted``: it asks
         for a LoRA adapter, whose queries nothing chooses by. Raises InvalidRequest

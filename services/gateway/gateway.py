@@ -75,14 +75,14 @@ class Gateway:
     reports: CellReports | None = None
 
     def check_open(self) -> None:
-        """Raises Unavailable while requests cannot be taken."""
+        """Raise Unavailable while requests cannot be taken."""
         if self.cell.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_ms=RETRY_AFTER_MS)
         self.dispatcher.check_open()
         self.slots.check(1)
 
     def model(self, requested: str | None) -> ServedModel:
-        """What is meant by the name of a model; without one, the base model. Raises NotFound."""
+        """Return the model of a name; without one, the base model. Raises NotFound."""
         if requested is None or requested == self.facts.name:
             return ServedModel(self.facts.name)
         adapter = self.cell.adapter(requested)
@@ -115,12 +115,12 @@ class Gateway:
         return self.context_limit.tokens
 
     def degraded(self) -> tuple[Degradation, ...]:
-        """What the cell, and this gateway, were asked for and do not have now."""
+        """Return what the cell, and this gateway, were asked for and do not have now."""
         others = (each for each in self.cell.degraded(self.clock()) if each.component != self.gateway_id)
         return (*others, *self.own_degraded())
 
     def own_degraded(self) -> tuple[Degradation, ...]:
-        """What this gateway was asked for and does not have now."""
+        """Return what this gateway was asked for and does not have now."""
         faults = [("tenants", self.callers.fault, "--tenants")]
         if self.tls is not None:
             faults.append(("certificate", self.tls.fault, "--tls-cert"))

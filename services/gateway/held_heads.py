@@ -41,12 +41,12 @@ class HeldHeads:
         return self._tokens
 
     def bound(self, tokens: int) -> None:
-        """The cell holds at most so many tokens on all its tiers together."""
+        """Set how many tokens the cell holds at most on all its tiers together."""
         self._tokens_most = tokens
         self._shrink()
 
     def note(self, head: Head, prompt_tokens: int, cached_tokens: int) -> None:
-        """A prompt was answered: ``cached_tokens`` of it were found, and now the cell holds all of it."""
+        """Note an answered prompt: ``cached_tokens`` of it were found, and now the cell holds all of it."""
         if not head.nbytes:
             return
         found_bytes = head.nbytes * cached_tokens // max(1, prompt_tokens)
@@ -59,7 +59,7 @@ class HeldHeads:
         self._shrink()
 
     def clear(self) -> None:
-        """The cell holds nothing any more."""
+        """Forget everything: the cell is empty."""
         while self._held:
             self._give_up(next(iter(self._held)))
 

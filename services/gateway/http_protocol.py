@@ -82,7 +82,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to bytes that are no HTTP; the connection ends with it."""
+        """Answer bytes that are no HTTP; the connection ends with it."""
         self._refuse(InvalidRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: ThermoclineError) -> None:

@@ -74,7 +74,7 @@ def make_server(app: ASGIApp, bounds: Connections, tls: ServerTls | None = None)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises OperatorError when the address cannot be had."""
+    """Return a bound socket that does not listen yet. Raises OperatorError when the address is not available."""
     sock = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

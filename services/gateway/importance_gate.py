@@ -29,7 +29,7 @@ class ImportanceGate:
     metric: str
 
     def check(self, wanted: Importance) -> None:
-        """Raises InvalidRequest for whatever was not measured, and for a ratio that was found to lose too much."""
+        """Raise InvalidRequest for a setting that was not measured, and for a ratio that was found to lose too much."""
         gate = self.measured
         if wanted.metric != self.metric:
             raise InvalidRequest(
@@ -57,7 +57,7 @@ class ImportanceGate:
 
 
 def read_importance_gate(path: Path, *, model: str, probe_heads: int, alpha: float) -> ImportanceGate:
-    """The gate in ``path`` for the model with this fingerprint, whose workers have these settings.
+    """Return the gate in ``path`` for the model with this fingerprint, whose workers have these settings.
 
     Raises ConfigError: no gate there, one of another model, or of another way to choose tokens than the cell's.
     """
@@ -67,7 +67,7 @@ def read_importance_gate(path: Path, *, model: str, probe_heads: int, alpha: flo
 
 
 def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> ImportanceGate:
-    """The same of any model, whose fingerprint takes a reading of its weights to know. Raises ConfigError."""
+    """Return the same for any model; its fingerprint takes a reading of its weights. Raises ConfigError."""
     gate = read_gate(path)
     method, _, metric = gate.method.partition(":")
     metric = metric or UNNAMED_METRIC
@@ -87,7 +87,7 @@ def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> Importanc
 
 
 def check_default(gate: ImportanceGate, ratio: float, *, setting: str) -> None:
-    """Raises ConfigError when ``gate`` does not allow what ``setting`` makes a default."""
+    """Raise ConfigError when ``gate`` does not allow what ``setting`` makes a default."""
     try:
         require(gate.measured, model=gate.measured.model, ratio=ratio)
     except ConfigError as error:
@@ -99,7 +99,7 @@ def _identification(probe_heads: int, unit: str, alpha: float) -> str:
 
 
 def _evidence(gate: QualityGate, ratio: float) -> str:
-    """The measurement that says most about ``ratio``: of a failed ratio up to it, of the largest that failed, or of the
+    """Return the measurement that decides ``ratio``: of a failed ratio up to it, of the largest that failed, or of the
     smallest where none did.
     """
     if not gate.ratios:

@@ -12,7 +12,7 @@ FLAG = "--api-keys-file"
 
 
 def read_api_keys(name: str) -> tuple[str, ...]:
-    """The keys of a file, none where ``name`` is "". Empty lines and those that begin with # are left out.
+    """Return the keys of a file, none where ``name`` is "". Empty lines and those that begin with # are left out.
 
     Raises ConfigError for a file that is missing, that others may read, or that holds no key.
     """

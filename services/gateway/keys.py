@@ -1,8 +1,9 @@
 """API keys: how one is made, and the digest by which it is known.
 
-A key that Thermocline makes holds 256 random bits. Nobody can guess such a key, neither at the API nor from its digest,
-so the digest is plain SHA-256: a slow password hash (scrypt, Argon2) protects secrets that people choose, and would
-here give every stranger a way to keep the gateway busy. For the same reason a key that is brought along must be long.
+A key that Thermocline makes holds 256 random bits. Such a key cannot be guessed, neither at the API nor from its
+digest, so the digest is plain SHA-256: a slow password hash (scrypt, Argon2) protects secrets that people choose, and
+would here give every stranger a way to keep the gateway busy. For the same reason a key that is brought along must be
+long.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _GIVEN = re.compile(r"^[\x21-\x7e]+$")
 
 
 def new_key() -> str:
-    """A fresh key."""
+    """Return a fresh key."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def new_salt() -> str:
-    """A fresh tenant salt."""
+    """Return a fresh tenant salt."""
     return secrets.token_hex(16)
 
 
 def key_hash(key: bytes) -> str:
-    """What is kept of a key: ``sha256:`` and 64 hex digits."""
+    """Return what is kept of a key: ``sha256:`` and 64 hex digits."""
     return DIGEST_PREFIX + hashlib.sha256(key).hexdigest()
 
 
@@ -47,12 +48,12 @@ def is_key_hash(text: str) -> bool:
 
 
 def key_id(hashed: str) -> str:
-    """The name of a key that lists and logs may show: the first digits of its digest."""
+    """Return the name of a key for lists and logs: the first digits of its digest."""
     return hashed.removeprefix(DIGEST_PREFIX)[:KEY_ID_DIGITS]
 
 
 def check_given_key(key: str) -> None:
-    """Raises InvalidRequest for a key from elsewhere that is too short to be beyond guessing, or no header's value."""
+    """Raise InvalidRequest for a key from elsewhere that is too short to be beyond guessing, or no header's value."""
     if not MIN_GIVEN_CHARACTERS <= len(key) <= MAX_GIVEN_CHARACTERS or not _GIVEN.match(key):
         raise InvalidRequest(
             f"a key must be random and have {MIN_GIVEN_CHARACTERS} to {MAX_GIVEN_CHARACTERS} printable ASCII "
@@ -61,5 +62,5 @@ def check_given_key(key: str) -> None:
 
 
 def tenant_id(key: bytes) -> str:
-    """The name under which the holder of one of ``--api-keys`` is known to the cell: it does not tell the key."""
+    """Return the name under which the cell knows the holder of one of ``--api-keys``: it does not reveal the key."""
     return hashlib.blake2b(key, digest_size=8).hexdigest()

@@ -78,7 +78,7 @@ class KnownPrompts:
         return digests
 
     def _with_front(self, digests: bytes) -> tuple[int, _Prompt] | None:
-        """The last prompt that begins with these blocks, and its number."""
+        """Return the last prompt that begins with these blocks, and its number."""
         with self._lock:
             number = self._by_block.get(digests[-DIGEST_BYTES:], 0)
             if not number:
@@ -111,7 +111,7 @@ class KnownPrompts:
 
 
 def _common_blocks(known: _Prompt, prompt: bytes, at: int, blocks: int) -> int:
-    """How many leading blocks are equal, of which the first ``at`` are."""
+    """How many leading blocks are equal; the first ``at`` are known to be."""
     size, most, step = prompt_chain.BLOCK_BYTES, min(known.blocks, blocks), STEP_BLOCKS
     while at < most:
         end = min(at + step, most)

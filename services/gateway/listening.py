@@ -48,22 +48,23 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     send_timeout_ms: Annotated[int, Meta(description="longest wait for a client to take a chunk", ge=1)] = 60_000
     grace_ms: Annotated[int, Meta(description="time that running requests get after SIGTERM", ge=0)] = 30_000
     api_metrics: Annotated[
-        ApiMetrics, Meta(description="who gets /metrics at the API's port: everybody, who has the admin key, or nobody")
+        ApiMetrics,
+        Meta(description="who gets /metrics at the API's port: all clients, holders of the admin key, or none"),
     ] = "open"
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def bodies(self) -> Bodies:
-        """What reads the bodies of requests."""
+        """Return the reader of requests' bodies."""
         return Bodies(self.max_body_bytes, self.body_timeout_ms / 1000, self.max_buffered_bytes)
 
     def connections(self) -> Connections:
-        """The bounds of its connections."""
+        """Return the bounds of its connections."""
         return Connections(self.max_connections, self.head_timeout_ms / 1000)
 
     def listening_faults(self, *, name: str, longest: int, admin_key: str, api_keys: Collection[str] = ()) -> list[str]:
-        """What is wrong with these settings, and with a name of at most ``longest`` characters and the keys."""
+        """Return what is wrong with these settings, and with a name of at most ``longest`` characters and the keys."""
         faults = self.broker_faults()
         if not is_valid_name(name) or len(name) > longest:
             faults.append(f"--id {name!r} must be 1 to {longest} letters, digits, - or _")

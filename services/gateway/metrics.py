@@ -34,7 +34,7 @@ CACHED_TOKENS = counter("prompt_tokens_cached", "Prompt tokens found in a cache"
 IMPORTANCE_CHOICES = counter(
     "importance_choices", "Choices that allowed loading by importance, by whether it was done", ("outcome",)
 )
-IMPORTANCE_PREFIX_TOKENS = counter("importance_prefix_tokens", "Tokens of prefixes of which a part was loaded")
+IMPORTANCE_PREFIX_TOKENS = counter("importance_prefix_tokens", "Tokens of prefixes that were loaded in part")
 IMPORTANCE_LOADED_TOKENS = counter("importance_loaded_tokens", "Those of them that were loaded in each layer")
 IMPORTANCE_LAYERS = counter("importance_layers", "Layers loaded by importance, by what probe heads did", ("probes",))
 IMPORTANCE_DISK_BYTES = counter("importance_disk_bytes", "Bytes read from disks to load by importance")
@@ -93,7 +93,7 @@ def observe_end(generation: Generation, now_s: float) -> None:
 
 
 def _observe_times(choice: Choice) -> None:
-    """The parts of a choice that got tokens; times of the worker are unknown where its first item was lost."""
+    """Observe the parts of a choice that got tokens; the worker's times are unknown where its first item was lost."""
     timing, decode_s = choice.assembly.timing, choice.progress_s - choice.first_token_s
     if timing is not None and timing.started_ns and timing.first_token_ns:
         prefill_s = max(0, timing.first_token_ns - timing.started_ns) / 1e9

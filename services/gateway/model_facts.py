@@ -95,7 +95,7 @@ def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """The defaults that a generation_config.json asks for; values that are no numbers are left out."""
+    """Return the defaults of a generation_config.json; values that are no numbers are left out."""
     given = {
         name: generation_config[name]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -41,7 +41,7 @@ class NoticeCursor:
         return "next" if is_next else "gap"
 
     def take(self, notice: GatewayNotice) -> None:
-        """It was acted on."""
+        """Take it: it was acted on."""
         self.last, self.term = notice.number, (notice.epoch, notice.cause)
 
 
@@ -61,7 +61,7 @@ class NoticeHandler:
         if notice is None:
             return
         if self.cursor.place(notice) == "gap" and not await self.catch_up():
-            # The stream, which cannot be asked now, has this notice, too: whoever reads it next acts on all.
+            # The stream, which cannot be asked now, has this notice, too: the next read acts on all.
             return
         if self.cursor.place(notice) == "gap":
             # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
@@ -69,7 +69,7 @@ class NoticeHandler:
         self._act(notice)
 
     async def catch_up(self) -> bool:
-        """Read notices that were published while nobody listened; False when the stream could not be asked.
+        """Read notices that were published while none listened; False when the stream could not be asked.
 
         A notice that comes meanwhile and is the next one is acted on at once; reading then passes over it.
         """

@@ -1,4 +1,4 @@
-"""Long work in several threads, of which one at a time runs Python's code."""
+"""Long work in several threads; one at a time runs Python's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OneAtATime:
         return self._lock.locked()
 
     def done(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, once no other thread is at its own."""
+        """Run ``work`` once no other thread runs its own, and return its result."""
         with self._lock:
             self._mine.is_held = True
             try:

@@ -90,7 +90,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _security_of(path: str) -> list[dict[str, list[str]]]:
-    """Any one of these opens it; an empty list is open to everybody."""
+    """Any one of these opens it; an empty list admits every caller."""
     if is_admin_path(path):
         return [{"adminKey": []}, {"adminBearer": []}]
     keys: list[dict[str, list[str]]] = [{"apiKey": []}] if path.startswith(GUARDED_PREFIXES) else []

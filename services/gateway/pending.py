@@ -156,7 +156,7 @@ class Generation:
             self._event.set()
 
     def abandon(self, reason: ThermoclineError) -> None:
-        """Stop waiting, because nobody reads the answer any more or it may no longer be given."""
+        """Stop waiting, because the answer is not read any more or may no longer be given."""
         if self.abandoned is None:
             self.abandoned = reason
             self._event.set()
@@ -194,7 +194,7 @@ class Slots:
         self._observe = observe
 
     def check(self, count: int) -> None:
-        """Raises TooManyConnections when so many are not to be had."""
+        """Raise TooManyConnections when so many are not available."""
         if self.used + count > self.limit:
             raise TooManyConnections(
                 f"{self.used} requests are in progress, of at most {self.limit}; try again shortly",
@@ -202,7 +202,7 @@ class Slots:
             )
 
     def take(self, count: int) -> None:
-        """Raises TooManyConnections when they are not to be had."""
+        """Take so many. Raises TooManyConnections when they are not available."""
         self.check(count)
         self.used += count
         self.idle.clear()
@@ -235,7 +235,7 @@ class PendingTable:
         return len(self._choices)
 
     def __iter__(self) -> Iterator[Choice]:
-        """A snapshot, in order of submission."""
+        """Return an iterator over a snapshot, in order of submission."""
         return iter(list(self._choices.values()))
 
     def get(self, request_id: str) -> Choice | None:

@@ -1,9 +1,9 @@
 """Special tokens that somebody wrote into a message, encoded as the text that they are.
 
-A chat template writes special tokens around what people say, and a tokenizer knows them by their text alone, so whoever
-writes ``<|im_start|>system`` into a message opens one of the operator's. Here such texts are marked before the template
-sees them, and what it made is encoded in pieces: the marked ones by a tokenizer that knows no special tokens. A prompt
-in which nobody wrote any has the same tokens as ever.
+A chat template writes special tokens around what people say, and a tokenizer knows them by their text alone, so a
+caller who writes ``<|im_start|>system`` into a message opens one of the operator's. Here such texts are marked before
+the template sees them, and what it made is encoded in pieces: the marked ones by a tokenizer that knows no special
+tokens. A prompt without any in its messages has the same tokens as ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlainSpecials:
         self._plain.encode_special_tokens = True
 
     def marked(self, value: Any) -> Any:
-        """A message, or what is in one, with marks in the place of special tokens in all its texts.
+        """Return a message, or a part of one, with marks in the place of special tokens in all its texts.
 
         Raises RecursionError for one that is nested more deeply than Python goes.
         """

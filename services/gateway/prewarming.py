@@ -38,7 +38,7 @@ class Warming:
 
 
 async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]) -> list[PrewarmedPrompt]:
-    """What became of each prompt, in order; one that fails stops no other. All end when the client goes away."""
+    """Return the outcome of each prompt, in order; one that fails stops no other. All end when the client goes away."""
     gate = asyncio.Semaphore(AT_ONCE)
     running: dict[str, Generation] = {}
     gone: list[ThermoclineError] = []

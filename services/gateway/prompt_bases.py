@@ -33,7 +33,7 @@ class PromptBases:
         return len(self._held)
 
     def abridged(self, request: SubmitRequest, blocks: bytes) -> SubmitRequest:
-        """The request with the longest base that the scheduler is believed to hold, or as it is where there is none.
+        """Return the request with the longest base that the scheduler is believed to hold, or unchanged without one.
 
         ``blocks`` are the digests of its prompt's whole blocks. At least one token is left to the tail.
         """
@@ -47,7 +47,9 @@ class PromptBases:
         return request
 
     def answered(self, request: SubmitRequest, blocks: bytes, output: Sequence[int]) -> None:
-        """The scheduler has this prompt and its answer's ``output``, all but the last token, if they may be cached."""
+        """Note that the scheduler has this prompt and its answer's ``output``, all but the last token, if it may be
+        cached.
+        """
         if not request.cache.write or request.cache.importance is not None:
             return
         behind = request.prompt[len(blocks) // DIGEST_BYTES * prompt_chain.BLOCK_BYTES :]
@@ -60,7 +62,7 @@ class PromptBases:
             del self._held[next(iter(self._held))]
 
     def gone(self, blocks: bytes, base: PromptBase) -> None:
-        """The scheduler lacks this base of a prompt with these ``blocks``, and so what goes on from it."""
+        """Note that the scheduler lacks this base of a prompt with these ``blocks``, and so what goes on from it."""
         for start in range((base.tokens // prompt_chain.BLOCK_TOKENS - 1) * DIGEST_BYTES, len(blocks), DIGEST_BYTES):
             self._held.pop(blocks[start : start + DIGEST_BYTES], None)
 

@@ -73,12 +73,12 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def next_depth(depth: int) -> int:
-    """The depth behind ``depth``, in bytes."""
+    """Return the depth behind ``depth``, in bytes."""
     return depth + max(FIRST_DEPTH_BYTES, depth // (16 * FIRST_DEPTH_BYTES) * FIRST_DEPTH_BYTES)
 
 
 def asked_of(body: bytes | bytearray) -> Asked:
-    """What a body of a prompt asks for; a body that cannot be read, or says a part of the prompt alone, has no head."""
+    """Return what the body of a prompt asks for; one that cannot be read, or holds a part of it, has no head."""
     try:
         read = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,7 +94,7 @@ def asked_of(body: bytes | bytearray) -> Asked:
 
 
 def _parts(body: _Body) -> Iterator[bytes]:
-    """The text in the order in which templates write it, with what keeps different requests apart in front."""
+    """Yield the text in the order in which templates write it, with what keeps different requests apart in front."""
     yield from (_FORM, _ROLE, _text(body.model), _ROLE, _text(body.cache_salt), _ROLE, bytes(body.tools))
     for system in (body.system, body.instructions):
         if system:
@@ -121,7 +121,7 @@ def _message(message: _Message) -> Iterator[bytes]:
 
 
 def _content(content: object) -> Iterator[bytes]:
-    """The texts of content in either form; of blocks that are no text, what stands for one in them."""
+    """Yield the texts of content in either form; for blocks without text, a stand-in for one."""
     if not isinstance(content, list):
         yield _text(content)
         return

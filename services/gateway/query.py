@@ -8,7 +8,7 @@ from shared.errors import InvalidRequest
 
 
 def whole_number(http: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query string. Raises InvalidRequest."""
+    """Return a whole number of the query string. Raises InvalidRequest."""
     text = http.query_params.get(name)
     if text is None:
         return default

@@ -48,12 +48,12 @@ class Bucket:
 
 
 def full(per_minute: int, now_s: float) -> Bucket | None:
-    """A full bucket, or None where there is no limit."""
+    """Return a full bucket, or None where there is no limit."""
     return Bucket(per_minute, float(per_minute), now_s) if per_minute else None
 
 
 def resized(bucket: Bucket | None, per_minute: int, now_s: float) -> Bucket | None:
-    """The bucket under another limit: what was spent of the last minute stays spent."""
+    """Return the bucket under another limit: what was spent of the last minute stays spent."""
     if bucket is None or not per_minute:
         return full(per_minute, now_s)
     bucket.fill(now_s)

@@ -90,7 +90,7 @@ class RecentRequests:
     def begin(
         self, generation: Generation, *, http_id: str, endpoint: str, conversation: ChatRequest | None = None
     ) -> None:
-        """The choices of an answer are about to be submitted."""
+        """Note the choices of an answer that is about to be submitted."""
         for choice in generation.choices:
             request = choice.request
             answer_id, _, _ = request.request_id.rpartition("-")
@@ -113,7 +113,7 @@ class RecentRequests:
         self._forget_old()
 
     def end(self, generation: Generation) -> None:
-        """The choices of an answer are over."""
+        """Note the end of an answer's choices."""
         now_s = self.clock()
         for choice in generation.choices:
             known = self._requests.get(choice.request_id)
@@ -144,7 +144,7 @@ class RecentRequests:
 
 
 def figures_of(choice: Choice, now_s: float, *, is_ended: bool = False) -> Figures:
-    """What is known of a choice. Does not mutate."""
+    """Return what is known of a choice. Does not mutate."""
     assembly = choice.assembly
     submitted_ns = choice.submitted_ns
 

@@ -185,7 +185,7 @@ class TokenRelay:
             await self._reclaim(choice, self._clock())
 
     async def _ask_all(self, choice: Choice, worker_ids: list[str]) -> bool:
-        """True when some worker knew the request, and where it goes on."""
+        """Return True when some worker knew the request, and where it goes on."""
         for attempt, worker_id in _questions(choice, worker_ids):
             placement = await self._ask(choice, attempt, worker_id)
             if placement not in (None, Placement.GAP, Placement.FENCED):
@@ -193,7 +193,7 @@ class TokenRelay:
         return False
 
     async def _ask(self, choice: Choice, attempt: int, worker_id: str) -> Placement | None:
-        """What became of a worker's answer; None where it cannot be reached or does not know the request."""
+        """Return a worker's answer; None where it cannot be reached or does not know the request."""
         question = GetOutputs(request_id=choice.request_id, attempt=attempt, index=choice.assembly.next_index)
         try:
             data = await self._bus.call(
@@ -213,7 +213,7 @@ class TokenRelay:
 
 
 def _questions(choice: Choice, worker_ids: list[str]) -> list[tuple[int, str]]:
-    """Attempts and the workers to ask for them: those that spoke, the newest first, and then others."""
+    """Return attempts and the workers to ask for them: those with output, the newest first, and then others."""
     attempts: dict[str, int] = {}
     for attempt, worker_id in reversed(choice.workers.items()):
         attempts.setdefault(worker_id, attempt)

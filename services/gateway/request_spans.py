@@ -58,7 +58,7 @@ def trace_of(http: Request) -> str:
 
 
 def begin_http(tracer: Tracer, share: float, method: str, path: str, headers: Mapping[str, str]) -> OpenSpan | None:
-    """The span of an HTTP request that begins, or None where it is not traced.
+    """Return the span of an HTTP request that begins, or None where it is not traced.
 
     A caller that traces decides for its own request; otherwise ``share`` of them are.
     """

@@ -131,12 +131,12 @@ class GatewayShell:
                     await self._notices.catch_up()
                 continue
             self._recover.clear()
-            # Workers answer at once; a broker that elects a leader lets nobody read its streams for seconds.
+            # Workers answer at once; a broker that elects a leader lets no client read its streams for seconds.
             self._relay.recover(self._gateway.dispatcher.pending, self._gateway.cell.worker_ids())
             await self._notices.catch_up()
 
     async def _drain(self) -> None:
-        """New requests get 503 from now on; those that outlast the grace end with a typed error."""
+        """Answer new requests with 503 from now on; those that outlast the grace end with a typed error."""
         gateway = self._gateway
         gateway.cell.is_draining = True
         _log.info("gateway_draining", running=len(gateway.dispatcher.pending))

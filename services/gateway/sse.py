@@ -26,7 +26,7 @@ def event(data: bytes) -> bytes:
 
 
 def error_event(error: ThermoclineError) -> bytes:
-    """An error in the middle of a stream, in OpenAI's shape."""
+    """Return an error in the middle of a stream, in OpenAI's shape."""
     return event(error_body(error))
 
 

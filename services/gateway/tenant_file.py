@@ -22,7 +22,7 @@ _FORBIDDEN = WRITTEN_BY_GROUP | BY_OTHERS
 
 
 def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
-    """The file's version and its tenants. Raises ConfigError when it is missing, open to others, or faulty."""
+    """Return the file's version and its tenants. Raises ConfigError when it is missing, open to others, or faulty."""
     try:
         return read_secrets(path, "--tenants", parse_tenants, forbidden=_FORBIDDEN, max_bytes=MAX_FILE_BYTES)
     except FileNotFoundError as error:
@@ -32,7 +32,7 @@ def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
 def read_distinct_tenants(
     path: Path, *, admin_hash: str, own_hashes: Container[str]
 ) -> tuple[Version, dict[str, Tenant]]:
-    """The same, where no tenant may have the admin key or one of --api-keys. Raises ConfigError."""
+    """Return the same, where no tenant may have the admin key or one of --api-keys. Raises ConfigError."""
     version, tenants = read_tenants(path)
     for name, tenant in tenants.items():
         if admin_hash in tenant.keys:

@@ -1,4 +1,4 @@
-"""Metrics by tenant. Only tenants of the file have series of their own, and everybody else is ``other``: no caller can
+"""Metrics by tenant. Only tenants of the file have series of their own, and all others are ``other``: no caller can
 make series, and a tenant that leaves the file takes its own along.
 """
 
@@ -48,7 +48,7 @@ _COUNTED = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
 
 
 def begin(tenant: str) -> None:
-    """A tenant is in the file now: what never happened is 0."""
+    """Begin the series of a tenant in the file: what never happened is 0."""
     for counted in _COUNTED:
         counted.labels(tenant)
     for reason in REASONS:
@@ -56,7 +56,7 @@ def begin(tenant: str) -> None:
 
 
 def forget(tenant: str) -> None:
-    """A tenant is in the file no more."""
+    """Remove the series of a tenant that left the file."""
     for counted in _COUNTED:
         counted.remove(tenant)
     for reason in REASONS:
@@ -64,7 +64,7 @@ def forget(tenant: str) -> None:
 
 
 def turned_away(tenant: str, reason: str) -> None:
-    """A request was answered with 429."""
+    """Count a request that was answered with 429."""
     REJECTED.labels(tenant, reason).inc()
 
 
@@ -88,7 +88,7 @@ class TenantCollector(Collector):
         self._tenants = tenants
 
     def describe(self) -> Iterator[Metric]:
-        """The families without samples, by which the registry knows their names."""
+        """Yield the families without samples, by which the registry knows their names."""
         return (_family(facts) for facts in (REQUESTS, CACHED_BYTES))
 
     def collect(self) -> Iterator[Metric]:
@@ -106,4 +106,4 @@ def _family(facts: MetricFacts) -> GaugeMetricFamily:
     return GaugeMetricFamily(facts.name, facts.documentation, labels=facts.labels)
 
 
-begin(OTHER)  # Everybody is, where there is no file.
+begin(OTHER)  # All callers are, where there is no file.

@@ -4,7 +4,7 @@
 
     [tenants.acme]
     salt = "4f…"                       # keeps its KV apart; tenants that are to share have the same
-    keys = ["sha256:9b…"]              # digests, see ``keys.key_hash``; none lets nobody in
+    keys = ["sha256:9b…"]              # digests, see ``keys.key_hash``; none lets no caller in
     requests_per_minute = 600          # limits; 0 or left out is none
     tokens_per_minute = 200_000
     max_concurrent = 32
@@ -43,7 +43,7 @@ MAX_BYTES = 2**60
 RESERVED = "operator"
 """Under this name the administration's own requests run."""
 OTHER = "other"
-"""In metrics, everybody who is no tenant of the file."""
+"""In metrics, all callers that are no tenants of the file."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
@@ -74,9 +74,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     remote_bytes: Bytes = 0
 
     def quota(self) -> CacheQuota | None:
-        """What the cell is to know of its bytes with each request, bounds or none: it counts them.
+        """Return the quota that the cell gets with each request, bounds or none: it counts the tenant's bytes.
 
-        None where the KV is nobody's.
+        None where the KV has no owner.
         """
         if not self.salt:
             return None
@@ -110,14 +110,14 @@ def name_fault(name: str) -> str:
     if name == RESERVED:
         return f"the name {RESERVED} is taken by the administration"
     if name == OTHER:
-        return f"the name {OTHER} stands for everybody else"
+        return f"the name {OTHER} stands for all other callers"
     if _OF_AN_API_KEY.match(name):
         return "names of 16 hex digits are those of --api-keys"
     return ""
 
 
 def parse_tenants(text: str, source: str) -> dict[str, Tenant]:
-    """The tenants in ``text`` by name, in its order. ``source`` is where it is from, for ConfigError.
+    """Parse the tenants in ``text`` by name, in its order. ``source`` is where it is from, for ConfigError.
 
     Faults name tenants and fields, and never quote a value: it may be a salt, or a key where its digest should be.
     """
@@ -183,7 +183,7 @@ def _without_values(message: str) -> str:
 
 
 def render_tenants(tenants: Tenants) -> str:
-    """The file's text; :func:`parse_tenants` gives the same tenants back."""
+    """Return the file's text; :func:`parse_tenants` gives the same tenants back."""
     lines = ["# Tenants of Thermocline. Written by `thermocline keys`, which keeps no comments."]
     for name, tenant in tenants.items():
         lines += ["", f"[tenants.{name}]", f'salt = "{tenant.salt}"', "keys = ["]

@@ -18,7 +18,7 @@ class Ticket:
     """Slots, and later a generation with its watch. Taken once the body is there: who sends it slowly holds none."""
 
     def __init__(self, gateway: Gateway, account: Account) -> None:
-        """Takes one slot. Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed."""
+        """Take one slot. Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed."""
         gateway.check_open()
         self._gateway = gateway
         self._account = account
@@ -34,7 +34,7 @@ class Ticket:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Close when an exception leaves the block; else whoever answers owns the ticket by now."""
+        """Close when an exception leaves the block; else the answer owns the ticket by now."""
         if kind is not None:
             self.close()
 

@@ -22,7 +22,7 @@ class WaitLimits:
 
 
 def overdue(choice: Choice, now_s: float, limits: WaitLimits) -> DeadlineExceeded | None:
-    """The error with which this choice must end now, if so. Does not mutate."""
+    """Return the error with which this choice must end now, if so. Does not mutate."""
     age_s = now_s - choice.started_s
     deadline_ms = choice.request.deadline_ms
     if deadline_ms and age_s > deadline_ms / 1000 + DEADLINE_SLACK_S:

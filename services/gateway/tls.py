@@ -30,7 +30,7 @@ class ServerTls:
     """``context`` is the server's, and stays the same object. ``fault`` is why files that changed are not used."""
 
     def __init__(self, certificate: Path, key: Path, minimum: TlsVersion) -> None:
-        """Raises ConfigError for files that cannot be read or do not fit together."""
+        """Load the files. Raises ConfigError for files that cannot be read or do not fit together."""
         self._certificate = certificate
         self._key = key
         self._stamp: _Stamp = ()
@@ -71,10 +71,10 @@ class ServerTls:
         _log.info("certificate_replaced", certificate=str(self._certificate))
 
     def _load(self, context: ssl.SSLContext) -> None:
-        # A prompt for the pass phrase of an encrypted key would hang a process that nobody watches.
+        # A prompt for the pass phrase of an encrypted key would hang a process without a terminal.
         context.load_cert_chain(self._certificate, self._key, password="")
 
     def _stamp_now(self) -> _Stamp:
-        """What changes when one of the files is replaced or written to."""
+        """Return what changes when one of the files is replaced or written to."""
         stats = [os.stat(path) for path in (self._certificate, self._key)]
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

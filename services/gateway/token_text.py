@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level BPE vocabularies."""
+    """Return the printable character that stands for each byte in byte-level BPE vocabularies."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -2,7 +2,7 @@
 
 Templates are rendered by transformers in a sandboxed Jinja environment; they are the model's own, never the
 caller's. Encoding goes to the Rust tokenizer directly, which may be used by many threads at once as long as
-nobody changes its truncation or padding. Its ``encode`` keeps the interpreter's lock, so that a thread would be of no
+its truncation and padding are not changed. Its ``encode`` keeps the interpreter's lock, so that a thread would be of no
 use: 0.8 s for 1 MiB. ``encode_batch_fast`` lets go of it and, because it notes no offsets, takes half the time.
 """
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 def load_tokenizer(model_dir: Path) -> Any:
-    """The Hugging Face tokenizer of a directory.
+    """Load the Hugging Face tokenizer of a directory.
 
     AutoTokenizer imports torch, which takes seconds and hundreds of megabytes that a gateway has no use for, so it is
     asked only where the directory does not name the generic class itself.
@@ -142,7 +142,7 @@ class Tokenizer:
         )
 
     def definition(self) -> str:
-        """The whole tokenizer, as in ``tokenizer.json``. Raises InvalidRequest where it has no such form."""
+        """Return the whole tokenizer, as in ``tokenizer.json``. Raises InvalidRequest where it has no such form."""
         if self._backend is None:
             raise InvalidRequest("this model's tokenizer has no tokenizer.json, so a grammar cannot be kept to")
         return str(self._backend.to_str())
@@ -256,7 +256,7 @@ class Tokenizer:
         return text if self._specials is None else str(self._specials.marked(text))
 
     def shape(self, template_arguments: Mapping[str, Any]) -> TemplateShape:
-        """What the template writes around answers, given these arguments."""
+        """Return what the template writes around answers, given these arguments."""
         known = hashlib.blake2b(repr(sorted(template_arguments.items())).encode("utf-8", "replace")).digest()
         found = self._shapes.get(known)
         if found is None:
@@ -279,7 +279,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt that the model's template makes of ``messages``."""
+        """Return the prompt that the model's template makes of ``messages``."""
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
         try:
@@ -304,7 +304,7 @@ class Tokenizer:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 
     def _marked(self, said: T) -> T:
-        """What callers said, with special tokens marked where they are text."""
+        """Return callers' texts, with special tokens marked where they are text."""
         return said if self._specials is None else self._specials.marked(said)
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
@@ -347,7 +347,7 @@ def joins_exactly(told: Mapping[str, Any]) -> bool:
 
 
 def chat_template_of(tokenizer: Any) -> str:
-    """The source of the chat template, the one named ``default`` where there are several; "" if none."""
+    """Return the source of the chat template, the one named ``default`` where there are several; "" if none."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")

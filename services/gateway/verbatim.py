@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_NONCE = secrets.token_hex(8)  # Nobody can write a mark into a message.
+_NONCE = secrets.token_hex(8)  # No caller can write a mark into a message.
 _MARK = re.compile(f'"verbatim-{_NONCE}-(\\d+)-"')
 
 
@@ -23,13 +23,13 @@ class Verbatim(str):
 
 
 def hidden(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[str]]:
-    """The messages with a mark in the place of each :class:`Verbatim`, and the texts by number."""
+    """Return the messages with a mark in the place of each :class:`Verbatim`, and the texts by number."""
     texts: list[str] = []
     return [_hidden_in(message, texts) if message.get("tool_calls") else message for message in messages], texts
 
 
 def shown(rendered: str, texts: Sequence[str], marked: Callable[[str], str]) -> str:
-    """The texts in the place of their marks; each goes through ``marked``, as everything that callers say."""
+    """Return the texts in the place of their marks; each goes through ``marked``, as all that callers say does."""
     return _MARK.sub(lambda found: marked(texts[int(found[1])]), rendered) if texts else rendered
 
 

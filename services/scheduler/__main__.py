@@ -11,7 +11,7 @@ from shared.lifecycle import EXIT_REFUSED, run_service
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the process's exit code."""
+    """Run the process; return its exit code."""
     settings = config.for_service(SchedulerConfig, "scheduler", argv, "Run the scheduler of one cell.")
     if settings is None:
         return EXIT_REFUSED

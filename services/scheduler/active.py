@@ -1,7 +1,7 @@
 """One term of the active scheduler: take over, then keep timers, watch heartbeats, answer and take snapshots.
 
 Everything here is what a standby does not do. A term ends when its task is cancelled, because the lead went to
-another or the process stops; while the lead's time is over but nobody has taken it, the term is paused.
+another or the process stops; while the lead's time is over but no other has taken it, the term is paused.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Active:
             self._latest_start_seq = message.seq
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat came; one that tells of an end is looked into at once."""
+        """Note a heartbeat; one that announces an end is looked into at once."""
         self.liveness.beat(heartbeat, self._monotonic_ns())
         self._disk_usage.note(heartbeat)
         self._shortfalls.note(heartbeat, self._monotonic_ns())
@@ -260,7 +260,7 @@ class Active:
         await asyncio.Event().wait()
 
     def _held_state(self) -> core.CellState:
-        """The state to answer from. Raises Unavailable without the lead: another may know better by now."""
+        """Return the state to answer from. Raises Unavailable without the lead: another may know better by now."""
         if not self._lead.is_held:
             raise Unavailable("this scheduler is not the active one")
         if not self._follower.is_sound:
@@ -286,7 +286,7 @@ class Active:
             try:
                 await self._bus.publish(subjects.STATUS, encode(await self._status()))
             except Unavailable:
-                pass  # Nobody could see it now; the next one follows.
+                pass  # It could not be seen now; the next one follows.
             await asyncio.sleep(STATUS_S)
 
     async def _answer_status(self, data: bytes) -> bytes:

@@ -5,7 +5,7 @@ seconds. The copy sees the state of that moment for as long as it lives, and the
 changes meanwhile. Encoding hardly writes to what it reads, so the copy takes little memory besides its bytes.
 
 The copy runs no event loop and closes everything that it inherited but its pipe: the broker sees this process's end
-when this process ends. It is killed when nobody waits for it any more, or when its time is over.
+when this process ends. It is killed when it is not waited for any more, or when its time is over.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Apart:
         self._is_over = False
 
     async def result(self, timeout_s: float) -> bytes:
-        """What the copy made. Raises InternalError when it failed or took longer than ``timeout_s``."""
+        """Return what the copy made. Raises InternalError when it failed or took longer than ``timeout_s``."""
         reading = asyncio.create_task(asyncio.to_thread(self._read))
         try:
             async with asyncio.timeout(timeout_s):
@@ -78,7 +78,7 @@ class Apart:
         return data
 
     def stop(self) -> None:
-        """Kill the copy, unless it has ended. Whoever waits for its result learns of it."""
+        """Kill the copy, unless it has ended. A caller that waits for its result learns of it."""
         with self._ending:
             if not self._is_over:
                 os.kill(self._pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ class Apart:
 
 
 def _write_and_exit(make: Callable[[], bytes], writer: int, parent: int) -> NoReturn:
-    """The copy's whole life. No handler and no clean-up of this process runs in it."""
+    """Run the copy's whole life. No handler and no clean-up of this process runs in it."""
     code = _FAILED
     try:
         signal.set_wakeup_fd(-1)  # It is the other's.
@@ -114,7 +114,7 @@ def _write_and_exit(make: Callable[[], bytes], writer: int, parent: int) -> NoRe
 
 
 def _die_with(parent: int) -> None:
-    """Linux: be killed when the copied process dies. Where it has died already, there is nobody to write to."""
+    """Linux: be killed when the copied process dies. Where it has died already, there is no process to write to."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

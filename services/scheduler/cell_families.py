@@ -19,13 +19,13 @@ Reading = Callable[[CellStatus], Iterable[Sample]]
 
 
 def empty_family(facts: MetricFacts) -> Metric:
-    """The family without samples."""
+    """Return the family without samples."""
     kind = CounterMetricFamily if facts.kind == "counter" else GaugeMetricFamily
     return kind(facts.name, facts.documentation, labels=facts.labels)
 
 
 def filled_family(facts: MetricFacts, samples: Iterable[Sample]) -> Metric:
-    """The family with its samples."""
+    """Return the family with its samples."""
     family = empty_family(facts)
     assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
     for labels, value in samples:
@@ -360,7 +360,7 @@ def cell_facts() -> list[MetricFacts]:
 
 
 def counter_families(counters: Mapping[str, int]) -> Iterable[Metric]:
-    """What the core counted; what never happened is 0."""
+    """Return what the core counted; what never happened is 0."""
     for facts, name, unit in CELL_SINGLE:
         yield filled_family(facts, [((), counters.get(name, 0) * unit)])
     for facts, rows in CELL_LABELLED:

@@ -40,7 +40,7 @@ class CellCollector(Collector):
         self.latest: CellStatus | None = None
 
     def describe(self) -> Iterator[Metric]:
-        """The families without samples, by which the registry knows their names."""
+        """Yield the families without samples, by which the registry knows their names."""
         return (cell_families.empty_family(facts) for facts in cell_families.cell_facts())
 
     def collect(self) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ _DEFAULT = SchedulerConfig()
 
 
 def check(config: SchedulerConfig) -> None:
-    """Raises ConfigError with every fault. Reads and changes nothing."""
+    """Check the settings. Raises ConfigError with every fault. Reads and changes nothing."""
     faults = list(_faults(config))
     if faults:
         raise ConfigError.of(faults)

@@ -22,14 +22,14 @@ class Claimant:
         self._before: Tail | None = None
 
     def succeed(self, before: Claim | None) -> int:
-        """A term behind that of ``before`` is to begin; returns the least epoch that it may have."""
+        """Return the least epoch of a term that is to begin behind that of ``before``."""
         self._before = before.tail if before is not None else None
         restored = self._follower.restored
         known = max(restored.highest_epoch, restored.fold.state.epoch) if restored is not None else 0
         return max(before.epoch if before is not None else 0, known) + 1
 
     def claim(self, epoch: int, pause_ms: int = 0) -> Claim:
-        """What we claim as the holder; ``pause_ms`` is for how long nothing will be renewed."""
+        """Return our claim as the holder; for ``pause_ms`` nothing will be renewed."""
         folded_from = self._folded_from()
         claim = Claim(
             holder=self._incarnation,

@@ -177,7 +177,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = 100_000
 
     def cell_config(self) -> CellConfig:
-        """The part that the core folds."""
+        """Return the part that the core folds."""
         told = {name: getattr(self, name) for name in CellConfig.__struct_fields__}
         return CellConfig(**told | {"restoring": form_word(self.restoring)})
 

@@ -17,12 +17,12 @@ class DiskUsage:
         self._by_storage: dict[str, dict[str, int]] = {}
 
     def note(self, heartbeat: Heartbeat) -> None:
-        """A storage's heartbeat came."""
+        """Note a storage's heartbeat."""
         if heartbeat.kind == "storage" and not heartbeat.is_gone:
             self._by_storage[heartbeat.id] = heartbeat.owned_bytes
 
     def told(self, status: CellStatus) -> CellStatus:
-        """The status with what the disks of its storages hold."""
+        """Return the status with what the disks of its storages hold."""
         self._by_storage = {name: owned for name, owned in self._by_storage.items() if name in status.storages}
         disk: dict[str, int] = {}
         for owned in self._by_storage.values():
@@ -32,7 +32,7 @@ class DiskUsage:
             return status
         rows = {row.owner: row for row in status.owner_bytes}
         for owner, nbytes in disk.items():
-            # Storages may name others than the core has: then whoever does not fit is told with the rest.
+            # Storages may name others than the core has: then those beyond the bound are told with the rest.
             name = owner if owner in rows or len(rows) <= OWNERS_TOLD else ""
             row = rows.get(name, OwnerBytes(owner=name))
             rows[name] = msgspec.structs.replace(row, disk=row.disk + nbytes)

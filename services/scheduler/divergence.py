@@ -49,7 +49,7 @@ class Divergence:
         return True
 
     def degraded(self) -> Iterator[Degradation]:
-        """What is told with this scheduler's heartbeats."""
+        """Yield what is announced with this scheduler's heartbeats."""
         if self._seq and self._monotonic_ns() - self._found_ns < TOLD_NS:
             reason = (
                 f"up to input {self._seq} this standby's decisions were not those of the active scheduler; it has "

@@ -1,7 +1,7 @@
 """The fold over the stream as the shell and replay share it: decode, skip what is no input, step.
 
 Both go through this one class, so that a message which the live scheduler skipped is skipped in replay too. That an
-input is skipped although it can be decoded is decided in the stream, behind that input: whoever folds reads such
+input is skipped although it can be decoded is decided in the stream, behind that input: every fold reads such
 decisions ahead (:mod:`services.scheduler.quarantine`), and finds out here where one came too late.
 """
 
@@ -119,7 +119,7 @@ class Fold:
 
 
 def is_decision(stored: StreamMessage, decoded: InputSkipped) -> bool:
-    """Whether a scheduler said so, of an input before: the broker lets nobody else store on that subject."""
+    """Whether a scheduler said so, of an input before: the broker lets no other process store on that subject."""
     return stored.subject == subjects.skips_input() and decoded.seq < stored.seq
 
 

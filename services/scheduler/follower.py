@@ -33,7 +33,7 @@ Observer = Callable[[StreamMessage, Folded], None]
 
 
 class Follower:
-    """Keeps the state. ``folding`` is held between an input and its outputs, and by whoever looks at the state."""
+    """Keeps the state. ``folding`` is held between an input and its outputs, and by readers of the state."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Follower:
         await asyncio.get_running_loop().create_future()  # Frozen: there is nothing to do until this is cancelled.
 
     async def _restore(self) -> Start:
-        """A state to go on from: any for the active scheduler, the active one's for a standby. Waits until there is."""
+        """Wait for a state to go on from: any for the active scheduler, the active one's for a standby."""
         while True:
             try:
                 start = await self._try_to_restore()
@@ -213,7 +213,7 @@ class Follower:
                 self._bus, release=self._release, tail=claim.tail, check_invariants_every=self._check_every
             )
         if claim is None or not claim.is_held or claim.folded_from is None:
-            return None  # There is nobody active, or its state is not there yet.
+            return None  # There is no active scheduler, or its state is not there yet.
         if claim.release != self._release:
             self._note_waiting("the active scheduler is of another release")
             return None
@@ -244,7 +244,7 @@ class Follower:
         try:
             folded = fold.apply(message)
         except StepFailed:
-            self.is_sound = self._is_restored = False  # Nobody may take for a state what the step left of it.
+            self.is_sound = self._is_restored = False  # What the step left of it may not be taken for a state.
             raise
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)

@@ -13,7 +13,7 @@ from shared.messages.explanations import GetAdmissions, GetDivergences
 from shared.messages.status import GetRequestStanding, GetStanding, ListCache, RequestStanding, Standing
 
 END_S = 0.25
-"""The longest that a call waits for the end of a request of which its caller knows already."""
+"""The longest that a call waits for the end of a request that its caller knows already."""
 AT_ONCE = 16
 """Calls that may wait beside one another."""
 
@@ -33,7 +33,7 @@ class Inspection:
         self._moved = moved
 
     def handlers(self) -> list[tuple[str, CallHandler]]:
-        """What to serve, by subject."""
+        """Return what to serve, by subject."""
         return [
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),

@@ -10,7 +10,7 @@ compared:
   meanwhile, this fails.
 
 So before a successor's write can succeed, the holder's time is over by the holder's own clock. A holder whose time
-is over falls silent, and speaks again when a write of its own succeeds, for then nobody else's did. A write whose
+is over falls silent, and speaks again when a write of its own succeeds, for then no other's did. A write whose
 answer was lost is found out by reading the record.
 """
 
@@ -60,7 +60,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """What was made of the end of the stream, of which a successor may have no snapshot.
+    """What was made of the end of the stream, for a successor without a snapshot of it.
 
     ``release`` folded the inputs behind ``folded_from``, and may have said what followed from them: from all, or
     from those up to ``said_to`` where its last holder let go of the lead in good order.
@@ -107,7 +107,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tail(self) -> Tail | None:
-        """How the holder leaves the stream to its successor; None where nobody has said anything yet."""
+        """How the holder leaves the stream to its successor; None where no holder has said anything yet."""
         if self.folded_from is None:
             return self.before
         return Tail(self.release, self.folded_from, self.said_to, self.published, self.epoch)
@@ -140,13 +140,13 @@ class Leadership:
 
     @property
     def may_speak(self) -> bool:
-        """Whether outputs may be published now: whoever comes next can read since when this release folds."""
+        """Whether outputs may be published now: the next holder can read since when this release folds."""
         claim = self.claim
         return self.is_held and claim is not None and claim.folded_from is not None
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody else is known to have taken it; its time may be over."""
+        """Whether no other is known to have taken it; its time may be over."""
         return self._is_ours
 
     @property
@@ -173,13 +173,13 @@ class Leadership:
             self._seen = _Seen(revision, claim, self._monotonic_ns())
 
     def excuse(self) -> None:
-        """The holder could not be heard until now; its time is counted from here."""
+        """Count the holder's time from here: it could not be heard until now."""
         if self._seen is not None:
             self._seen = _Seen(self._seen.revision, self._seen.claim, self._monotonic_ns())
 
     @property
     def is_free(self) -> bool:
-        """Whether this process may try to take it: nobody has it, or its holder's time is over."""
+        """Whether this process may try to take it: no process has it, or its holder's time is over."""
         if self._seen is None:
             return False
         claim = self._seen.claim

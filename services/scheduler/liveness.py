@@ -40,7 +40,7 @@ class Liveness:
         self._checked_ns: int | None = None
 
     def watch_state(self, state: CellState, now_ns: int) -> None:
-        """Watch everybody that a restored state knows."""
+        """Watch all members that a restored state knows."""
         for worker in state.workers.values():
             self._watch("worker", worker.worker_id, worker.incarnation, now_ns)
         for joined in state.arriving.values():
@@ -71,7 +71,7 @@ class Liveness:
                 pass
 
     def beat(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat came. One of another incarnation says nothing about the member that we watch."""
+        """Note a heartbeat. One of another incarnation says nothing about the member that we watch."""
         member = self._members.get((heartbeat.kind, heartbeat.id))
         if member is None:
             return
@@ -84,14 +84,14 @@ class Liveness:
             member.heard_ns = max(member.heard_ns, now_ns)
 
     def excuse(self, now_ns: int) -> None:
-        """Nobody could have been heard until now."""
+        """Excuse all members: none could have been heard until now."""
         for member in self._members.values():
             member.heard_ns = max(member.heard_ns, now_ns)
 
     def check(self, now_ns: int, interval_ns: int) -> list[tuple[str, Lost]]:
         """Who is newly lost, with a message id that is the same for each report of one incarnation.
 
-        Called every ``interval_ns`` at least; a call that comes much later than that excuses everybody who is silent.
+        Called every ``interval_ns`` at least; a call that comes much later than that excuses all silent members.
         """
         late_ns = 0 if self._checked_ns is None else now_ns - self._checked_ns - interval_ns
         self._checked_ns = now_ns

@@ -2,7 +2,7 @@
 
 Theory of operation. The digest behind input n is made of the one before and the encoded outputs of input n, so it is
 a function of the stream alone, as the outputs are. A snapshot carries the digest that it was taken at, and a fold that
-begins at a snapshot goes on from there: whoever folds has the same digest behind the same input, wherever it began.
+begins at a snapshot goes on from there: every fold has the same digest behind the same input, wherever it began.
 The holder of the lead says its digest with each renewal; a standby compares its own behind the same input
 (:mod:`services.scheduler.divergence`).
 """
@@ -55,7 +55,7 @@ class OutputChain:
         return self._reached >= seq
 
     def digest_at(self, seq: int) -> int | None:
-        """The digest behind input ``seq``, which was folded; None for one that is too far back."""
+        """Return the digest behind input ``seq``, which was folded; None for one that is too far back."""
         for mark in reversed(self._marks):
             if mark.seq <= seq:
                 return mark.digest

@@ -95,7 +95,7 @@ class Skips:
         return all(seq > position or seq in state.quarantined for seq in self.decided)
 
     def due(self) -> list[int]:
-        """Inputs about which a decision is due, in order."""
+        """Return inputs about which a decision is due, in order."""
         failed = {seq for seq, times in self.failures.items() if times >= FAILURES}
         return sorted((failed | set(self.orders)) - set(self.decided))
 
@@ -132,7 +132,7 @@ async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
 async def decide(bus: Bus, published: Progress) -> Skips:
     """Decide what is due; returns all that is known then. Only for the holder of the lead before it restores.
 
-    ``published`` is how far outputs are known to be at the broker, whoever published them.
+    ``published`` is how far outputs are known to be at the broker, by any process.
     Raises Unavailable and TransportError.
     """
     skips = await read_skips(bus)
@@ -157,7 +157,7 @@ async def decide(bus: Bus, published: Progress) -> Skips:
 
 
 def with_quarantined(status: CellStatus, state: CellState) -> CellStatus:
-    """The status with the inputs that were left out lately among what the cell lacks."""
+    """Return the status with the inputs that were left out lately among what the cell lacks."""
     recent = [
         Degradation(
             component=status.scheduler_id,
@@ -192,7 +192,7 @@ async def _was_spoken_of(bus: Bus, seq: int) -> bool:
 
 
 def _decision(stored: StreamMessage, reason: str) -> InputSkipped:
-    """With whom and what the input names, so that nobody waits for it."""
+    """With whom and what the input names, so that it is not waited for."""
     message: Input | None
     try:
         message = decode_input(stored.data)

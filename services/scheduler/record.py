@@ -62,7 +62,9 @@ class FirstCopies:
         self._digests: dict[Target, tuple[int, array[int]]] = {}  # (first number, a digest for each from there)
 
     def is_first(self, output: Published, data: bytes) -> bool:
-        """Raises RecordingError when an earlier copy had other bytes, or when numbers are missing before it."""
+        """Return whether the copy is the first. Raises RecordingError when an earlier copy had other bytes, or when
+        numbers are missing before it.
+        """
         target, digest = target_of(output), xxhash.xxh3_64_intdigest(data)
         first, digests = self._digests.setdefault(target, (output.number, array("Q")))
         place = output.number - first
@@ -78,7 +80,7 @@ class FirstCopies:
 
 
 async def record(bus: Bus, path: Path) -> Recorded:
-    """Raises RecordingError when the streams do not hold a recording, Unavailable when the broker is away."""
+    """Record the streams. Raises RecordingError when they hold no recording, Unavailable when the broker is away."""
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.last_seq < info.first_seq:
         raise RecordingError("the cell has no inputs yet")
@@ -155,7 +157,7 @@ async def _complete_to(bus: Bus, last_seq: int) -> int:
 
 
 async def _outputs_from(bus: Bus) -> int:
-    """The first input whose outputs are all stored; 0 when none has expired."""
+    """Return the first input whose outputs are all stored; 0 when none has expired."""
     info = await bus.stream_info(subjects.OUTPUTS_STREAM)
     if info.first_seq == 1:
         return 0

@@ -129,7 +129,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 class RecordingWriter:
     """Writes ``path`` when its ``async with`` block ends without an exception, and nothing otherwise.
 
-    The file system is waited for in threads: what a slow disk holds up is the recording, not whoever hears the broker.
+    The file system is waited for in threads: what a slow disk holds up is the recording, not the task that hears the
+    broker.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -176,7 +177,7 @@ class RecordingWriter:
         await self._write(self._frames.output(data))
 
     async def _write(self, frame: bytes) -> None:
-        """A thread's turn for many frames at a time."""
+        """Write many frames in one turn of a thread."""
         self._gathered += frame
         if len(self._gathered) >= _PIECE_BYTES:
             await self._flush()

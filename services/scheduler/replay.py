@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(path: Path) -> Report:
-    """Raises RecordingError for a file that is no whole, undamaged recording, and what ends a fold."""
+    """Replay a recording. Raises RecordingError for a file that is not whole and undamaged, and what ends a fold."""
     header, fold, frames = _begin(read_frames(path), recorded_skips(path))
     comparison = _Comparison(header)
     inputs, last_seq = 0, fold.position
@@ -104,7 +104,7 @@ def replay(path: Path) -> Report:
 
 
 def recorded_skips(path: Path) -> Skips:
-    """What a recording says of its inputs that fail or are left out. Reads all of it."""
+    """Return what a recording says of its inputs that fail or are left out. Reads all of it."""
     skips = Skips()
     for frame in read_frames(path):
         if isinstance(frame, InputFrame):
@@ -140,7 +140,7 @@ class _Comparison:
                 self._waiting.setdefault(target_of(output), deque()).append((self._at, output))
 
     def recorded(self, data: bytes) -> None:
-        """The next output of the recording."""
+        """Compare the next output of the recording."""
         if self.difference is not None:
             return
         target = self._target_of(data)
@@ -164,7 +164,7 @@ class _Comparison:
                 self.difference = _difference(at, None, output)
 
     def end(self) -> None:
-        """The recording is over."""
+        """End the recording."""
         self.close_input()
         if self.difference is None:
             self.unrecorded += sum(map(len, self._waiting.values()))

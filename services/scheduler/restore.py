@@ -1,10 +1,10 @@
 """Starting where the stream is: a snapshot, then the tail of the stream.
 
-Outputs of the tail go to the outbox, which publishes those that nobody is known to have published. Those that were
+Outputs of the tail go to the outbox, which publishes those that are not known to be published. Those that were
 published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler
 arrive now.
 
-That holds only where this release folded the tail before, or nobody did. Another release may have decided otherwise:
+That holds only where this release folded the tail before, or none did. Another release may have decided otherwise:
 targets obeyed it, and would drop what differs from it as repeated. Then everything that is known of device and host
 pools is given up, and the cell begins anew (:attr:`Start.is_lost`); what disks and stores hold is told again.
 """
@@ -116,7 +116,7 @@ async def _first_fold(bus: Bus, check_invariants_every: int) -> Fold:
 
 
 async def _fold_from(bus: Bus, snapshot: Snapshot, check_invariants_every: int) -> Fold | None:
-    """The fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
+    """Return the fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
     try:
         state = load_state(snapshot.state)
     except InternalError as error:
@@ -144,7 +144,7 @@ async def _begin_anew(
     """
     seq = info.last_seq
     if tail is not None and tail.said_to is not None:
-        seq = min(max(tail.said_to, info.first_seq - 1), info.last_seq)  # Nobody has acted upon what came since.
+        seq = min(max(tail.said_to, info.first_seq - 1), info.last_seq)  # What came since was not acted upon.
     is_of_another = tail is not None and tail.release != release
     _log.error(
         "state_lost",
@@ -176,7 +176,7 @@ async def _is_of_stream(bus: Bus, info: StreamInfo, tail: Tail) -> bool:
 
 
 async def _time_of(bus: Bus, seq: int) -> int:
-    """The timestamp of an input, or 0 when it is gone."""
+    """Return the timestamp of an input, or 0 when it is gone."""
     async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=max(1, seq), live=False):
         return message.time_ns if message.seq == seq else 0
     return 0

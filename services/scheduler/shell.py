@@ -1,4 +1,4 @@
-"""The scheduler's loop: fold the stream in whichever role, and take the lead when nobody speaks for the cell.
+"""The scheduler's loop: fold the stream in whichever role, and take the lead when no process speaks for the cell.
 
 Every scheduler follows the stream from its start to its end. One holds the lead (``leadership.py``) and is active
 (``active.py``): it publishes what its fold says. The others stand by: they fold the same, say nothing, and keep in
@@ -36,8 +36,8 @@ STOP_S = 5.0
 """At a stop, the longest wait for the broker to have everything that was said."""
 
 LAST_SNAPSHOT_S = 180.0
-"""At a stop, the longest wait for the snapshot, of which a million nodes take seconds: without it another release would
-have to begin anew. Whoever stops the process may be less patient.
+"""At a stop, the longest wait for the snapshot, which takes seconds for a million nodes: without it another release
+would have to begin anew. The supervisor may be less patient.
 """
 
 _log = logs.get_logger("scheduler")
@@ -196,7 +196,7 @@ class Shell:
             cell_metrics.ACTIVE.set(0)
             await _cancel(keeping, serving, announcing)
             if self._lead.is_ours:
-                # From now on nothing is said, so whoever comes next may contradict what follows from later inputs.
+                # From now on nothing is said, so the next holder may contradict what follows from later inputs.
                 self._lead.lose()
                 await self._lead.let_go(self._claimant.claim(active.epoch), self._follower.position)
             self._lead.lose()
@@ -256,7 +256,7 @@ class Shell:
             self._active.observe(message, folded)
 
     def _excuse(self) -> None:
-        """The connection is back: nobody could be heard until now."""
+        """Excuse all members: the connection is back, and none could be heard until now."""
         self._lead.excuse()
         if self._active is not None:
             self._active.liveness.excuse(self._monotonic_ns())
@@ -294,7 +294,7 @@ class Shell:
 
 
 def _is_entitled(subject: str, heartbeat: Heartbeat) -> bool:
-    """Everybody speaks for himself; only a storage says that somebody else has ended."""
+    """Each process speaks for itself; only a storage reports the end of another."""
     if heartbeat.is_gone:
         return subject.startswith(subjects.heartbeat("storage", ""))
     return subject == subjects.heartbeat(heartbeat.kind, heartbeat.id)

@@ -30,7 +30,7 @@ class Shortfalls:
         self._said: dict[tuple[Kind, str], _Said] = {}
 
     def note(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """A heartbeat came."""
+        """Note a heartbeat."""
         key = heartbeat.kind, heartbeat.id
         if not heartbeat.is_gone:
             self._said[key] = _Said(heartbeat.incarnation, now_ns, heartbeat.degraded)
@@ -38,7 +38,7 @@ class Shortfalls:
             del self._said[key]
 
     def told(self, status: CellStatus, now_ns: int, *, is_storage_wanted: bool) -> CellStatus:
-        """The status with what its processes lack; a member that has not said it yet is listed for that.
+        """Return the status with what its processes lack; a member that has not reported it yet is listed for that.
 
         So is a worker of an earlier incarnation: a cell that begins where another was killed still has that one's.
         """

@@ -63,7 +63,7 @@ async def _decided(bus: Bus, seq: int) -> str | None:
 
 
 async def _last_folded(bus: Bus) -> int:
-    """The last input that the active scheduler has folded; 0 where none answers."""
+    """Return the last input that the active scheduler has folded; 0 where none answers."""
     try:
         return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus).seq
     except Unavailable:

@@ -71,7 +71,7 @@ class SnapshotKeeper:
         self._may_copy = True  # Until this system refused to, or a copy failed.
 
     def begin(self) -> None:
-        """The state is there; what it was restored from is the last snapshot."""
+        """Begin with a state; its snapshot is the last one."""
         restored = self._follower.restored
         self._seq = restored.seq if restored is not None else 0
         self._taken_ns = self._monotonic_ns()
@@ -112,7 +112,7 @@ class SnapshotKeeper:
         return SnapshotTaken(seq=seq, nbytes=len(data))
 
     def _encode(self) -> bytes | Apart:
-        """The snapshot of the state as it is now, or who makes it."""
+        """Return the snapshot of the state as it is now, or the process that makes it."""
         fold, release = self._follower.fold, self._follower.release
         said = self._outbox.chain.latest.digest
         if self._may_copy and len(fold.state.tree.nodes) >= LARGE_NODES:

@@ -59,12 +59,12 @@ def take_snapshot(fold: Fold, release: str = "", said: int = 0) -> Snapshot:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The object's bytes."""
+    """Return the object's bytes."""
     return msgspec.msgpack.encode(snapshot)
 
 
 def decode_snapshot(data: bytes | memoryview) -> Snapshot:
-    """Raises RecordingError when the bytes are damaged or of another version."""
+    """Decode the bytes. Raises RecordingError when they are damaged or of another version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=Snapshot)
     except UNDECODABLE as error:

@@ -2,7 +2,7 @@
 
 Timers are set by the stamps of inputs, which the broker's clock makes. This process's own wall clock may be minutes
 away from that one, on another machine or because somebody set either: every deadline would come as much too soon or
-too late. So the time is that of the input that came last, and what has passed since by a clock that nobody sets. It is
+too late. So the time is that of the input that came last, and what has passed since by a clock that is never set. It is
 behind by as long as that input was under way, and never ahead.
 """
 
@@ -17,9 +17,9 @@ class StreamClock:
         self._came_ns = 0
 
     def note(self, time_ns: int, now_ns: int) -> None:
-        """An input with this stamp has come."""
+        """Note the stamp of an input that came."""
         self._time_ns, self._came_ns = time_ns, now_ns
 
     def read_ns(self, now_ns: int) -> int:
-        """What the broker's clock shows, in ns since 1970. Does not mutate."""
+        """Return what the broker's clock shows, in ns since 1970. Does not mutate."""
         return self._time_ns + (now_ns - self._came_ns) if self._time_ns else 0

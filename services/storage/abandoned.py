@@ -1,6 +1,6 @@
-"""Calls in threads that nobody waits for any more, and the memory that they may still use.
+"""Calls in threads that are not waited for any more, and the memory that they may still use.
 
-A thread cannot be stopped. Whoever gives a buffer back that such a call uses gives it back when the call ends.
+A thread cannot be stopped. A buffer that such a call uses is given back when the call ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Abandoned:
         self._by_address: dict[int, asyncio.Future[Any]] = {}  # Those that use a buffer, by where it begins.
 
     def __len__(self) -> int:
-        """Calls under way."""
+        """Return the number of calls under way."""
         return len(self._running)
 
     def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:
-        """Nobody waits for this call, which uses buffers from their beginning on."""
+        """Note a call that is not waited for any more and uses buffers from their beginning on."""
         addresses = [_address(buffer) for buffer in uses]
         self._running[call] = None
         self._by_address |= dict.fromkeys(addresses, call)
@@ -34,7 +34,7 @@ class Abandoned:
             for address in addresses:
                 del self._by_address[address]
             if not call.cancelled():
-                call.exception()  # Seen; nobody else asks.
+                call.exception()  # Seen; it is not asked for elsewhere.
 
         call.add_done_callback(ended)
 

@@ -17,15 +17,15 @@ from services.storage.staging import Staging
 
 
 class Buffers:
-    """Turns for the buffers of one :class:`Staging`, of which nobody else takes any. Owned by the event loop."""
+    """Turns for the buffers of one :class:`Staging`, used by no other. Owned by the event loop."""
 
     def __init__(self, staging: Staging, abandoned: Abandoned | None = None) -> None:
-        """What ``abandoned`` calls still use is given back when they end."""
+        """Share ``staging``; buffers that ``abandoned`` calls still use are given back when they end."""
         self._staging = staging
         self._abandoned = Abandoned() if abandoned is None else abandoned
         self._waiting: dict[bool, deque[asyncio.Future[memoryview]]] = {True: deque(), False: deque()}
         self._taken = {True: 0, False: 0}
-        # What nobody waits for leaves a fetch one buffer at the least, where there are two.
+        # Background work leaves a fetch one buffer at the least, where there are two.
         self.background_most = max(1, staging.buffers // 2)
 
     @property

@@ -15,7 +15,9 @@ from shared.errors import ConfigError
 
 
 def check(config: StorageConfig, environ: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError with every fault. Reads the file of keys; asks nothing of an object store."""
+    """Check the settings. Raises ConfigError with every fault. Reads the file of keys; sends no request to an object
+    store.
+    """
     faults = list(_faults(config, os.environ if environ is None else environ))
     if faults:
         raise ConfigError.of(faults)
@@ -39,7 +41,7 @@ def _faults(config: StorageConfig, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def directory_faults(flag: str, paths: Sequence[str]) -> list[str]:
-    """What keeps ``paths`` from being directories that this user can write to. Makes none.
+    """Return what keeps ``paths`` from being directories that this user can write to. Creates none.
 
     For the start of a cell, where a wrong path is a slip: a storage that starts again while its disk is broken goes on
     without it.

@@ -3,7 +3,7 @@ hidden states.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
-    0                    fixed header, 256 bytes: sizes, geometry, whose KV it is and of which tokens, two checksums
+    0                    fixed header, 256 bytes: sizes, geometry, namespace, tokens, two checksums
     256                  zeros
     header_bytes - t     tables: tokens [tokens] int32, then checksums [pages, units] uint64
     header_bytes         pages [pages, units, unit_bytes], each contiguous
@@ -137,13 +137,13 @@ def blob_nbytes(geometry: KvGeometry) -> int:
 
 
 def payload_view(blob: memoryview, geometry: KvGeometry) -> memoryview:
-    """The part of an unsealed blob that is pages; a page is the next ``geometry.page_bytes`` of it."""
+    """Return the part of an unsealed blob that is pages; a page is the next ``geometry.page_bytes`` of it."""
     start = header_nbytes(geometry)
     return blob[start : start + chunk_bytes(geometry)]
 
 
 def page_identities(parent: bytes, tokens: bytes, geometry: KvGeometry) -> bytes:
-    """The identities of a chunk's pages, 16 bytes each."""
+    """Return the identities of a chunk's pages, 16 bytes each."""
     return chain_pages(parent, tokens, geometry.page_size * TOKEN_BYTES)
 
 
@@ -209,7 +209,7 @@ def write_fixed(blob: memoryview, header: ChunkHeader) -> None:
 
 
 def fixed_fields(header: ChunkHeader) -> bytes:
-    """The fixed header without its two checksums: what a sealed chunk is authenticated with."""
+    """Return the fixed header without its two checksums: a sealed chunk is authenticated with it."""
     geometry = header.geometry
     return _FIELDS.pack(
         MAGIC,
@@ -245,7 +245,7 @@ def _body_checksum(blob: memoryview, header: ChunkHeader) -> int:
 
 
 def read_fixed(head: memoryview, nbytes: int) -> ChunkHeader:
-    """The header from the first block of a blob of ``nbytes`` bytes: what an inventory reads. Without the tables.
+    """Parse the header from the first block of a blob of ``nbytes`` bytes, as an inventory does. Without the tables.
 
     Raises IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``.
     """
@@ -253,7 +253,7 @@ def read_fixed(head: memoryview, nbytes: int) -> ChunkHeader:
 
 
 def read_header(blob: memoryview) -> ChunkHeader:
-    """The header of a whole blob (``blob`` ends where it ends), with the tables unless it is sealed.
+    """Parse the header of a whole blob (``blob`` ends where it ends), with the tables unless it is sealed.
 
     Raises IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``;
     ``wrong_checksum`` if it is sealed and damaged, which needs no key to be seen.
@@ -281,7 +281,7 @@ def read_header(blob: memoryview) -> ChunkHeader:
 
 
 def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
-    """The header without tables, and the checksum of the body."""
+    """Return the header without tables, and the checksum of the body."""
     if bytes(head[: len(MAGIC)]) != MAGIC[: head.nbytes] or not head.nbytes:
         raise IntegrityError("this is not a chunk: the magic is missing", code="not_a_chunk")
     if min(head.nbytes, nbytes) < FIXED_BYTES:

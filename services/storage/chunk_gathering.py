@@ -27,7 +27,7 @@ from shared.messages.pools import KvGeometry
 
 
 def pages_of(blob: memoryview, geometry: KvGeometry) -> npt.NDArray[np.uint8]:
-    """The payload of a blob as a host pool has its pages: uint8 [pages, units, unit_bytes]. No copy."""
+    """Return the payload of a blob as a host pool has its pages: uint8 [pages, units, unit_bytes]. No copy."""
     payload = np.frombuffer(payload_view(blob, geometry), dtype=np.uint8)
     return payload.reshape(-1, geometry.units, geometry.unit_bytes)
 
@@ -64,7 +64,7 @@ def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device:
 def scatter_chunk(chunk: FetchChunk, blob: memoryview, checksums: Checksums, host: HostPoolView) -> None:
     """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``.
 
-    A page is cleared before its bytes change, and its identity is written last, so nobody finds half a page.
+    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
     """
     pages = pages_of(blob, host.geometry)
     identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)

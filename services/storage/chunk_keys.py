@@ -15,19 +15,19 @@ class NoCipher:
     """Stands where no keys are: a sealed chunk cannot be opened, and nothing is sealed."""
 
     def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
-        """Always raises KeyMissing."""
+        """Raise KeyMissing."""
         raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
 
     def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
-        """Always raises KeyMissing."""
+        """Raise KeyMissing."""
         raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
 
     def hide(self, key_id: str, identity: bytes) -> bytes:
-        """Always raises KeyMissing."""
+        """Raise KeyMissing."""
         raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
 
     def show(self, key_id: str, hidden: bytes) -> bytes:
-        """Always raises KeyMissing."""
+        """Raise KeyMissing."""
         raise KeyMissing(f"there is no encryption key for {key_id}: --keys names none")
 
 
@@ -39,5 +39,5 @@ class ChunkKeys:
         self.cipher: Cipher = NoCipher() if cipher is None else cipher
 
     def key_id(self, ordered: str) -> str:
-        """The key for chunks of an order that names ``ordered`` ("" is no salt); "" leaves them unencrypted."""
+        """Return the key for chunks of an order that names ``ordered`` ("" is no salt); "" leaves them unencrypted."""
         return (ordered or DEFAULT_KEY_ID) if self._is_sealing else ""

@@ -17,7 +17,7 @@ from services.storage.chunk_sealing import Cipher
 from shared.errors import KeyMissing
 
 MAX_NAMESPACES = 65_536
-"""Of which it is known whose key seals them. One that was forgotten is learnt again by its next order."""
+"""Chunks whose key is known. One that was forgotten is learnt again by its next order."""
 
 
 class ChunkNames:
@@ -40,7 +40,7 @@ class ChunkNames:
                 self._key_ids.popitem(last=False)
 
     def at_rest(self, key: ChunkKey) -> ChunkKey:
-        """The name at rest of a chunk; one that is such a name already stays. Raises KeyMissing."""
+        """Return the name at rest of a chunk; one that is such a name already stays. Raises KeyMissing."""
         if self._cipher is None or key.is_sealed:
             return key
         key_id = self._key_id(key.namespace)
@@ -49,7 +49,7 @@ class ChunkNames:
         return replace(key, identity=self._cipher.hide(key_id, key.identity), is_sealed=True)
 
     def in_cell(self, name: ChunkKey) -> ChunkKey:
-        """The chunk whose name at rest this is; ``name`` itself where the key is not at hand, which nobody asks for."""
+        """Return the chunk whose name at rest this is; ``name`` itself without the key, which is never asked for."""
         key_id = self._key_id(name.namespace)
         if self._cipher is None or not name.is_sealed or not key_id:
             return name

@@ -20,7 +20,7 @@ _SEED_BYTES = 8
 
 
 def hash_payload(payload: memoryview, geometry: KvGeometry, identities: bytes) -> Checksums:
-    """The checksums uint64 [pages, units] of contiguous pages; ``identities`` is 16 bytes a page.
+    """Return the checksums uint64 [pages, units] of contiguous pages; ``identities`` is 16 bytes a page.
 
     The same figures as ``shared.memory.host_pool.layer_checksum``.
     """

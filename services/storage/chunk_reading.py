@@ -18,7 +18,7 @@ class ReadChunk(Protocol):
     def __call__(
         self, backend: ChunkBackend, key: ChunkKey, buffer: memoryview, *, timeout_s: float
     ) -> ChunkHeader | None:
-        """The header of the chunk, whose blob begins where ``buffer`` begins; None if the tier lacks it.
+        """Read the header of the chunk, whose blob begins where ``buffer`` begins; None if the tier lacks it.
 
         Raises IntegrityError when it is damaged, another's or not readable with the key at hand, ConfigError when
         there is no key, TransportError when the tier failed.

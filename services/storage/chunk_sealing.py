@@ -3,7 +3,7 @@
 What is sealed is one piece of the blob, the tables and the payload; it is replaced by nonce, ciphertext and tag from
 byte 256 on. The fixed header stays readable, so that an inventory needs no key, and is authenticated with the rest: a
 sealed chunk cannot pass for another. The identities in it, which are digests of tokens, are hidden. What it tells
-whoever sees the disk is documented in ``docs/reference/chunk-format.md``.
+a reader of the disk is documented in ``docs/reference/chunk-format.md``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def open_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
     """Decrypt a sealed blob where it is, so that it can be verified; returns the whole header, tables included.
 
     ``key_id`` is whose key the caller may use: IntegrityError(code="wrong_key") when the chunk is sealed with another,
-    or is not what was sealed. A blob that is not sealed is accepted only for the key_id "", so that nobody can
+    or is not what was sealed. A blob that is not sealed is accepted only for the key_id "", so that none can
     put a plain chunk in the place of a sealed one. ConfigError when there is no such key, or no cipher at all.
     """
     if header.key_id != key_id or header.is_sealed != bool(key_id):
@@ -100,7 +100,7 @@ def open_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
 
 
 def _plain(header: ChunkHeader, cipher: Cipher) -> ChunkHeader:
-    """The header of the same chunk before it was sealed, still without the tables."""
+    """Return the header of the same chunk before it was sealed, still without the tables."""
     identity, parent = header.identity, header.parent
     if header.hides_names:
         identity, parent = (cipher.show(header.key_id, hidden) for hidden in (identity, parent))

@@ -73,7 +73,7 @@ class Unverified:
         return Brought(self.key, self.place, "remote", header, self.blob, self.buffer, key_id="")
 
     def lost(self, error: IntegrityError) -> Lost:
-        """It was not what it should be. On the event loop."""
+        """Report a chunk that did not verify. Runs on the event loop."""
         self.refuse(error)
         return Lost(is_missing=True, error=str(error))
 
@@ -100,7 +100,7 @@ class ChunkSource:
         promotions: Promotions | None,
         copies: SparseCopies | None = None,
     ) -> None:
-        """What the disk has is given to ``copies``, if there are any, where it lacks one."""
+        """Prepare to read; chunks without a sparse copy are given to ``copies``, where there are any."""
         self._geometry = geometry
         self._disk = disk
         self._remote = remote
@@ -117,7 +117,7 @@ class ChunkSource:
             self._disk.index.touch(run, chunks[0].place, None, self._disk.now_s())
 
     def take_lost(self) -> list[ChunkKey]:
-        """What reading found not to be on the disk since the last call, of whichever fetch."""
+        """Return what reads of any fetch found missing on the disk since the last call."""
         return [] if self._disk is None else self._disk.take_lost()
 
     def is_near(self, key: ChunkKey) -> bool:
@@ -183,7 +183,7 @@ class ChunkSource:
             await asyncio.wait(self._copying)
 
     async def _copy(self, brought: Brought, copies: SparseCopies) -> None:
-        """Nobody waits for it, so that what goes wrong is only told."""
+        """Run in the background: what goes wrong is only logged."""
         try:
             copy = await copies.make(brought.header, brought.blob, brought.key_id)
         except Exception as error:

@@ -8,7 +8,7 @@ of one chunk, by every storage that ever computes it, and random nonces are far 
 The derivation is BLAKE2b, keyed and personalised, which is a pseudo-random function of its input.
 
 Identities are hidden by one block of AES under a key that is derived for that alone: a permutation of 16 bytes that
-nobody without the key can compute in either direction. Equal identities have equal names, which is what names are for.
+only the key lets compute in either direction. Equal identities have equal names, which is what names are for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES_PERSON = b"tc-name-key-1"
 
 
 def open_cipher(config: StorageConfig, *, environ: Mapping[str, str] | None = None) -> Cipher | None:
-    """The cipher of ``config.keys`` and THERMOCLINE_KEY_DEFAULT, or None where neither is given.
+    """Return the cipher of ``config.keys`` and THERMOCLINE_KEY_DEFAULT, or None where neither is given.
 
     Raises ConfigError with every fault: a process that was told to encrypt does not start without its keys.
     """
@@ -72,7 +72,7 @@ class Cipher:
         return nonce + cipher.encrypt(nonce, plaintext, aad)
 
     def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
-        """The plaintext that :meth:`seal` was given.
+        """Return the plaintext that :meth:`seal` was given.
 
         Raises KeyMissing when the tenant has no key (any more), and IntegrityError(code="wrong_key") when ``sealed`` or
         ``aad`` is not what was sealed under this key: another key or a changed bit, which cannot be told apart.
@@ -85,7 +85,7 @@ class Cipher:
             raise IntegrityError("a chunk was not sealed with this key, or was changed", code="wrong_key") from error
 
     def hide(self, key_id: str, identity: bytes) -> bytes:
-        """The 16 bytes under which a chunk of this identity (16 bytes) is known at rest. Raises KeyMissing."""
+        """Return the 16 bytes under which a chunk of this identity (16 bytes) is known at rest. Raises KeyMissing."""
         return self._blocks_of(key_id, "seal").encryptor().update(identity)
 
     def show(self, key_id: str, hidden: bytes) -> bytes:

@@ -11,7 +11,7 @@ from shared.ids import is_valid_name, node_name
 from shared.tracing import Traces
 
 DEFAULT_KEY_VARIABLE = "THERMOCLINE_KEY_DEFAULT"
-"""Holds the key of tenants without one; no flag does, because everybody on the machine can read a command line."""
+"""Holds the key of tenants without one; no flag does, because every user of the machine can read a command line."""
 
 
 class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -36,11 +36,11 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
         int, Meta(description="what the disk tier may be read with at the most, such as 500MB; 0 is no limit", ge=0)
     ] = 0
     measure_at_start: Annotated[
-        bool, Meta(description="measure how fast the disk is read, once, where nobody has measured it there yet")
+        bool, Meta(description="measure how fast the disk is read, once, where it was not measured yet")
     ] = True
     disk_direct: Annotated[bool, Meta(description="bypass the page cache where the file system allows")] = True
     sparse: Annotated[
-        bool, Meta(description="keep KV on the disk a second time, in a form of which the important part can be read")
+        bool, Meta(description="keep KV on the disk a second time, in a form whose important part can be read")
     ] = False
     sparse_block_tokens: Annotated[
         int,

@@ -1,8 +1,8 @@
 """Runs queued transfers and answers each with ``BackupDone``.
 
 A worker on a GPU copies by itself when it is asked (``worker_backups``), all others are copied from by I/O threads.
-These run at low priority: nobody waits for a backup, and on full cores an unhindered one halves the speed of the model
-(``infra/adr/0003-storage-drives-backups.md``).
+These run at low priority: no request waits for a backup, and on full cores an unhindered one halves the speed of the
+model (``infra/adr/0003-storage-drives-backups.md``).
 """
 
 from __future__ import annotations

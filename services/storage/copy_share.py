@@ -1,8 +1,8 @@
 """Lets copies from devices take a part of the time only (Strata 4.2), so that loads have the link to themselves.
 
-The paper gives loads, which requests wait for, two thread blocks of the GPU and backups, which nobody waits for, one.
-Copy engines and processor threads have no blocks; what they have is time. All copies of one storage take turns, and
-after each run of pages nothing is copied until their share of the time is right again.
+The paper gives loads, which requests wait for, two thread blocks of the GPU and backups, which no request waits for,
+one. Copy engines and processor threads have no blocks; what they have is time. All copies of one storage take turns,
+and after each run of pages nothing is copied until their share of the time is right again.
 """
 
 from __future__ import annotations

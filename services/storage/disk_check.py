@@ -55,7 +55,7 @@ def tier_faults(config: StorageConfig, whose: Callable[[str], str] = lambda proc
 
 
 def check_tiers(config: StorageConfig) -> None:
-    """Raises ConfigError with every fault. Blocking."""
+    """Check the tiers' settings. Raises ConfigError with every fault. Blocking."""
     faults = tier_faults(config)
     if faults:
         raise ConfigError("; ".join(faults))
@@ -93,7 +93,7 @@ def _holder(path: str) -> str:
 
 
 def _quota_faults(paths: Sequence[str], quota: int) -> list[str]:
-    """A quota that no amount of cleaning up could make room for."""
+    """Return a fault for a quota that is larger than the file systems: no eviction could make room for it."""
     try:
         systems = {os.stat(path).st_dev: os.statvfs(path) for path in paths}
     except OSError as error:

@@ -32,7 +32,7 @@ class UnreadForms:
         self._unread = [form for form in forms_among(pool.as_kv, width, shapes) if form != pool]
 
     def faults(self, index: ChunkIndex) -> Iterator[Fault]:
-        """What is there and not read. ``index`` has been filled from the disk."""
+        """Yield forms that the disk holds and that are not read. ``index`` has been filled from the disk."""
         self._unread = [form for form in self._unread if index.holds(geometry_id(form))]
         for form in self._unread:
             reason = f"the disk holds hidden states of the form {form.form}, and only {self._pool.form} is read"

@@ -1,4 +1,4 @@
-"""Threads of their own for each directory of the disk, so that one that hangs holds nobody else's."""
+"""Threads of their own for each directory of the disk, so that one that hangs holds no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DiskThreads:
     """``depth`` calls at once in all directories together, as long as each of them answers. Owned by the event loop."""
 
     def __init__(self, common: IoThreads, directories: int) -> None:
-        """A tier without ``directories`` uses the threads that are ``common`` to all."""
+        """Divide the depth; a tier without ``directories`` uses the threads that are ``common`` to all."""
         self.abandoned = Abandoned()
         self._common = common
         self._depth = -(-common.shares.depth // max(1, directories))
@@ -42,7 +42,7 @@ class DiskThreads:
         return await threads.attempt(function, self.abandoned, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses)
 
     def left(self, where: str, reason: str) -> None:
-        """A directory is left out: what waits for its threads fails, and when it is back it gets others."""
+        """Leave out a directory: what waits for its threads fails, and when it is back it gets others."""
         threads = self._by_directory.pop(where, None)
         if threads is not None:
             threads.give_up(reason)

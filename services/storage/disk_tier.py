@@ -1,7 +1,7 @@
 """The disk: a backend, the index of what it holds, and what to do when it is full or broken.
 
 Decisions are the index's and the health's; this module puts them around blocking calls. The index is changed on the
-event loop alone, so that whoever asks it sees one truth: a chunk is there once its ``put`` returned, and is not there
+event loop alone, so that all callers see one truth: a chunk is there once its ``put`` returned, and is not there
 any more the moment it has to go, whenever its file goes.
 """
 
@@ -58,7 +58,7 @@ class ReadParts(Protocol):
         """Read them. Blocking."""
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: from now on it writes to nothing but its buffer."""
+        """Abandon it: from now on it writes only to its buffer."""
 
 
 class DiskTier:
@@ -75,7 +75,7 @@ class DiskTier:
         pace: PacedReads | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads keep to ``pace``, by default to none."""
+        """Keep reads to ``pace``; None is no limit."""
         self._directories = backend if isinstance(backend, Directories) else None
         self.index = ChunkIndex(quota)
         self.directories = UsedDirectories(backend, self.index, threads)
@@ -96,7 +96,7 @@ class DiskTier:
         return key in self.index
 
     def now_s(self) -> float:
-        """The clock of the index."""
+        """Return the clock of the index, in seconds."""
         return self._clock_s()
 
     @property
@@ -110,7 +110,7 @@ class DiskTier:
         return self._admission.is_failing
 
     def has_room(self, free_bytes: int) -> None:
-        """The file system has so much free: what would fit now is kept again. Called when nobody writes, too."""
+        """Note the free space of the file system: what would fit now is kept again. Called without writes, too."""
         is_due = self._admission.is_failing and self._admission.may_try(self._clock_s())
         if is_due and free_bytes >= self._refused_nbytes and self._admission.worked():
             _log.info("disk_has_room_again")
@@ -158,7 +158,7 @@ class DiskTier:
         return Written("stored", tuple(victims))
 
     async def read(self, key: ChunkKey, read: ReadChunk, buffer: memoryview) -> ChunkHeader | None:
-        """The chunk in ``buffer``, opened and verified; None if it is not there.
+        """Read the chunk into ``buffer``, opened and verified; None if it is not there.
 
         Raises IntegrityError when it is not what it should be (it is gone from the disk then), TransportError when the
         disk failed, ConfigError when there is no key for it.
@@ -244,7 +244,7 @@ class DiskTier:
         return is_replaced
 
     def take_lost(self) -> list[ChunkKey]:
-        """What reading found to be bad or gone since the last call: whoever reads tells the scheduler of it."""
+        """Return what reads found to be bad or gone since the last call: the reader reports it to the scheduler."""
         lost, self._lost = list(self._lost), {}
         return lost
 
@@ -254,7 +254,7 @@ class DiskTier:
         return sum(self.quarantined_by_reason.values())
 
     def quarantine(self, key: ChunkKey, error: IntegrityError) -> None:
-        """It is bad: nobody is served it again."""
+        """Quarantine a bad chunk: it is not served again."""
         measures.BAD_CHUNKS.labels(self.name, error.code).inc()
         _log.warning("chunk_quarantined", chunk=key.path, code=error.code, reason=error.message)
         self.quarantined_by_reason[error.code] = self.quarantined_by_reason.get(error.code, 0) + 1
@@ -273,7 +273,7 @@ class DiskTier:
         return gone
 
     async def own(self, namespace: str, quota: DiskQuota) -> tuple[ChunkKey, ...]:
-        """An order says whose a namespace is and what that owner may have here; returns what had to go for that."""
+        """Note the owner of a namespace in an order, and its quota here; return what had to go for that."""
         victims = self.index.own(namespace, quota.owner, quota.disk_bytes)
         if victims:
             measures.EVICTED.inc(len(victims))
@@ -282,7 +282,7 @@ class DiskTier:
         return victims
 
     def found(self, entries: Sequence[ChunkEntry]) -> None:
-        """These are on the disk, as a start or the return of a directory found."""
+        """Add chunks that are on the disk, as a start or the return of a directory found."""
         now_s = self._clock_s()
         for entry in entries:
             if not self.index.found(entry, now_s):
@@ -338,7 +338,7 @@ class DiskTier:
         measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
 
     async def _put_over(self, arrival: Arrival, blob: memoryview) -> bool:
-        """A file that nobody knows of has the name of a chunk: what is in it nobody knows either."""
+        """Set aside an unknown file with the name of a chunk: its content is unknown, too."""
         key, backend = arrival.key, self.backend
         try:
             if isinstance(backend, PartialReads) and await self._replace(backend, key, blob):
@@ -380,7 +380,7 @@ class DiskTier:
             self._worked()
 
     async def unreadable(self, key: ChunkKey, error: TransportError) -> None:
-        """A read failed: the chunk's KV cannot be had, and perhaps that of its whole directory."""
+        """Handle a failed read: the chunk's KV is not available, and perhaps that of its whole directory."""
         measures.TIER_FAILURES.labels(self.name).inc()
         self._lost[key] = None
         if self._directories is None:

@@ -58,7 +58,7 @@ class Drops:
         self._is_dropping = False
 
     def __len__(self) -> int:
-        """Drops that wait or run."""
+        """Return the number of drops that wait or run."""
         return len(self._waiting) + self._is_dropping
 
     def add(
@@ -125,5 +125,5 @@ class Drops:
 
 
 def _next_some(entries: Iterator[ChunkEntry]) -> list[ChunkKey]:
-    """Raises TransportError when the store fails, with the rest still there."""
+    """Return the next chunks to delete. Raises TransportError when the store fails, with the rest still there."""
     return [entry.key for entry in islice(entries, AT_ONCE)]

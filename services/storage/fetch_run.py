@@ -45,7 +45,7 @@ class Reads(Protocol):
         ...
 
     async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
-        """An :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
+        """Return an :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
         ...
 
     def finish(self, brought: Any, *, is_promoted: bool) -> None:
@@ -157,7 +157,7 @@ class FetchRun:
 
 
 def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
-    """Take what is there of the next ``most`` chunks, the first of which is. One call of a thread puts them all."""
+    """Take what is there of the next ``most`` chunks; the first is there. One call of a thread puts them all."""
     arrived: Came = []
     while ahead and len(arrived) < most:
         chunk, reading = ahead[0]

@@ -96,7 +96,7 @@ class Fetcher:
         self._stop_reason = ""
 
     def __len__(self) -> int:
-        """Fetches that wait or run."""
+        """Return the number of fetches that wait or run."""
         return len(self._fetches)
 
     async def add(self, order: FetchChunks) -> None:
@@ -219,7 +219,7 @@ class Fetcher:
 
 
 def _record(tracer: Tracer, fetch: _Fetch, form: ChunkForm, seconds: float, error: str) -> None:
-    """A fetch for a traced request is over."""
+    """End the span of a fetch for a traced request."""
     ended_ns = time.time_ns()
     attributes: dict[str, str | int | float | bool] = {
         "form": form_name(form),

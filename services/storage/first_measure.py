@@ -22,7 +22,7 @@ ROOM_SHARE = 8
 """A file may take an eighth of what is free."""
 
 MEASURE_S = 15.0
-"""Longest wait for one file system. A disk that hangs is measured by nobody, and its storage joins without."""
+"""Longest wait for one file system. A disk that hangs is not measured, and its storage joins without."""
 
 _log = logs.get_logger("storage")
 
@@ -87,7 +87,9 @@ def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigur
 
 
 def _file_bytes(directory: Path) -> int:
-    """Raises ConfigError where there is no room for a file, OSError where there is no answer."""
+    """Return the size of the file to measure with. Raises ConfigError without room for it, OSError without an
+    answer.
+    """
     system = os.statvfs(directory)
     room = system.f_bavail * system.f_frsize // ROOM_SHARE
     if room < LEAST_BYTES:

@@ -49,7 +49,7 @@ def start_pinning(array: npt.NDArray[np.uint8]) -> None:
 
     def pin() -> None:
         try:
-            if _devices:  # Else the driver would make a context on the first GPU, whoever uses that.
+            if _devices:  # Else the driver would make a context on the first GPU, whichever process uses that.
                 _cuda.set_device(_devices[0])
             _MEMORY.register(array)
         except TransportError as error:
@@ -120,7 +120,7 @@ class CudaDevicePool:
         return True
 
     def _mapped(self) -> torch.Tensor:
-        """Raises DeviceFailed or TransportError when nothing can be read."""
+        """Return the mapped pool. Raises DeviceFailed or TransportError when it cannot be read."""
         if self.fault:
             raise DeviceFailed(f"the device pool is lost: {self.fault}")
         halves = self._halves
@@ -142,7 +142,7 @@ class CudaDevicePool:
             raise self._translated(error) from error
 
     def _translated(self, error: RuntimeError) -> TransportError:
-        """What to raise; behind an error that stays nothing is asked of this GPU any more."""
+        """Return the error to raise; behind an error that stays this GPU is not used any more."""
         reason = sticky_reason(error)
         if not reason:
             return TransportError(f"cannot copy from the device pool: {error}")

@@ -80,7 +80,7 @@ class IoThreads:
         return call.result()
 
     def give_up(self, reason: str) -> None:
-        """Whoever waits for a turn gets TransportError; start no more calls."""
+        """Start no more calls; waiting turns get TransportError."""
         self._why_given_up = reason
         for turn in self.shares.give_up():
             if not turn.done():
@@ -102,7 +102,7 @@ class IoThreads:
             raise
 
     def _begin(self, is_urgent: bool, function: Callable[[], R]) -> asyncio.Future[R]:
-        """The turn ends with the call, not with whoever waits for it."""
+        """Start the call; its turn ends with it, even if its caller stops waiting."""
         try:
             call = asyncio.get_running_loop().run_in_executor(self._executors[is_urgent], function)
         except RuntimeError as error:  # After the end.
@@ -126,7 +126,7 @@ class IoThreads:
             starting = False
             for is_urgent, turn in self.shares.due():
                 if turn.cancelled():
-                    # Nobody waits for it any more: its place is the next one's.
+                    # It is not waited for any more: its place is the next one's.
                     self.shares.done(is_urgent=is_urgent)
                     starting = True
                 else:
@@ -134,7 +134,7 @@ class IoThreads:
         self._measure()
 
     def _measure(self) -> None:
-        """What waits at all directories together."""
+        """Update the metric of what waits at all directories together."""
         for is_urgent, lane in _LANES.items():
             waiting = self.shares.waiting(is_urgent=is_urgent)
             if waiting != self._measured[is_urgent]:
@@ -150,4 +150,4 @@ async def _ended(call: asyncio.Future[R]) -> None:
         except asyncio.CancelledError:
             continue
     if not call.cancelled():
-        call.exception()  # Seen; whoever cancelled does not want it.
+        call.exception()  # Seen; the canceller does not want it.

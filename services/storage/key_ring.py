@@ -28,7 +28,7 @@ class KeyRing:
     """Keys by key id; thread-safe. Time is an argument."""
 
     def __init__(self, setting: str, *, environ: Mapping[str, str], now_s: float) -> None:
-        """``setting`` is the file's name or the keys themselves (``keys.is_inline``). Raises ConfigError."""
+        """Open ``setting``: the file's name or the keys themselves (``keys.is_inline``). Raises ConfigError."""
         self._path = None if is_inline(setting) or not setting else Path(setting)
         self._lock = threading.Lock()
         self._checked_s = now_s
@@ -59,7 +59,7 @@ class KeyRing:
         self._use(loaded)
 
     def key(self, key_id: str, now_s: float) -> bytes:
-        """The 32 bytes of a tenant's key ("" is :data:`DEFAULT_KEY_ID`). Raises KeyMissing.
+        """Return the 32 bytes of a tenant's key ("" is :data:`DEFAULT_KEY_ID`). Raises KeyMissing.
 
         Looks at the file first if that was not done in the last second.
         """
@@ -111,5 +111,7 @@ class KeyRing:
 
 
 def _read(path: Path) -> tuple[Version, Keys]:
-    """The file's version and keys. Raises FileNotFoundError, or ConfigError if others may read it or it is faulty."""
+    """Return the file's version and keys. Raises FileNotFoundError, or ConfigError if others may read it or it is
+    faulty.
+    """
     return read_secrets(path, "--keys", parse_keys, forbidden=BY_GROUP | BY_OTHERS, max_bytes=MAX_FILE_BYTES)

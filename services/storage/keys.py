@@ -38,7 +38,8 @@ def is_inline(setting: str) -> bool:
 
 
 def parse_keys(text: str, source: str) -> Keys:
-    """The keys in ``text`` by key id. ``source`` is where they are from, for ConfigError, which names every fault.
+    """Parse the keys in ``text`` by key id. ``source`` is where they are from, for ConfigError, which names every
+    fault.
 
     Faults name a tenant by the digest of its salt: a salt is a password of sorts, and errors get logged.
     """

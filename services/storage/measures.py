@@ -58,7 +58,7 @@ SPARSE_FAILURES = metrics.counter("storage_sparse_failures", "Reads of parts of 
 
 
 def moved(tier: str, direction: str, nbytes: int, seconds: float) -> None:
-    """A blob was read from a tier, or written to it."""
+    """Record a blob that was read from a tier, or written to it."""
     TIER_BYTES.labels(tier, direction).inc(nbytes)
     TIER_SECONDS.labels(tier, direction).inc(seconds)
     TIER_LATENCY.labels(tier, direction).observe(seconds)

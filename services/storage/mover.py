@@ -22,7 +22,7 @@ SLICE_BYTES = 2 * 2**20
 
 
 def merge_runs(device: npt.NDArray[np.int32], host: npt.NDArray[np.int32], longest: int) -> Iterator[DeviceRun]:
-    """Runs of pages that are consecutive in both lists (int32 [n]), in order, of at most ``longest`` pages."""
+    """Return runs of pages that are consecutive in both lists (int32 [n]), in order, of at most ``longest`` pages."""
     if not len(device):
         return
     breaks = np.flatnonzero((np.diff(device) != 1) | (np.diff(host) != 1)) + 1
@@ -35,7 +35,7 @@ def merge_runs(device: npt.NDArray[np.int32], host: npt.NDArray[np.int32], longe
 def copy_transfer(transfer: Transfer, source: DevicePages, target: HostPoolView) -> int:
     """Copy and seal every page of ``transfer``; returns the bytes copied. Blocking: call it in an I/O thread.
 
-    A page is cleared before its bytes change, so that whoever reads it meanwhile finds no identity.
+    A page is cleared before its bytes change, so that a concurrent reader finds no identity.
     Raises TransportError when the device pool cannot be read.
     """
     longest = max(1, SLICE_BYTES // target.geometry.page_bytes)

@@ -1,7 +1,7 @@
 """Tells the cell at once when a worker of this node has ended: the storage sees its sign of life go out.
 
 What it says is a heartbeat of that worker which says that it is gone. It stands on the storage's own subject, since a
-broker may let nobody but the worker speak on the worker's. A core message may be lost, and for a moment there may be no
+broker may let only the worker speak on the worker's. A core message may be lost, and for a moment there may be no
 active scheduler to hear it, so it is said again a few times. Should all of that be in vain, the worker's own heartbeats
 are missed before long, as are those of one that hangs without ending.
 """
@@ -73,7 +73,7 @@ class Neighbours:
             await self._say_gone(member)
 
     def close(self) -> None:
-        """Watch nobody any more; idempotent."""
+        """Stop watching; idempotent."""
         self._watch.close()
 
     async def _say_gone(self, member: Member) -> None:

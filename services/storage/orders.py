@@ -93,7 +93,7 @@ class Orders:
                 case ReleaseStorage():
                     self._release()
         except Exception as error:
-            # One bad order must not end the storage, which holds everybody's host pages.
+            # One bad order must not end the storage, which holds the host pages of all requests.
             name = type(order).__name__
             measures.FAILURES.labels(name).inc()
             known = isinstance(error, ThermoclineError)
@@ -121,7 +121,7 @@ class Orders:
             )
         )
         if handle is not None:
-            # What the disk holds follows the pool, so that nobody is told of chunks that cannot be loaded yet.
+            # What the disk holds follows the pool, so that no chunks are announced that cannot be loaded yet.
             self._tiers.open(geometry)
 
     async def _queue_backup(self, order: BackupPages) -> None:

@@ -32,8 +32,8 @@ class PacedReads:
         """Let through since the start."""
 
     async def wait(self, nbytes: int) -> None:
-        """Return when ``nbytes`` may be read. Whoever is cancelled meanwhile has taken nothing: the next one is as
-        early as if it had never asked, but for the time that has passed.
+        """Return when ``nbytes`` may be read. A caller that is cancelled meanwhile has taken nothing: the next one is
+        as early as if it had never asked, but for the time that has passed.
         """
         if self._budget is None:
             self.nbytes += nbytes

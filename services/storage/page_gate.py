@@ -25,17 +25,17 @@ class PageGate:
         self._changed: asyncio.Event = asyncio.Event()
 
     def read_ordered(self, pages: Iterable[int]) -> int:
-        """A read of host pages was ordered; returns its ticket."""
+        """Note an ordered read of host pages; returns its ticket."""
         return self._hazards.begin(pages)
 
     def read_over(self, ticket: int) -> None:
-        """That read is done or given up; idempotent."""
+        """End that read, done or given up; idempotent."""
         if self._hazards.finish(ticket):
             self._changed.set()
             self._changed = asyncio.Event()
 
     def write_ordered(self, pages: Iterable[int]) -> tuple[int, ...]:
-        """The reads that a write which is ordered now comes after; to be given to :meth:`passed`."""
+        """Return the reads that a write which is ordered now comes after; to be given to :meth:`passed`."""
         return self._hazards.before(pages)
 
     async def passed(self, reads: tuple[int, ...]) -> bool:

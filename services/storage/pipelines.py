@@ -32,7 +32,7 @@ from shared.tracing import Tracer
 
 
 def form_of(geometry: KvGeometry) -> ChunkForm:
-    """What pages of this geometry hold."""
+    """Return the form of what pages of this geometry hold."""
     return HIDDEN if geometry.is_hidden else "kv"
 
 
@@ -81,7 +81,7 @@ def make_pipelines(
     gate: PageGate,
     confirm: Callable[[], Awaitable[None]],
 ) -> Pipelines:
-    """The pipelines between the pool of this geometry, whose pages ``gate`` guards, and the tiers.
+    """Return the pipelines between the pool of this geometry, whose pages ``gate`` guards, and the tiers.
 
     Raises ConfigError when no chunk of it fits in the memory for chunks on their way.
     """

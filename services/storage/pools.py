@@ -116,7 +116,7 @@ class Pools:
         return self._hidden
 
     def pool(self, form: ChunkForm) -> HostPoolView:
-        """The pool that chunks of this form are saved from and fetched to. Raises InvalidRequest without one."""
+        """Return the pool that chunks of this form are saved from and fetched to. Raises InvalidRequest without one."""
         return self.hidden if form == HIDDEN else self.host
 
     @property
@@ -216,8 +216,8 @@ class Pools:
         return True
 
     def device(self, worker_id: str, incarnation: str) -> DevicePages:
-        """A mapped device pool. Raises InvalidRequest, saying why, when there is none, and DeviceFailed when its GPU is
-        of no use to this process any more.
+        """Return a mapped device pool. Raises InvalidRequest, with the reason, when there is none, and DeviceFailed
+        when its GPU is of no use to this process any more.
         """
         found = self._devices.get(worker_id)
         if found is None or found.incarnation != incarnation:
@@ -229,7 +229,7 @@ class Pools:
         return found.pages
 
     def device_handle(self, worker_id: str, incarnation: str) -> PoolHandle:
-        """An attached device pool, for backups of which the worker may copy the bytes: one on a GPU need not be mapped.
+        """Return an attached device pool, for backups whose bytes the worker may copy: one on a GPU need not be mapped.
         Raises like :meth:`device`.
         """
         found = self._devices.get(worker_id)
@@ -238,23 +238,23 @@ class Pools:
         return self.device(worker_id, incarnation).handle
 
     def check(self, order: BackupPages) -> Transfer:
-        """The transfer that ``order`` asks for. Raises InvalidRequest when it cannot be carried out."""
+        """Return the transfer that ``order`` asks for. Raises InvalidRequest when it cannot be carried out."""
         device = self.device_handle(order.worker_id, order.worker_incarnation)
         return check_backup(order, device, self.host.handle)
 
     def whole_save(self, order: SaveOrder) -> SaveChunks:
-        """The order with everything that it says. Raises CodecError, or InvalidRequest without a pool."""
+        """Return the order, complete. Raises CodecError, or InvalidRequest without a pool."""
         return whole_save(order, self.pool(order.form).handle.geometry.page_size)
 
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
-        """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""
+        """Return the chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""
         host = self.pool(order.form).handle
         reads = reads_device(order) and not host.geometry.is_hidden
         device = self.device(order.worker_id, order.worker_incarnation).handle if reads else None
         return check_save(order, host, device)
 
     def check_fetch(self, order: FetchChunks) -> list[FetchChunk]:
-        """The chunks that ``order`` asks for. Raises InvalidRequest when they cannot be brought."""
+        """Return the chunks that ``order`` asks for. Raises InvalidRequest when they cannot be brought."""
         return check_fetch(order, self.pool(order.form).handle)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Promotions:
         events: TierEvents,
         copies: SparseCopies | None = None,
     ) -> None:
-        """What comes to the disk is given to ``copies`` as well, where there are any."""
+        """Prepare to save; what comes to the disk is given to ``copies`` as well, where there are any."""
         self.promoted = 0
         self._disk = disk
         self._buffers = buffers
@@ -99,7 +99,7 @@ class Promotions:
             if key in self._void:
                 dropped += await self._disk.drop([key])
         except Exception as error:
-            # Whoever asked for it has it; that it is not on the disk as well is nobody's trouble.
+            # The request that asked for it has it; the missing copy on the disk costs no answer.
             _log.warning("chunk_not_promoted", chunk=key.path, reason=str(error))
         finally:
             self._buffers.give_back(promotion.buffer, is_urgent=True)

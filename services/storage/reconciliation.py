@@ -77,7 +77,7 @@ class Reconciliation:
         self._changed.set()
 
     def forget(self, namespace: str) -> None:
-        """A namespace ("" is all) is being deleted from the store: this pass uploads nothing of it."""
+        """Upload nothing of a namespace ("" is all) in this pass: it is being deleted from the store."""
         if not namespace:
             self._todo, self._batch = [], {}
         self._todo = [keys for keys in self._todo if keys[0][0].namespace != namespace]
@@ -113,7 +113,7 @@ class Reconciliation:
         _log.info("store_compared", chunks=len(keys), lacking=self.found - found)
 
     def _take(self) -> list[ChunkKey]:
-        """The next chunks of one namespace and shape, in the store's order."""
+        """Return the next chunks of one namespace and shape, in the store's order."""
         named = sorted(self._todo.pop())
         while self._todo and len(named) < AT_ONCE and _place(self._todo[-1][0][0])[:2] == _place(named[0][0])[:2]:
             named += sorted(self._todo.pop())
@@ -122,7 +122,7 @@ class Reconciliation:
         return batch
 
     async def _offer(self, key: ChunkKey, nbytes: int) -> None:
-        """Put a chunk in line of which the store has so many bytes, if that is not right."""
+        """Put a chunk in line if the store's number of bytes for it is wrong."""
         if nbytes == self._disk.index.nbytes_of(key):
             return
         await self._uploads.room()
@@ -132,7 +132,7 @@ class Reconciliation:
             self._uploads.add(Upload(key, self._disk.index.nbytes_of(key)))
 
     async def _sizes(self, batch: list[ChunkKey]) -> list[int]:
-        """What the store says; asked again until it answers."""
+        """Return the store's sizes of a batch; retry until it answers."""
         while True:
             try:
                 sizes = await self._remote.backend.sizes(batch)
@@ -145,7 +145,7 @@ class Reconciliation:
                 return sizes
 
     def _want_later(self) -> None:
-        """An upload was left out: compare once more, but not at once."""
+        """Compare once more, but not at once: an upload was left out."""
         if self._pausing is None:
             self._pausing = asyncio.create_task(self._want_after_a_pause())
 
@@ -168,7 +168,7 @@ def _neighbours(keys: list[ChunkKey], names: ChunkNames) -> list[list[_Named]]:
     """Keys by the directory in which they lie at rest, the last directory first. No sort here takes long: one would
     hold the interpreter from its beginning to its end.
 
-    Chunks whose key is not known yet are left out: nobody has asked for their namespace since the start.
+    Chunks whose key is not known yet are left out: their namespace was not asked for since the start.
     """
     directories: dict[tuple[str, bytes, int], list[_Named]] = {}
     for key in keys:

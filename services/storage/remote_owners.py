@@ -66,7 +66,7 @@ class RemoteOwners:
 
 
 def _read(files: list[Path]) -> Owned:
-    """What the files hold together; of a namespace that several name, what the latest says."""
+    """Return what the files hold together; of a namespace that several name, what the latest says."""
     found: list[tuple[int, Owned]] = []
     for file in files:
         try:

@@ -74,7 +74,7 @@ class RemoteTier:
     async def read(
         self, key: ChunkKey, read: VerifiedRead, buffer: memoryview, timeout_s: float
     ) -> tuple[ChunkHeader, memoryview] | None:
-        """The chunk, opened in ``buffer`` and verified there; None if the store lacks it.
+        """Read the chunk, opened in ``buffer`` and verified there; None if the store lacks it.
 
         Raises IntegrityError when it is not what it should be (it stays until its chunk is uploaded again),
         TransportError when the store did not answer in time, ConfigError when there is no key for it.
@@ -90,7 +90,8 @@ class RemoteTier:
             raise
 
     async def fetch(self, key: ChunkKey, most: int, timeout_s: float) -> memoryview | None:
-        """What the store has under the chunk's name, not verified: at most ``most`` bytes; None if there is nothing.
+        """Read what the store has under the chunk's name, not verified: at most ``most`` bytes; None if there is
+        nothing.
 
         Raises IntegrityError if there is more, TransportError when the store did not answer in time.
         """
@@ -105,7 +106,7 @@ class RemoteTier:
         return body
 
     def refuse(self, key: ChunkKey, error: IntegrityError) -> None:
-        """What :meth:`fetch` brought is not the chunk: it is written over when the chunk comes by again."""
+        """Mark what :meth:`fetch` brought as wrong: it is written over when the chunk comes by again."""
         self._bad[key] = None
         if len(self._bad) > MAX_BAD:
             del self._bad[next(iter(self._bad))]
@@ -117,7 +118,7 @@ class RemoteTier:
     async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
         """Room for one chunk within its owner's quota, given back at the end unless a write has used it.
 
-        Whoever asks first has it first, so that of a prefix the beginning is kept: its end alone is of no use.
+        Calls are served in order, so that of a prefix the beginning is kept: its end alone is of no use.
         """
         room = Room()
         try:
@@ -188,7 +189,7 @@ class RemoteTier:
         self._shares.counted(namespace, nbytes, begun_s)
 
     def forget(self, namespace: str) -> None:
-        """A namespace ("" is all) is being deleted: what was counted of it is no longer true."""
+        """Forget what was counted of a namespace ("" is all) that is being deleted."""
         self._shares.deleted(namespace)
 
 

@@ -1,6 +1,6 @@
-"""Files of chunks that the index has forgotten already, deleted behind everybody's back.
+"""Files of chunks that the index has forgotten already, deleted in the background.
 
-Nobody who reads waits for a deletion. Who writes waits when too many stand in line, so the disk holds more than its
+Reads do not wait for a deletion. A write waits when too many stand in line, so the disk holds more than its
 quota by at most what fits in the line, and before it writes a chunk anew whose old file is just being deleted.
 """
 
@@ -48,7 +48,7 @@ class Removals:
             self._wake()
 
     def add_bad(self, key: ChunkKey) -> None:
-        """Put a chunk in line that turned out to be bad; never waits, since whoever read it has to go on."""
+        """Put a chunk in line that turned out to be bad; never waits, since its reader has to go on."""
         self._waiting[key] = True
         self._wake()
 

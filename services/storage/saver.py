@@ -83,7 +83,7 @@ class Saver:
         max_saves: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """What comes to the disk is given to ``copies`` as well, where there are any."""
+        """Prepare to save; what comes to the disk is given to ``copies`` as well, where there are any."""
         self.totals = SaveTotals()
         self._form = form
         self._pools = pools
@@ -105,7 +105,7 @@ class Saver:
         self._stop_reason = ""
 
     def __len__(self) -> int:
-        """Saves that wait or run."""
+        """Return the number of saves that wait or run."""
         return len(self._saves)
 
     async def add(self, order: SaveOrder) -> None:
@@ -250,7 +250,7 @@ class Saver:
             measures.CHUNKS_REFUSED.labels(written.outcome).inc()
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
-            # What the disk does not take may still help whoever asks the store.
+            # What the disk does not take may still help readers of the store.
             error = await self._remote.write(key, blob, room)
         save.error = error or save.error
         return False

@@ -156,5 +156,5 @@ class Scrubber:
 
 
 def _smallest(keys: list[ChunkKey], after: str, most: int) -> list[tuple[str, ChunkKey]]:
-    """The first ``most`` (path, key) behind ``after``, in order of their paths."""
+    """Return the first ``most`` (path, key) behind ``after``, in order of their paths."""
     return heapq.nsmallest(most, ((path, key) for key in keys if (path := key.path) > after))

@@ -166,7 +166,7 @@ class StorageShell:
             self._pools.close()
 
     def _membership(self, life: Lifecycle) -> Membership:
-        """Ends this process when the cell has given it up: nobody would send it an order any more."""
+        """End this process when the cell has given it up: it would get no more orders."""
 
         def given_up() -> None:
             if not life.stopping.is_set():
@@ -254,7 +254,7 @@ class StorageShell:
         )
 
     def _degraded(self) -> Iterator[Degradation]:
-        """What this storage was asked for and does not have now."""
+        """Yield what this storage was asked for and does not have now."""
         for what, reason, setting in (*self._pools.faults(), *self._tiers.faults()):
             yield Degradation(component=self._config.id, what=what, reason=reason, setting=setting)
 

@@ -2,8 +2,8 @@
 
 A worker gives a piece of its memory away for as long as its call is unanswered, however long it waits itself. So an
 answer is sent when the last byte was written and never before, an error included. Calls for overlapping memory run one
-after another in their order: whoever lost an answer asks again, and knows by that call's answer that the first has
-ended too.
+after another in their order: a caller that lost an answer asks again, and knows by that call's answer that the first
+has ended too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_ONCE = 4
 """Calls that read at a time. Each reads several chunks at once by itself; more of them only wait for the same disk."""
 
 WAITING_MOST = 64
-"""Calls that wait for their turn. A worker has few at a time, so that more are of nobody who still waits."""
+"""Calls that wait for their turn. A worker has few at a time, so that more are abandoned ones."""
 
 CALLS_MOST = AT_ONCE + WAITING_MOST + 1
 """Calls that the bus hands over at a time: one more than has room, so that it hears of it."""
@@ -104,7 +104,7 @@ class SparseCalls:
         async with self._turns:
             reader = self._reader()
             if reader is None:
-                raise Unavailable("this storage keeps no chunks of which parts can be read")
+                raise Unavailable("this storage keeps no chunks that can be read in parts")
             into = await self._buffers.memory(call.buffer, call.offset, call.nbytes)
             disk_bytes = await reader.read(call, into)
             return SparseRead(
@@ -113,7 +113,7 @@ class SparseCalls:
 
     @asynccontextmanager
     async def _alone(self, call: ReadSparse) -> AsyncIterator[None]:
-        """The only call for this memory that is under way."""
+        """Wait until no other call uses this memory, and hold it for the block."""
         ended = asyncio.Event()
         self._calls[ended] = call
         try:
@@ -125,7 +125,7 @@ class SparseCalls:
             ended.set()
 
     def _before(self, mine: asyncio.Event, call: ReadSparse) -> asyncio.Event | None:
-        """The end of an earlier call for some of the same memory, if there is one."""
+        """Return the end of an earlier call for some of the same memory, if there is one."""
         for ended, other in self._calls.items():
             if ended is mine:
                 return None

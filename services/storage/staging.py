@@ -3,7 +3,7 @@
 They are cut from one anonymous mapping, so they begin on a block, which is what O_DIRECT asks for; huge pages make a
 chunk a few pieces for the disk instead of hundreds. Memory is taken when a buffer is first used, and those that were
 used are used again first, so that a chunk costs no page faults. A buffer holds what was in it before, perhaps of
-another tenant: whoever takes one overwrites all of it or uses only what was read into it.
+another tenant: its next user overwrites all of it or uses only what was read into it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Staging:
     """Buffers of ``blob_bytes`` bytes each, as many as ``budget_bytes`` pay for. All calls may come from any thread."""
 
     def __init__(self, budget_bytes: int, blob_bytes: int) -> None:
-        """Raises ConfigError if not even one buffer fits. Memory is taken when it is first needed."""
+        """Plan the buffers. Raises ConfigError if not even one buffer fits. Memory is taken when it is first
+        needed.
+        """
         if blob_bytes < 1 or blob_bytes % BLOCK_BYTES:
             raise InvariantViolated(f"a buffer of {blob_bytes} bytes is not whole blocks")
         if budget_bytes < blob_bytes:
@@ -56,7 +58,7 @@ class Staging:
         return np.frombuffer(self._arena, np.uint8)
 
     def take(self, *, timeout_s: float) -> memoryview:
-        """A writable buffer of ``blob_bytes`` bytes, to be given back.
+        """Take a writable buffer of ``blob_bytes`` bytes, to be given back.
 
         Blocks up to ``timeout_s``; raises CapacityError when none came free, or after :meth:`close`.
         """

@@ -4,7 +4,7 @@ The scheduler locks device pages while a save reads them. When it gives this sto
 it lets go of these locks, and the pages may be written anew under the hands of a storage that lives on. Such KV would
 be on the disk under a right name, with checksums that agree. So before a chunk that was read from a device is written,
 the scheduler is asked, after the reading, whether it still counts this incarnation among its own. A "yes" was said
-later than the last byte was read, and nobody is ever let in again once given up, so the locks held all the while.
+later than the last byte was read, and a process is never let in again once given up, so the locks held all the while.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.messages.status import GetStanding, Standing
 
 
 class StandingCheck:
-    """One question at a time answers everybody who was done with reading when it was asked."""
+    """One question at a time answers all readers that were done with reading when it was asked."""
 
     def __init__(
         self, bus: Bus, storage_id: str, incarnation: str, *, clock_ns: Callable[[], int] = time.monotonic_ns

@@ -1,4 +1,4 @@
-"""Threads that nobody waits for yield to everything else.
+"""Background threads yield to everything else.
 
 On full cores an unhindered backup halves the speed of the model (``infra/adr/0003-storage-drives-backups.md``).
 """

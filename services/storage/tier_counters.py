@@ -13,7 +13,7 @@ from shared.messages.pools import HIDDEN, ChunkForm
 
 
 def disk_counters(disk: DiskTier) -> dict[str, int]:
-    """What the disk holds, and what had to leave it."""
+    """Return counters of what the disk holds, and what had to leave it."""
     index = disk.index
     return {
         "disk_chunks": len(index),
@@ -29,7 +29,7 @@ def disk_counters(disk: DiskTier) -> dict[str, int]:
 
 
 def remote_counters(remote: RemoteTier) -> dict[str, int]:
-    """What went to the object store, and what came from it in vain."""
+    """Return counters of what went to the object store, and what was fetched from it in vain."""
     return {
         "remote_chunks_refused": remote.refused,
         "remote_chunks_replaced": remote.replaced,
@@ -39,7 +39,7 @@ def remote_counters(remote: RemoteTier) -> dict[str, int]:
 
 
 def upload_counters(uploads: Uploads, reconciliation: Reconciliation) -> dict[str, int]:
-    """What of the disk is still to go to the object store, or to be compared with it."""
+    """Return counters of what of the disk is still to be uploaded, or compared with the store."""
     return {
         "uploads_left_out": uploads.left_out,
         "uploads_outstanding": len(uploads),

@@ -89,7 +89,7 @@ class TierWatch:
         await self._ask()
 
     def faults(self) -> Iterator[Fault]:
-        """What the tiers lack now."""
+        """Yield what the tiers lack now."""
         if self._disk is not None:
             yield from self._disk_faults(self._disk)
         if self._remote is not None and (fault := self._remote.backend.fault):
@@ -148,7 +148,7 @@ class TierWatch:
         disk.has_room(free)
 
     def _begin(self, name: str, errand: Coroutine[Any, Any, None]) -> None:
-        """Do something of which each directory may take as long as it hangs; not while the last of its name goes on."""
+        """Do something that takes each directory as long as it hangs; not while the last of its name goes on."""
         if name in self._errands:
             errand.close()
             return

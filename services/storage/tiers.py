@@ -152,7 +152,7 @@ class Tiers:
 
     @property
     def keeps_sparse(self) -> bool:
-        """Whether KV is kept on the disk a second time, in a form of which parts can be read."""
+        """Whether KV is kept on the disk a second time, in a form that can be read in parts."""
         return self._config.sparse and self._disk is not None
 
     @property
@@ -205,7 +205,7 @@ class Tiers:
             self._open_sparse(made.sparse, self._group)
 
     def _open_sparse(self, sparse: SparseParts, group: asyncio.TaskGroup) -> None:
-        """Copies of what is saved can come and go, too."""
+        """Start the tasks that write, scrub and reorder sparse copies of what is saved."""
         self._saving.append(group.create_task(sparse.copies.run()))
         self._know(sparse.layout.shape, "sparse")
         if self._scrubber is not None:
@@ -290,7 +290,7 @@ class Tiers:
         await self._watch.first_look()
 
     def faults(self) -> Iterator[Fault]:
-        """What the tiers were asked for and lack now."""
+        """Yield what the tiers were asked for and lack now."""
         yield from self._watch.faults()
         yield from self.sharing.faults()
         for form, reason in self._unserved.items():

@@ -124,7 +124,7 @@ class Uploads:
             await self._changed.wait()
 
     def forget(self, namespace: str) -> None:
-        """A namespace ("" is all) is being deleted: upload nothing of it that still waits, or fails."""
+        """Upload nothing of a namespace ("" is all) that still waits, or fails: it is being deleted."""
         for key in [key for key in self._waiting if not namespace or key.namespace == namespace]:
             del self._waiting[key]
         self._void |= {key: None for key in self._running if not namespace or key.namespace == namespace}
@@ -191,7 +191,9 @@ class Uploads:
         return await self._remote.write(upload.key, blob, room)
 
     async def _read(self, upload: Upload) -> bytes:
-        """The blob of a chunk that is held in the index; empty if it cannot be had, or must not be uploaded."""
+        """Return the blob of a chunk that is held in the index; empty if it is not available, or must not be
+        uploaded.
+        """
         key, shape = upload.key, self._shapes[upload.key.geometry]
         try:
             await self._disk.pace.wait(upload.nbytes)
@@ -209,19 +211,20 @@ class Uploads:
             self._disk.quarantine(key, error)
             await self._on_bad([key])
         except (ThermoclineError, OSError) as error:
-            # Whoever fetches it will find out what is wrong with the disk.
+            # A fetch of it will find out what is wrong with the disk.
             _log.info("chunk_not_uploaded", chunk=key.path, reason=str(error))
         finally:
             self._disk.index.release(key)
         return b""
 
     def _read_again(self, upload: Upload, buffer: memoryview) -> bytes:
-        """The blob; empty if it is gone, or not what was written."""
+        """Return the blob; empty if it is gone, or not what was written."""
         blob = _get(self._disk.backend, upload.key, buffer, self._remote.timeout_s)
         return bytes(blob) if blob.nbytes == upload.nbytes and blob_digest(blob) == upload.digest else b""
 
     def _read_verified(self, key: ChunkKey, geometry: KvGeometry, buffer: memoryview) -> bytes:
-        """The blob, verified, and sealed anew if it was sealed; empty if it is gone. Raises as ``VerifiedRead`` does.
+        """Return the blob, verified, and sealed anew if it was sealed; empty if it is gone. Raises as ``VerifiedRead``
+        does.
 
         Raises KeyMissing for a chunk in the clear where chunks are sealed, too: it is not to leave this machine.
         """

@@ -30,7 +30,7 @@ that hangs.
 """
 
 UNDELETED_AT_ONCE = 1024
-"""Files that could not be deleted, of which it is tried once more at a time."""
+"""Files that could not be deleted; each is tried again, one at a time."""
 
 _log = logs.get_logger("storage")
 
@@ -58,17 +58,17 @@ class UsedDirectories:
         self._threads = DiskThreads(common, count)
         self.abandoned = self._threads.abandoned
         # What a failed read means, one after the other: between a directory's leaving and the index's knowing of it
-        # nobody must take what is away for what is gone.
+        # what is away must not be taken for what is gone.
         self._settling = asyncio.Lock()
         self._undeleted: dict[ChunkKey, None] = {}
         self._left: list[ChunkKey] = []
 
     def of(self, key: ChunkKey) -> str:
-        """The directory that a chunk is in."""
+        """Return the directory that a chunk is in."""
         return self._directories.place_of(key)[0] if self._directories is not None else ""
 
     def next(self, stripe: int) -> str:
-        """The directory that a chunk of this ``stripe`` would go to."""
+        """Return the directory for a chunk of this ``stripe``."""
         return self._directories.turn_of(stripe) if self._directories is not None else ""
 
     async def run(
@@ -92,7 +92,7 @@ class UsedDirectories:
             raise
 
     async def unreadable(self, key: ChunkKey, reason: str) -> None:
-        """A chunk could not be read: find out whether it alone is bad, and do without what is."""
+        """Find out whether an unreadable chunk alone is bad, and do without what is."""
         directories = self._directories
         async with self._settling:
             if key not in self._index or directories is None:
@@ -117,12 +117,12 @@ class UsedDirectories:
                 self._index.leave_over(key, judged.left_bytes, where)
 
     async def vanished(self, key: ChunkKey) -> bool:
-        """A chunk was not found: forget it. False if it was not there, or is away with its directory."""
+        """Forget a chunk that was not found. False if it was not there, or is away with its directory."""
         async with self._settling:
             return self._index.forget(key)
 
     def take_left(self) -> list[ChunkKey]:
-        """What lay in directories that were left out since the last call: somebody tells the scheduler of it."""
+        """Return what lay in directories that were left out since the last call, to be reported to the scheduler."""
         left, self._left = self._left, []
         self.has_left.clear()
         return left
@@ -142,7 +142,7 @@ class UsedDirectories:
         return failed
 
     def removed(self, key: ChunkKey, *, is_gone: bool) -> None:
-        """A file was to be deleted, or replaced: there is none without a chunk any more, or its bytes count."""
+        """Note a file that was to be deleted, or replaced: it is gone with its chunk, or its bytes count."""
         if is_gone or self._directories is None:
             if key in self._undeleted:
                 del self._undeleted[key]
@@ -153,7 +153,7 @@ class UsedDirectories:
         self._index.leave_over(key, nbytes, where)
 
     def disown(self, key: ChunkKey) -> None:
-        """A file of a chunk that is to be written can neither be replaced nor deleted: leave it where it is."""
+        """Leave a file of a chunk that is to be written where it is, if it can neither be replaced nor deleted."""
         if self._directories is not None:
             where, nbytes = self._directories.place_of(key)
             self._directories.disown(key)
@@ -165,7 +165,7 @@ class UsedDirectories:
         self._undeleted[key] = None
 
     def undeleted(self) -> Iterable[ChunkKey]:
-        """Some of those that should be deleted once more."""
+        """Return some of those that should be deleted once more."""
         return list(islice(self._undeleted, UNDELETED_AT_ONCE))
 
     def close(self) -> None:

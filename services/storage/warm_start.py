@@ -57,7 +57,7 @@ class WarmStart:
         """
         await self.is_over.wait()
         self._looked_through.pop(path, None)
-        # Without a bound: whoever looks after it has it tried once at a time.
+        # Without a bound: the caller tries it once at a time.
         if not await self._disk.directories.run(path, lambda: backend.retake(path), is_urgent=False, timeout_s=None):
             return False
         self._begin()

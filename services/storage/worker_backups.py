@@ -1,6 +1,6 @@
 """A backup whose bytes the worker copies, in large parts; this storage seals each part while the next is copied.
 
-A page is cleared before the worker is asked and sealed after it has answered: whoever reads it meanwhile finds no
+A page is cleared before the worker is asked and sealed after it has answered: a concurrent reader finds no
 identity.
 """
 
@@ -83,7 +83,7 @@ class WorkerBackups:
                 await sealing
         finally:
             if sealing is not None and not sealing.done():
-                # Nobody hears of the end of this backup while a thread still writes identities.
+                # The end of this backup is not announced while a thread still writes identities.
                 await asyncio.wait({sealing})
         return len(transfer) * target.geometry.page_bytes
 

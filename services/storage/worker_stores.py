@@ -1,7 +1,7 @@
 """Has a worker on a GPU copy its own pages to the host pool, and knows when it writes there no more.
 
 The worker may write to the pages of a call for as long as the call is not answered. So a worker that is silent leaves
-them in doubt: they are given to nobody until it has answered when it was asked again, or has ended.
+them in doubt: they are not allocated until it has answered when it was asked again, or has ended.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class WorkerStores:
         return decode(answer, PagesStored)
 
     def _note(self, worker: tuple[str, str], reason: str) -> None:
-        """It copies, or does not for this reason; earlier incarnations of it are over."""
+        """Record whether it copies, or why not; earlier incarnations of it are over."""
         self._able = {each for each in self._able if each[0] != worker[0]}
         self._not_before_s = {each: at_s for each, at_s in self._not_before_s.items() if each[0] != worker[0]}
         if reason:

@@ -29,7 +29,7 @@ class ModelLimits:
 def admit(
     order: AdmitRequest, limits: ModelLimits, vocabulary: Vocabulary, *, admitted_ns: int
 ) -> tuple[RunningRequest, list[Growth]]:
-    """The request, and what the output tokens of its earlier attempts brought, one growth a token.
+    """Return the request, and what the output tokens of its earlier attempts brought, one growth a token.
 
     ``order`` says everything. Raises InvalidRequest when the order contradicts itself or the model; it would break a
     step or, worse, make attention read KV that belongs to others.

@@ -66,7 +66,7 @@ class AnswerGrammar:
         return self._results.done()
 
     def next_tokens(self) -> NextTokens:
-        """What may come next. Waits for it; raises InternalError where it never comes."""
+        """Return what may come next. Waits for it; raises InternalError where it never comes."""
         return _awaited(self._results)[self._place]
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
@@ -74,13 +74,13 @@ class AnswerGrammar:
         self._looking = self._ahead(tokens)
 
     def tokens_ahead(self) -> list[NextTokens]:
-        """What may come behind each of the tokens that were looked at last, up to the first that may not come itself.
-        Waits; raises InternalError where it never comes.
+        """Return what may come behind each of the tokens that were looked at last, up to the first that may not come
+        itself. Waits; raises InternalError where it never comes.
         """
         return [] if self._looking is None else _awaited(self._looking)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with ``tokens``, at least one, the first of which is one of :meth:`next_tokens`."""
+        """Extend the answer by ``tokens``, at least one; the first is one of :meth:`next_tokens`."""
         self._looking = None
         self._results, self._place = self._step(tokens)
 
@@ -111,7 +111,7 @@ class AnswerGrammars:
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> AnswerGrammar:
-        """The grammar of an answer that has the tokens ``output`` so far. Does not wait."""
+        """Return the grammar of an answer that has the tokens ``output`` so far. Does not wait."""
         compiling = self._compiling = self._compiling or compiling_thread("grammars")
         follower = _Follower(self._vocab_size)
         tokens = list(output)
@@ -120,7 +120,7 @@ class AnswerGrammars:
         return AnswerGrammar(begun, partial(self._accept, follower), partial(self._look_ahead, follower))
 
     def follow(self) -> None:
-        """The step is over: compute what may come after the tokens that answers have accepted in it."""
+        """Compute what may come after the tokens that answers have accepted in the step that is over."""
         if self._accepted:
             # One piece of work, because each would make this thread wait for the interpreter's lock.
             self._follower_thread().submit(_follow, self._accepted, self._results)

@@ -89,7 +89,7 @@ _log = logs.get_logger("worker")
 def device_facts(
     config: WorkerConfig, choice: DeviceChoice, *, pool_tokens: int, max_context: int, memory_bytes: int
 ) -> DeviceFacts:
-    """What the cell is told of the device, which has a pool of ``pool_tokens`` tokens; 0 bytes on a CPU."""
+    """Return what the cell learns of the device, which has a pool of ``pool_tokens`` tokens; 0 bytes on a CPU."""
     name = choice.name or this_machine().processor
     facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
     if choice.kind == "cpu":
@@ -118,7 +118,9 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
 
 
 def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStores | None:
-    """What copies pages for the storage's backups; None where the storage does it itself, as without such a kernel."""
+    """Return what copies pages for the storage's backups; None where the storage does it itself, as without such a
+    kernel.
+    """
     if isinstance(runner, GroupRunner) or mover.name != "gpu_assisted":
         return None
     # Only now: importing the kernel imports Triton.
@@ -130,12 +132,14 @@ def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStor
 
 
 def _pins(runner: ModelRunner | GroupRunner) -> CudaPins | None:
-    """What registers host memory with the driver; None on a CPU, and where that did not pass its proof."""
+    """Return what registers host memory with the driver; None on a CPU, and where that did not pass its proof."""
     return None if runner.proofs.way(REGISTRATION) == "staged" else cuda_pins(runner.pool.device)
 
 
 def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
-    """What moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve it."""
+    """Return what moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve
+    it.
+    """
     mover = _choose_mover(config, runner)
     return Loads(
         runner.geometry,
@@ -154,7 +158,7 @@ def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads
 def make_saving(
     config: WorkerConfig, runner: ModelRunner | GroupRunner, projection: KvProjection | None
 ) -> HiddenSaving:
-    """What saves the hidden states of this worker's requests."""
+    """Return what saves the hidden states of this worker's requests."""
     return HiddenSaving(
         runner.pool,
         projection,
@@ -166,8 +170,8 @@ def make_saving(
 
 
 def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
-    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off, for a
-    group, no rank of which sees the scores of all heads, and where pages do not hold K and V of all layers alike.
+    """Return what reads parts of prefixes from the disk, for the running event loop; None where that is switched off,
+    for a group, since no rank sees the scores of all heads, and where pages do not hold K and V of all layers alike.
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """
@@ -196,7 +200,7 @@ def proposal_tokens(config: WorkerConfig, runner: Runner) -> int:
 
 
 def make_adapters(config: WorkerConfig, runner: Runner, inbox: Inbox) -> AdapterLoading:
-    """What loads LoRA adapters beside this worker's model, or says why there are none."""
+    """Return what loads LoRA adapters beside this worker's model, or the reason why there are none."""
     if not isinstance(runner, ModelRunner):
         return NoAdapters("a tensor-parallel group serves no adapters yet")
     if runner.is_exact:
@@ -225,7 +229,7 @@ def make_executor(
     adapters: AdapterLoading | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
-    """What the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
+    """Return what the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
     passes, ``grammars`` are followed in threads by default. ``lookup_tokens`` bounds proposals of prompt lookup; 0:
     there are none. Without ``adapters`` none are served.
     """
@@ -294,7 +298,7 @@ def make_shell(
     rows: StepRows | None = None,
     degraded: Callable[[], Iterable[Degradation]] = tuple,
 ) -> WorkerShell:
-    """A worker for the running event loop.
+    """Return a worker for the running event loop.
 
     Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is read
     from the disk. ``restoration`` is what the cell is told that restoring costs here. ``spans`` traces requests.
@@ -380,7 +384,7 @@ def make_shell(
 def _prove_restoring(
     config: WorkerConfig, runner: ModelRunner | GroupRunner
 ) -> tuple[KvProjection | None, RestorationCosts | None]:
-    """What restores KV from hidden states, and what the cell is told that it costs; None where nothing does.
+    """Return what restores KV from hidden states, and the cost that the cell learns; None where nothing does.
 
     The cell plans no restoration, and asks for no hidden states, at a worker that announces no costs.
     """

@@ -47,17 +47,17 @@ class Pace:
     decode_ns: float = 0.0  # One step without chunks.
 
     def note_step(self, rows: int, took_ns: int) -> None:
-        """A step with chunks computed ``rows`` rows."""
+        """Note a step with chunks that computed ``rows`` rows."""
         if rows and took_ns > 0:
             self.row_ns = _smoothed(self.row_ns, took_ns / rows)
 
     def note_load(self, pages: int, layers: int, took_ns: int) -> None:
-        """The loads of a batch ended well."""
+        """Note a batch whose loads ended well."""
         if pages and took_ns > 0:
             self.page_ns = _smoothed(self.page_ns, took_ns / (pages * layers))
 
     def note_decode(self, took_ns: int) -> None:
-        """A step decoded, and nothing else."""
+        """Note a step that decoded, and nothing else."""
         if took_ns > 0:
             self.decode_ns = _smoothed(self.decode_ns, took_ns)
 
@@ -142,10 +142,10 @@ def stall_ns(progress: Progress, rows: int, pace: Pace) -> float:
 def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
     """Whether an order behind ``batch`` may be carried out while the batch is still loading.
 
-    Pages are no obstacle: the scheduler gives a page to someone else only after whoever had it has answered, and
+    Pages are no obstacle: the scheduler gives a page to someone else only after its holder has answered, and
     this batch has not. What is left is the order of what happens to one request, so orders for requests of the
     batch wait for it. Another batch is a barrier unless it :func:`may_go_ahead`, and a host pool may not go while
-    loads read it. A promotion writes pages that nobody has, behind the loads.
+    loads read it. A promotion writes pages that no request has, behind the loads.
     """
     match order:
         case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():

@@ -23,7 +23,9 @@ _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def check(config: WorkerConfig) -> None:
-    """Raises ConfigError with every fault. Reads the model's small files and asks the driver for GPUs."""
+    """Check the settings. Raises ConfigError with every fault. Reads the model's small files and asks the driver for
+    GPUs.
+    """
     faults = list(_faults(config))
     if faults:
         raise ConfigError.of(faults)
@@ -67,7 +69,7 @@ def driver_shows_gpus(nodes: Path = Path("/dev")) -> bool:
 
 
 def gpus_here() -> int:
-    """Number of GPUs that this process may use, by NVIDIA's driver; 0 where there is none. PyTorch is not needed."""
+    """Return the number of GPUs that this process may use, by NVIDIA's driver; 0 without any. PyTorch is not needed."""
     for name in _CUDA_LIBRARIES:
         try:
             driver = ctypes.CDLL(name)

@@ -47,12 +47,12 @@ LOGITS_BYTES = 64 * 2**20
 
 
 class Launcher(Protocol):
-    """Launches steps whose tokens nobody waits for; ``engine.model_runner.ModelRunner`` on a GPU."""
+    """Launches steps without waiting for their tokens; ``engine.model_runner.ModelRunner`` on a GPU."""
 
     def launch(
         self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
     ) -> UnreadTokens:
-        """One step of single rows, int64 [R] each, of which the device chooses the tokens (``sampler.choose_unread``).
+        """One step of single rows, int64 [R] each, whose tokens the device chooses (``sampler.choose_unread``).
         The host reads nothing. Raises whatever the model raises; what was launched until then is not awaited.
         """
 
@@ -290,7 +290,7 @@ class StepComputer:
             return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 
     def choose_held(self, requests: Iterable[RunningRequest]) -> list[Computed]:
-        """The first tokens of requests whose logits were held and whose grammar is compiled now."""
+        """Return the first tokens of requests whose logits were held and whose grammar is compiled now."""
         ready = [
             (Computed(Work(each, each.computed, each.computed, samples=True, is_chunk=False)), each.held_logits)
             for each in requests
@@ -306,8 +306,8 @@ class StepComputer:
         return [one for one, _ in ready]
 
     def _sample_rows(self, work: Work) -> list[SampleRow]:
-        """What a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each as if
-        all proposals before it were right. Behind a token that its grammar does not allow there is none.
+        """Return what a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each
+        as if all proposals before it were right. Behind a token that its grammar does not allow there is none.
         """
         grammar, proposed = work.request.grammar, work.proposed
         if grammar is None:
@@ -368,8 +368,8 @@ def _sampled_rows(work: Work) -> range:
 
 
 def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
-    """The tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen from
-    what nobody said.
+    """Return the tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen
+    from text that was not accepted.
     """
     right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
     return tuple(drawn[: sum(1 for _ in right) + 1])

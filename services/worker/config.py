@@ -206,7 +206,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         return self.node or node_name()
 
     def dtype_on(self, kind: Literal["cpu", "cuda"]) -> str:
-        """The type of weights and KV there; "auto" is the checkpoint's own."""
+        """Return the type of weights and KV there; "auto" is the checkpoint's own."""
         return self.cpu_dtype if self.dtype == "auto" and kind == "cpu" else self.dtype
 
     @property

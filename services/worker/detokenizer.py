@@ -35,10 +35,10 @@ class TokenStream(Protocol):
     """Text of the tokens of one answer."""
 
     def feed(self, token: int) -> str:
-        """The text that ``token`` completes; may be empty."""
+        """Return the text that ``token`` completes; may be empty."""
 
     def finish(self) -> str:
-        """What is still withheld, with U+FFFD for bytes that are no character."""
+        """Return what is still withheld, with U+FFFD for bytes that are no character."""
 
 
 class Vocabulary:
@@ -69,12 +69,12 @@ class Vocabulary:
         return cls(backend)
 
     def tokenizer_json(self) -> str:
-        """The whole tokenizer, as in ``tokenizer.json``."""
+        """Return the whole tokenizer, as in ``tokenizer.json``."""
         text: str = self._tokenizer.to_str()
         return text
 
     def stream(self, *, skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TokenStream:
-        """A fresh stream for one answer. Special tokens among ``shown`` are never left out."""
+        """Return a fresh stream for one answer. Special tokens among ``shown`` are never left out."""
         hidden = self._special.difference(shown) if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return _ByteStream(self._token_bytes, hidden)
@@ -83,7 +83,7 @@ class Vocabulary:
         return _WindowStream(self._decode, hidden)
 
     def _piece(self, token: int) -> str | None:
-        """The vocabulary's piece; None for a number that has no token, which decodes to nothing."""
+        """Return the vocabulary's piece; None for a number that has no token, which decodes to nothing."""
         if token not in self._pieces:
             self._pieces[token] = self._tokenizer.id_to_token(token)
         return self._pieces[token]
@@ -131,7 +131,7 @@ class _Chain:
 
     @classmethod
     def parse(cls, links: list[dict[str, Any]]) -> _Chain | None:
-        """The chain, or None if it has a link whose effect is not local."""
+        """Return the chain, or None if it has a link whose effect is not local."""
         chain, fused = cls(), False
         for link in links:
             kind = link["type"]
@@ -241,7 +241,7 @@ def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _fallback_byte(piece: str) -> int | None:
-    """The byte of a piece such as ``<0xE4>``."""
+    """Return the byte of a piece such as ``<0xE4>``."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return int(piece[3:5], 16)
@@ -251,7 +251,7 @@ def _fallback_byte(piece: str) -> int | None:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
+    """Return the byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

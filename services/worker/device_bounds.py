@@ -30,5 +30,5 @@ def batch_tokens(device_bytes: int) -> int:
 
 
 def most_running(pool_tokens: int, max_context: int, least: int = LEAST_RUNNING) -> int:
-    """Requests at once over a pool of so many tokens: as many likely ones as it holds, within bounds."""
+    """Return the requests at once over a pool of so many tokens: as many likely ones as it holds, within bounds."""
     return max(least, min(MOST_RUNNING, pool_tokens // max(1, min(LIKELY_TOKENS, max_context))))

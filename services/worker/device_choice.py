@@ -36,7 +36,7 @@ class Gpus(Protocol):
     def name(self, index: int) -> str: ...
 
     def uuid(self, index: int) -> str:
-        """What names it in every process."""
+        """Return its name in every process."""
         ...
 
     def fault(self, index: int) -> str:
@@ -63,7 +63,7 @@ class DeviceChoice:
 
 
 def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 1, workers: int = 1) -> DeviceChoice:
-    """The device of a worker of ``ranks`` ranks, one of ``workers`` on this machine. A GPU is never shared.
+    """Return the device of a worker of ``ranks`` ranks, one of ``workers`` on this machine. A GPU is never shared.
 
     Raises ConfigError where a GPU was asked for and none can be used, and where there are fewer GPUs than ranks.
     """
@@ -101,7 +101,7 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
 def _too_few_instances(needed: int, named: int) -> str:
     """Memory of an instance cannot be mapped by a process that has another, so a storage serves workers of one."""
     return (
-        f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, of which CUDA shows a "
+        f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, and CUDA shows a "
         "process one: start a cell of one worker for each, with that instance alone in CUDA_VISIBLE_DEVICES, and "
         "spread requests with thermocline router"
     )

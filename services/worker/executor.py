@@ -213,7 +213,7 @@ class Executor:
             self._post()
 
     def _decode(self, work: list[Work]) -> None:
-        """A step without chunks."""
+        """Run a step without chunks."""
         started_ns = self._clock_ns()
         outcome = Outcome()
         self._passes.run(outcome, work if self._lookup is None else self._lookup.propose(work))
@@ -250,7 +250,7 @@ class Executor:
         return not any(request.held_logits is not None for request in self._roster.requests.values())
 
     def _run_batch(self, batch: Arrival) -> None:
-        """A batch: its loads, a bubble if it asks for one, its restorations, and the step with its chunks."""
+        """Run a batch: its loads, a bubble if it asks for one, its restorations, and the step with its chunks."""
         order = batch.order
         assert isinstance(order, RunBatch)
         started_ns = self._clock_ns()

@@ -157,7 +157,7 @@ class HiddenSaving:
         self._leased.extend(lease.sequence_id, pages)
 
     def end(self, request_id: str) -> None:
-        """The request is over, however that came; its lease is answered when the saving thread is done with it."""
+        """End a request in any way; its lease is answered when the saving thread is done with it."""
         lease = self._leases.pop(request_id, None)
         if lease is not None and self._saver is not None:
             self._saver.two_stage.end(lease.sequence_id)
@@ -215,12 +215,14 @@ class HiddenSaving:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _name_of(self, request_id: str) -> str | None:
-        """What a request's sequence is called, if it is being saved."""
+        """Return the name of a request's sequence, if it is being saved."""
         lease = self._leases.get(request_id)
         return None if lease is None else lease.sequence_id
 
     def _saver_for(self, storage_id: str) -> tuple[_Saver, HostPoolView]:
-        """Raises TransportError when the storage has no hidden pool here, ConfigError when it cannot be saved to."""
+        """Return the saver and the pool. Raises TransportError when the storage has no hidden pool here, ConfigError
+        when it cannot be saved to.
+        """
         view = self.pools.view(storage_id)
         if self._saver is None or self._saver.geometry != view.geometry:
             raise ConfigError(f"hidden states of {view.geometry} are not saved here")
@@ -277,7 +279,7 @@ class HiddenSaving:
 
 
 def _nobody(saved: SavedHidden) -> None:
-    """Takes answers before anybody wants them."""
+    """Take answers before any task wants them."""
 
 
 def _unpack(packed: bytes) -> list[int]:

@@ -45,11 +45,11 @@ class Inbox:
             self._changed.notify()
 
     def take(self) -> Arrival | None:
-        """The oldest, or None."""
+        """Take the oldest, or None."""
         return self._arrivals.popleft() if self._arrivals else None
 
     def peek(self) -> Arrival | None:
-        """The oldest, which stays, or None."""
+        """Return the oldest, which stays, or None."""
         return self._arrivals[0] if self._arrivals else None
 
     def wait(self) -> None:

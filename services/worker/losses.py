@@ -29,7 +29,7 @@ def cover(requests: Mapping[str, RunningRequest], order: RunBatch) -> frozenset[
 def drop_lost(
     outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad], lost_pages: Collection[int]
 ) -> tuple[list[Work], frozenset[int]]:
-    """What of ``work`` has its prefix, and all pages that are not there (``split_lost``).
+    """Return what of ``work`` has its prefix, and all pages that are not there (``split_lost``).
 
     The rest is lost, and what was restored without its prefix has failed; ``outcome`` says so from then on.
     """
@@ -43,7 +43,7 @@ def drop_lost(
 def lose(
     requests: Mapping[str, RunningRequest], bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False
 ) -> None:
-    """Nobody counts on these pages any more, and usage says no longer that they were loaded (``is_load``)."""
+    """Drop these pages from the count, so that usage says no longer that they were loaded (``is_load``)."""
     for request in requests.values() if bad else ():
         if not request.is_decoding and request.request_id not in but:
             lost = request.lose_pages(bad)
@@ -54,7 +54,7 @@ def lose(
 def lose_unrestored(
     requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
 ) -> list[Work]:
-    """What of ``work`` stands neither on a restoration that failed nor on a load that is undone with it."""
+    """Return what of ``work`` stands neither on a restoration that failed nor on a load that is undone with it."""
     unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.restored.failed))
     kept, gone = drop_lost(outcome, work, loads, unwritten)
     lose(requests, gone, is_load=True)
@@ -74,8 +74,8 @@ def lose_with_broken(requests: Mapping[str, RunningRequest], outcome: Outcome, l
 def lose_refused(
     requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
 ) -> list[Work]:
-    """What of ``work`` stands on nothing of a request whose sparse prefix was refused, which ``outcome`` names: such a
-    request has failed, and its load is undone with it.
+    """Return what of ``work`` does not stand on a request whose sparse prefix was refused, which ``outcome`` names:
+    such a request has failed, and its load is undone with it.
     """
     unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.refused))
     kept, gone = drop_lost(outcome, work, loads, unwritten)

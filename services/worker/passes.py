@@ -86,7 +86,7 @@ class Passes:
             self._lone_failures = 0
 
     def choose_held(self) -> Outcome:
-        """The first tokens of requests that waited for their grammar and need not wait any more."""
+        """Return the first tokens of requests that waited for their grammar and need not wait any more."""
         return Outcome(done=self._computer.choose_held(self._requests.values()))
 
     def _take_loads(
@@ -141,7 +141,7 @@ class Passes:
     def _refuse(
         self, outcome: Outcome, work: list[Work], error: SelectionFailed, loads: Sequence[PageLoad] | None
     ) -> list[Work]:
-        """What of ``work`` goes on without the request whose prefix failed. There is one less after each call."""
+        """Return what of ``work`` goes on without the request whose prefix failed. Each call has one less."""
         refused = [item for item in work if item.request.request_id == error.name]
         if not refused:
             raise InternalError(f"a prefix failed of {error.name!r}, which is not computed") from error

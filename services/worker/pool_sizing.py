@@ -45,7 +45,7 @@ def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemor
 
 
 def room_wish(config: WorkerConfig, device_bytes: int) -> RoomWish:
-    """What is to be left, and for what, on a GPU of so much memory."""
+    """Return what is to be left, and for what, on a GPU of so much memory."""
     return RoomWish(
         fraction=config.device_memory_fraction,
         tokens=config.max_batch_tokens or batch_tokens(device_bytes),

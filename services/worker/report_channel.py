@@ -32,8 +32,8 @@ class ReportChannel:
         self._taken = threading.Event()
 
     def post(self, report: Report) -> None:
-        """Called by the compute thread. Behind a report that begins an answer it stands still until the loop has taken
-        that, for ``HAND_OVER_S`` at the most. Raises InternalError when the loop has not taken reports for long.
+        """Post a report from the compute thread. Behind one that begins an answer it stands still until the loop has
+        taken that, for ``HAND_OVER_S`` at the most. Raises InternalError when the loop has not taken reports for long.
         """
         if len(self._reports) >= self._capacity:
             raise InternalError(f"the event loop has not taken {self._capacity} reports: it hangs")

@@ -85,7 +85,7 @@ class Reporter:
         self.report = Report(step=0)
 
     def take(self, step: int, held: Collection[str] = ()) -> Report:
-        """The report so far; a new one begins, with the ends of the requests ``held``."""
+        """Take the report so far; a new one begins, with the ends of the requests ``held``."""
         report, self.report = self.report, Report(step=step)
         report.step = step
         if held:

@@ -33,7 +33,7 @@ class RequestSpans:
         self._traced: dict[str, _Traced] = {}
 
     def admitted(self, order: AdmitRequest) -> None:
-        """An order to admit a request has come."""
+        """Note an order to admit a request."""
         if not order.trace:
             return
         self._traced.pop(order.request_id, None)
@@ -42,7 +42,7 @@ class RequestSpans:
             del self._traced[next(iter(self._traced))]
 
     def reported(self, report: Report) -> None:
-        """A report goes out."""
+        """Note a report that goes out."""
         if not self._traced:
             return
         for items in report.items.values():

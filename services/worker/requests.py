@@ -178,7 +178,7 @@ class RunningRequest:
         return self.sparse is None or end <= self.sparse.start or start >= self.sparse.end
 
     def note_restored(self, start: int, end: int) -> None:
-        """The KV of tokens ``[start, end)`` has come back from hidden pages, as if it had been computed."""
+        """Note the KV of tokens ``[start, end)`` that has come back from hidden pages, as if it had been computed."""
         self.change("compute")
         self.reach(end)
         self.restored.append((start, end))
@@ -195,7 +195,7 @@ class RunningRequest:
         return before - self.computed - self._lose_restored() - self._lose_sparse(before)
 
     def _lose_sparse(self, before: int) -> int:
-        """What was chosen of a sparse prefix is void if KV before it is gone; returns how many tokens it holds then.
+        """Void what was chosen of a sparse prefix if KV before it is gone; returns how many tokens it holds then.
 
         ``before``: so many tokens had their KV.
         """
@@ -218,7 +218,7 @@ class RunningRequest:
             lost -= gone
 
     def needs_lease(self, low_tokens: int) -> bool:
-        """Whether to ask for pages now: room is short, the answer may need more, and nobody has asked yet."""
+        """Whether to ask for pages now: room is short, the answer may need more, and they were not asked for yet."""
         return self._wants_lease(self._lease_mark(low_tokens))
 
     def may_join_lease(self, low_tokens: int) -> bool:

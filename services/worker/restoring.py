@@ -2,8 +2,8 @@
 
 They run one after another before the batch's step (HCache section 3.1: transmission of a layer beside projection of
 another is within each). What a restoration recomputes attends to what is before it, which loads of the same batch may
-still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms nobody:
-its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
+still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms no
+other: its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Restored:
         return sum(work.rows for work in self.done)
 
     def keep(self, work: Sequence[Work]) -> None:
-        """What is done and not among ``work`` has failed: it stands on pages that are not there."""
+        """Keep the done among ``work``; what is done and not among it has failed: it stands on pages that are not
+        there.
+        """
         kept = {id(item) for item in work}
         self.failed += [item for item in self.done if id(item) not in kept]
         self.done = [item for item in self.done if id(item) in kept]
@@ -176,7 +178,9 @@ class Restoring:
         pages.confirm()
 
     def _pages(self, chunk: RestoreChunk) -> HiddenPages:
-        """Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model."""
+        """Return the pages. Raises TransportError for a pool that is not mapped, PiecesRefused for one of another
+        model.
+        """
         view = self._pools.view(chunk.storage_id)
         if view.geometry.as_kv != self._runner.geometry:
             raise PiecesRefused(f"hidden states of {view.geometry.as_kv} restore no KV of {self._runner.geometry}")
@@ -231,7 +235,7 @@ class Restoring:
         )
         self._submit(restoration.run)
         error = _complete(restoration)
-        # Whoever uses these pages when the batch has been reported does so on other streams.
+        # The next users of these pages, when the batch has been reported, are on other streams.
         settle(self._runner.pool.device)
         if error is not None and gate is not None and gate.rejected is not None:
             raise _LoadsFailed(gate.rejected) from error

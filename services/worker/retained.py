@@ -65,7 +65,7 @@ class RetainedOutputs:
             told.append(item)
 
     def _open(self, item: TokenItem) -> _Told | None:
-        """What is known of a request that speaks (again); None where an older attempt does, which is over."""
+        """Return what is known of a request that is heard (again); None where an older attempt is, which is over."""
         request_id = item.request_id
         told = self._running.get(request_id) or self._finished.get(request_id) or _Told(item.attempt)
         if item.attempt < told.attempt:
@@ -76,7 +76,7 @@ class RetainedOutputs:
         return told
 
     def retire(self, request_id: str) -> None:
-        """The request is over here, or was preempted: keep it among the last ones."""
+        """Retire a request that is over here, or was preempted: keep it among the last ones."""
         told = self._running.pop(request_id, None)
         if told is None:
             return
@@ -105,7 +105,7 @@ class RetainedOutputs:
 
 
 def _end(item: TokenItem) -> int:
-    """The output position behind an item."""
+    """Return the output position behind an item."""
     return item.index + len(item.tokens)
 
 

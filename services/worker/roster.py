@@ -1,7 +1,7 @@
 """The requests that this worker knows, and every way in which one comes and goes.
 
 A request ends once and says so once. An order for a request that has ended needs no answer, because its end is
-on the way already; an order for one that was never here is answered, so that nobody waits for ever; an order
+on the way already; an order for one that was never here is answered, so that no wait lasts for ever; an order
 for an older attempt is void, because the newer attempt replaced it.
 """
 
@@ -49,7 +49,7 @@ class Roster:
         grammars: AnswerGrammars,
         serves_adapter: Callable[[str], bool],
     ) -> None:
-        """``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
+        """Prepare; ``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
         self._serves_adapter = serves_adapter
         self._grammars = grammars
         self.requests: dict[str, RunningRequest] = {}
@@ -163,8 +163,8 @@ class Roster:
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
 
     def _miss(self, order: AdmitRequest) -> None:
-        """The scheduler is told, stops this attempt and begins another. It waits for an answer to that, so nothing of
-        the request may count as over here.
+        """Report a miss to the scheduler, which stops this attempt and begins another. It waits for an answer to that,
+        so nothing of the request may count as over here.
         """
         text = 0 if order.base is None else order.base.text
         _log.error("text_missing", request_id=order.request_id, text=text, kept=len(self._texts))
@@ -198,5 +198,5 @@ class Roster:
 
 
 def finish_reason(reason: str) -> FinishReason:
-    """The finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
+    """Return the finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
     return cast(FinishReason, reason) if reason in get_args(FinishReason) else "cancelled"

@@ -21,7 +21,7 @@ _log = logs.get_logger("worker")
 
 
 def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | GroupRunner:
-    """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
+    """Load the model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
     if choice.kind == "cuda":
         check_fit(config, gpu_facts(choice.first_gpu))
     if config.tensor_parallel > 1:
@@ -55,7 +55,7 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
 
 
 def capture(runner: ModelRunner, most_rows: int) -> None:
-    """Capture decode steps. A model of which none, or not all, can be captured goes on without, and says so. Where not
+    """Capture decode steps. A model whose steps cannot, or not all, be captured goes on without, and says so. Where not
     all can be with FlashInfer, it is given up for the next way that was proven.
     """
     graphs = runner.capture_decode(most_rows)
@@ -72,7 +72,7 @@ def capture(runner: ModelRunner, most_rows: int) -> None:
 
 
 def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
-    """The same over several ranks, of which this process is the first."""
+    """Load the same over several ranks; this process is the first."""
     group = load_group(
         StartRank(
             rank=0,

@@ -201,8 +201,8 @@ class WorkerShell:
         _log.info("left", last_plan=self.executor.last_executed, **self.executor.counters.as_dict())
 
     def _compute(self, result: Future[None]) -> None:
-        """The compute thread."""
-        result.set_running_or_notify_cancel()  # From now on nobody can cancel it.
+        """Run the compute thread."""
+        result.set_running_or_notify_cancel()  # From now on it cannot be cancelled.
         try:
             use_device(self._runner.pool.device)
             if self._config.threads:

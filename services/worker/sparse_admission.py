@@ -19,7 +19,9 @@ from shared.messages.worker_plans import AdmitRequest, SparsePrefix
 def sparse_fault(
     order: AdmitRequest, sparse: SparsePrefix, table: npt.NDArray[np.int32], page_size: int, pool_pages: int
 ) -> str:
-    """What is wrong with the sparse prefix of ``order``, whose page table (int32) is ``table``; "" if nothing is."""
+    """Return what is wrong with the sparse prefix of ``order``, whose page table (int32) is ``table``; "" if nothing
+    is.
+    """
     if order.hidden_lease is not None:
         return "hidden states behind a sparse prefix are lossy and cannot be saved"
     return (

@@ -72,7 +72,7 @@ class _Open:
 
 
 class SparsePrefixes:
-    """One for a worker. Whoever made it closes it."""
+    """One for a worker. Its maker closes it."""
 
     def __init__(
         self,
@@ -97,7 +97,9 @@ class SparsePrefixes:
         return self._control.resting if self._control is not None else 0
 
     def needed_by(self, work: Sequence[Work]) -> dict[int, ImportantPrefix]:
-        """The prefixes that ``work`` attends over, by its place. Raises SelectionFailed for one that cannot be read."""
+        """Return the prefixes that ``work`` attends over, by its place. Raises SelectionFailed for one that cannot be
+        read.
+        """
         return {
             number: self._prefix_of(item.request, item.request.sparse)
             for number, item in enumerate(work)
@@ -105,7 +107,9 @@ class SparsePrefixes:
         }
 
     def take_in(self, computed: Iterable[RunningRequest]) -> list[LoadedPrefix]:
-        """The prefixes of these requests that a step has brought to their end, each once; usage tells of them now."""
+        """Return the prefixes of these requests that a step has brought to their end, each once; usage counts them
+        now.
+        """
         loaded = []
         for request in computed:
             opened = self._opened.get(request.request_id)
@@ -117,7 +121,7 @@ class SparsePrefixes:
         return loaded
 
     def end(self, request_id: str) -> None:
-        """The request is over. What is still being read ahead for it lands in memory of its own, and nobody's pages."""
+        """End a request. What is still being read ahead for it lands in memory of its own, and in no pages."""
         self._opened.pop(request_id, None)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class StepResults:
                 request.reach(len(request.tokens))
             self._append(request, sampled, now_ns)
             if not request.is_decoding:
-                return  # What was chosen behind the end of the answer is nobody's.
+                return  # What was chosen behind the end of the answer is void.
         if request.grammar is not None and computed.sampled:
             request.grammar.accept([sampled.token for sampled in computed.sampled])
 

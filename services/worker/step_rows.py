@@ -43,6 +43,6 @@ class StepRows:
         yield slice(first, len(rows))
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """What, and why: nothing while steps are as large as they are planned."""
+        """Yield what, and why: nothing while steps are as large as they are planned."""
         if self.most is not None:
             yield "device memory", f"it ran out in a step, so that steps have {self.most} rows at the most"

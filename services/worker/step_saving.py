@@ -23,11 +23,11 @@ class SavedStep(Protocol):
         """Nothing of the step is right."""
 
     def drop(self, work: Iterable[Work]) -> None:
-        """The rows of these are not right."""
+        """Drop the rows of these, which are not right."""
 
 
 class _NotSaved:
-    """A step of which nothing is saved."""
+    """A step without saving."""
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
         return nullcontext()
@@ -43,7 +43,7 @@ NOT_SAVED: SavedStep = _NotSaved()
 
 
 class StepSaving:
-    """A step of which the requests are saved that ``name_of`` has a name for."""
+    """A step that saves the requests that ``name_of`` has a name for."""
 
     def __init__(
         self,

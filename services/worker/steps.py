@@ -116,6 +116,6 @@ def pages_of_load(load: PageLoad) -> list[int]:
 
 
 def pages_of(work: Work) -> frozenset[int]:
-    """Pages that this work writes; when it failed, nobody may count on them."""
+    """Pages that this work writes; when it failed, they are void."""
     size = work.request.page_size
     return frozenset(work.request.pages[work.start // size : -(-work.end // size)].tolist())

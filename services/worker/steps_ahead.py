@@ -1,4 +1,4 @@
-"""Decode steps of which the next is launched before the host has read the tokens of this one, so that no GPU waits.
+"""Decode steps; the next is launched before the host has read the tokens of this one, so that no GPU waits.
 
 The device has each token where the next step takes it from, so the host need not know it to launch that step. It reads
 the tokens of step n while step n+1 computes. Only plain steps are launched so: single rows of requests whose tokens are
@@ -6,7 +6,7 @@ chosen as the logits are (``sampler.may_be_unread``). Whatever else there is to 
 read: orders, chunks, tokens that a grammar holds back.
 
 A request may turn out to have ended when the step behind its last token is under way. What that computes of it is
-discarded: its token is nobody's, and its KV lies behind the end, where no page counts as computed. The end is told only
+discarded: its token is void, and its KV lies behind the end, where no page counts as computed. The end is told only
 when that step is done (:attr:`StepsAhead.held`), because the scheduler then gives the pages away.
 
 Whenever something is not as expected - a launch that fails, logits without a token - what is under way is given up and
@@ -55,7 +55,7 @@ class StepsAhead:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step is on the device whose tokens nobody has read."""
+        """Whether a step is on the device whose tokens are unread."""
         return self._under_way is not None
 
     @property
@@ -95,7 +95,7 @@ class StepsAhead:
         return Outcome(done=done), now.started_ns
 
     def _launch_behind(self, now: _Launched) -> _Launched | None:
-        """The step behind ``now``, of all requests that are known to go on."""
+        """Launch the step behind ``now``, of all requests that are known to go on."""
         going_on = [
             (row, Work(item.request, item.end, item.end + 1, samples=True, is_chunk=False))
             for row, item in enumerate(now.work)
@@ -124,7 +124,7 @@ class StepsAhead:
         return _Launched(work, tokens, started_ns)
 
     def _read(self, step: _Launched) -> list[Computed] | None:
-        """What the requests that have not ended meanwhile got; None where one has no token."""
+        """Return the tokens of the requests that have not ended meanwhile; None where one has no token."""
         try:
             tokens, are_right = step.tokens.read()
         except Exception as error:

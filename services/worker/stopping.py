@@ -69,7 +69,7 @@ class StopMatcher:
         return shown
 
     def flush(self) -> str:
-        """The withheld text, at the end of an answer that no stop string ended."""
+        """Return the withheld text, at the end of an answer that no stop string ended."""
         shown, self._held = self._held, ""
         return shown
 

@@ -1,7 +1,7 @@
 """Answers storages' calls to copy device pages to host pages (``shared.messages.page_stores``).
 
 A storage whose call is not answered does not know whether its host pages are still being written, and gives them to
-nobody. It asks again, and the answer to that is the answer to the first call, which is carried out once.
+no request. It asks again, and the answer to that is the answer to the first call, which is carried out once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoreCalls:
         return encode(await asyncio.shield(self._calls[key]))
 
     def _forget(self) -> None:
-        """The oldest answers beyond those that are kept."""
+        """Forget the oldest answers beyond those that are kept."""
         ended = [key for key, each in self._calls.items() if each.done()]
         for key in ended[: max(0, len(ended) - ANSWERS_KEPT)]:
             del self._calls[key]

@@ -18,7 +18,7 @@ class TokenSequence(Sequence[int]):
     __slots__ = ("_known", "_sampled")
 
     def __init__(self, known: npt.NDArray[np.int32] | Iterable[int]) -> None:
-        """``known`` int32 [n], which nobody changes."""
+        """``known`` int32 [n], which does not change."""
         self._known = known if isinstance(known, np.ndarray) else np.fromiter(known, dtype=np.int32)
         self._sampled: list[int] = []
 
@@ -30,7 +30,7 @@ class TokenSequence(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        """A token, or a list of those of a slice of step 1; a slice costs what is in it."""
+        """Return a token, or a list of those of a slice of step 1; a slice costs what is in it."""
         known = len(self._known)
         if isinstance(index, int):
             at = range(len(self))[index]
@@ -48,5 +48,5 @@ class TokenSequence(Sequence[int]):
         self._sampled.append(token)
 
     def first(self, count: int) -> npt.NDArray[np.int32]:
-        """The first ``count`` of the tokens that were known, int32, read-only."""
+        """Return the first ``count`` of the tokens that were known, int32, read-only."""
         return self._known[:count]

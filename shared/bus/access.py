@@ -65,13 +65,13 @@ class Access:
             raise ConfigError("; ".join(faults))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Verifies the broker's certificate and its name, and shows ours if we have one. Raises ConfigError."""
+        """Verify the broker's certificate and its name, and show ours if we have one. Raises ConfigError."""
         flag = f"--nats-ca {self.ca}"
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
                 flag = f"--nats-cert {self.cert} and --nats-key {self.key}"
-                # A prompt for the pass phrase of an encrypted key would hang a process that nobody watches.
+                # A prompt for the pass phrase of an encrypted key would hang a process without a terminal.
                 context.load_cert_chain(self.cert, self.key, password="")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{flag}: {error}") from error
@@ -84,7 +84,7 @@ class Access:
         return _read("--nats-token-file", self.token_file) if self.token_file else self.token
 
     def user_key(self) -> UserKey | None:
-        """The key of decentralised credentials; None without them. Raises ConfigError."""
+        """Return the key of decentralised credentials; None without them. Raises ConfigError."""
         if not self.credentials:
             return None
         try:
@@ -94,7 +94,7 @@ class Access:
 
 
 def inbox_prefix(identity: str) -> str:
-    """The prefix of a user or public nkey; "" is nobody in particular. Permissions allow it with ``.>`` behind it."""
+    """Return the prefix of a user or public nkey; "" for neither. Permissions allow it with ``.>`` behind it."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', identity)}" if identity else "_INBOX"
 
 
@@ -109,7 +109,7 @@ def _read(flag: str, path: str) -> str:
 
 
 def access_of(settings: BrokerSettings, environ: Mapping[str, str]) -> Access:
-    """What ``settings`` and the variables with secrets say. Raises ConfigError, also for files that cannot be read."""
+    """Read ``settings`` and the variables with secrets. Raises ConfigError, also for files that cannot be read."""
     password = "" if settings.nats_password_file else environ.get(PASSWORD_VARIABLE, "")
     token = "" if settings.nats_token_file else environ.get(TOKEN_VARIABLE, "")
     if settings.nats_user and not (password or settings.nats_password_file):

@@ -28,7 +28,7 @@ _NOT_FOUND = "404"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket."""
+    """Return the stream behind the bucket."""
     return key_value.config_of(
         subjects.ANSWER_BUCKET, limits, discard="old", max_bytes=MAX_BYTES, max_age=MAX_AGE_S * 10**9
     )
@@ -39,7 +39,7 @@ def subject(name: str) -> str:
 
 
 async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str, bytes | None]:
-    """The entries of these names, None for one that is not there. What did not come within ``timeout_s`` is left out.
+    """Return the entries of these names, None for one that is missing. Entries later than ``timeout_s`` are left out.
 
     Raises Unavailable when nothing came.
     """

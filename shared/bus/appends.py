@@ -39,7 +39,7 @@ class Appender:
         await client.hear(f"{self._inbox}.*", self._acknowledged)
 
     async def append(self, subject: str, data: bytes, message_id: str, timeout_s: float) -> int:
-        """Returns the sequence. Raises Unavailable or PayloadTooLarge."""
+        """Publish and return the sequence. Raises Unavailable or PayloadTooLarge."""
         token, acknowledged = self._expect(subject)
         timer = asyncio.get_running_loop().call_later(
             timeout_s, self._fail, token, f"no acknowledgement of {subject} within {timeout_s} s"
@@ -80,13 +80,13 @@ class Appender:
             raise Unavailable("a stream may not have stored what was published")
 
     def deny(self, subject: str) -> None:
-        """The server does not let us publish to ``subject`` (in small letters)."""
+        """Note that the server does not let us publish to ``subject`` (in small letters)."""
         for token, (waiting, _) in list(self._waiting.items()):
             if waiting.lower() == subject:
                 self._fail(token, f"the broker does not let us publish to {waiting}")
 
     def fail_all(self, reason: str) -> None:
-        """The connection is gone and its acknowledgements with it."""
+        """Drop the acknowledgements of a connection that is gone."""
         for token in list(self._waiting):
             self._fail(token, reason)
 

@@ -1,7 +1,7 @@
 """The last heartbeat of a process, said again from a thread of its own while the process has no time to.
 
 An event loop may be busy for seconds, with one large answer or one long step, and the cell must not take its process
-for dead: what that does to everybody's answers is worse than a pause. So heartbeats go out over a connection that
+for dead: what that does to all answers is worse than a pause. So heartbeats go out over a connection that
 belongs to a thread with an event loop of its own. A process that has said nothing new for :data:`STUCK_S` is as good as
 dead, and is left to count as that.
 """
@@ -35,7 +35,7 @@ class Line(Protocol):
     def is_connected(self) -> bool: ...
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Raises Unavailable."""
+        """Raise Unavailable."""
 
     async def close(self) -> None: ...
 
@@ -75,7 +75,7 @@ class Beats:
         self._thread.join(END_S)
 
     def due(self) -> tuple[str, bytes] | None:
-        """What is to be said now, if anything."""
+        """Return the statement that is due now, if any."""
         subject, data, said_s = self._last
         return (subject, data) if subject and self._clock_s() - said_s < STUCK_S else None
 

@@ -21,14 +21,14 @@ class CallError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_error(error: ThermoclineError) -> bytes:
-    """The reply body for ``error``."""
+    """Return the reply body for ``error``."""
     return msgspec.msgpack.encode(
         CallError(code=error.code, message=error.message, param=error.param, retry_after_ms=error.retry_after_ms)
     )
 
 
 def decode_error(body: bytes) -> ThermoclineError:
-    """The error to raise at the caller; a body that is none is a TransportError."""
+    """Return the error to raise at the caller; a body that is none is a TransportError."""
     try:
         told = msgspec.msgpack.decode(body, type=CallError)
     except UNDECODABLE:
@@ -39,7 +39,7 @@ def decode_error(body: bytes) -> ThermoclineError:
 
 
 def as_call_error(error: Exception) -> ThermoclineError:
-    """What a caller is told of ``error``: our own errors as they are, others without their details."""
+    """Return what a caller sees of ``error``: our own errors as they are, others without their details."""
     if isinstance(error, ThermoclineError):
         return error
     return InternalError(f"the call's handler failed with {type(error).__name__}")

@@ -64,7 +64,7 @@ class Transport(TcpTransport):  # type: ignore[misc]
         try:
             await super().connect_tls(*arguments, **named)
         except BaseException:
-            # Nobody tells the stream below that its connection is gone, so waiting for its end would never end.
+            # The stream below never learns that its connection is gone, so waiting for its end would never end.
             self._is_broken = True
             self._bare_io_writer.transport.abort()
             raise
@@ -166,7 +166,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
 
     def _connect_command(self) -> bytes:
         # The first thing that is sent, and it holds our secrets. nats-py encrypts when the server asks for it, and
-        # whoever sits between us and the server could leave that out.
+        # an attacker between us and the server could leave that out.
         if self._access.wants_tls and not self._server_info.get("tls_required"):
             raise InTheClear
         try:
@@ -195,7 +195,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
 
 
 def credentials(access: Access) -> dict[str, Any]:
-    """The arguments of ``connect`` that say who we are; the client asks for secrets again at each connection."""
+    """Return the arguments of ``connect`` that authenticate us; the client asks for secrets at each connection."""
     told: dict[str, Any] = {"inbox_prefix": access.inbox_prefix}
     if access.user:
         told |= {"user": access.user, "password": access.current_password}
@@ -207,7 +207,9 @@ def credentials(access: Access) -> dict[str, Any]:
 
 
 def refusal(error: Exception) -> str:
-    """What an operator has to put right, where ``error`` says that the broker and we will never agree; else ""."""
+    """Return what an operator has to put right, where ``error`` says that the broker and we will never agree; else
+    "".
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = getattr(error, "verify_message", "") or str(error)
         return f"the broker's certificate is not trusted: {reason}; see --nats-ca and --nats-server-name"

@@ -40,14 +40,14 @@ class Owner(Protocol):
     """Who is told what happens to the connection."""
 
     async def attach(self, client: Client) -> None:
-        """This client is the connection from now on; subscribe what there is."""
+        """Use this client as the connection from now on, and subscribe what there is."""
 
     def lost(self) -> None: ...
 
     def restored(self) -> None: ...
 
     def denied(self, verb: str, subject: str) -> None:
-        """The server does not let us publish or subscribe to ``subject`` (in small letters)."""
+        """Note that the server does not let us publish or subscribe to ``subject`` (in small letters)."""
 
 
 class Connection:
@@ -67,7 +67,9 @@ class Connection:
         return self.client is not None and self.client.is_connected and not self._closing
 
     async def open(self, timeout_s: float) -> None:
-        """Raises Unavailable when no server answers in time, ConfigError when all refuse us or one is too small."""
+        """Connect. Raises Unavailable when no server answers in time, ConfigError when all refuse us or one is too
+        small.
+        """
         client = Client(self._access)
         refusals: list[str] = []
 
@@ -129,7 +131,7 @@ class Connection:
         measures.CONNECTED.set(1)
 
     async def close(self) -> None:
-        """End it; nobody is told."""
+        """End it; without a word to others."""
         self._closing = True
         if self._replacing is not None:
             self._replacing.cancel()
@@ -151,7 +153,7 @@ class Connection:
             _log.warning("broker_error", reason=repr(error))
 
     def _tell_why(self, error: Exception) -> None:
-        """A refusal goes to the log when it is news; a server that is away was told of when it went."""
+        """Log a refusal when it is news; a server that is away was logged when it went."""
         reason = refusal(error)
         if not reason:
             _log.debug("broker_unreachable", reason=repr(error))  # Once per attempt to connect.
@@ -207,7 +209,7 @@ class Connection:
 
 
 def _why(error: Exception | None) -> str:
-    """The kind of loss, for the metric: few, and known beforehand."""
+    """Return the kind of loss, for the metric: few, and known beforehand."""
     text = str(error or "").lower()
     if "slow consumer" in text:
         return "slow_consumer"
@@ -224,7 +226,7 @@ def _choose_server(servers: list[Any], info: dict[str, Any]) -> tuple[Any, float
 
 
 async def _abandon(client: Client) -> None:
-    """Close a client that was never ours to use; nobody is told of it."""
+    """Close a client that was never ours to use; no event is published."""
     try:
         await client.close()
     except (nats.errors.Error, OSError, ConfigError):

@@ -27,7 +27,7 @@ class Hearing(Generic[T]):
         self._closed = False
 
     def put(self, item: T, nbytes: int = 0) -> None:
-        """Have an item heard. It is in nobody's memory afterwards, so ``nbytes`` need no bound."""
+        """Have an item heard. It is in no buffer afterwards, so ``nbytes`` need no bound."""
         if self._closed:
             return
         try:

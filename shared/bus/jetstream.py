@@ -74,7 +74,7 @@ async def checked_request(
 
 
 def stream_config(name: str, captured: list[str], limits: StreamLimits) -> dict[str, Any]:
-    """A file-backed stream that drops its oldest messages at its limits."""
+    """Return a file-backed stream that drops its oldest messages at its limits."""
     return {
         "name": name,
         "subjects": captured,
@@ -92,7 +92,7 @@ def stream_config(name: str, captured: list[str], limits: StreamLimits) -> dict[
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the snapshot bucket, laid out as JetStream's object stores are."""
+    """Return the stream behind the snapshot bucket, laid out as JetStream's object stores are."""
     bucket = subjects.SNAPSHOT_BUCKET
     return {
         "name": BUCKET_STREAM,
@@ -151,7 +151,9 @@ async def _update(client: Any, found: dict[str, Any], wanted: dict[str, Any]) ->
 
 
 def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to change of a stream (as STREAM.INFO tells of it), and what to leave because messages would be dropped."""
+    """Return what to change of a stream (as STREAM.INFO shows it), and what to leave because messages would be
+    dropped.
+    """
     present, stored = found["config"], found["state"]["bytes"]
     changes: dict[str, Any] = {}
     kept: dict[str, Any] = {}
@@ -169,7 +171,7 @@ def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[
 
 
 async def stream_info(client: Any, name: str) -> StreamInfo:
-    """Raises TransportError when there is no such stream."""
+    """Raise TransportError when there is no such stream."""
     state = (await checked_request(client, f"STREAM.INFO.{name}"))["state"]
     first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
     return StreamInfo(first_seq=first, last_seq=state["last_seq"], nbytes=state["bytes"])

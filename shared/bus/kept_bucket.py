@@ -25,7 +25,7 @@ _ABSENT = (10037, 10059)  # No such message, no such stream.
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket."""
+    """Return the stream behind the bucket."""
     return key_value.config_of(
         subjects.KEPT_BUCKET,
         limits,
@@ -52,7 +52,7 @@ async def keep(client: Any, name: str, data: bytes, timeout_s: float) -> None:
 
 
 async def kept(client: Any, name: str, timeout_s: float) -> bytes | None:
-    """An entry as the stream's leader has it. Raises Unavailable or TransportError."""
+    """Return an entry as the stream's leader has it. Raises Unavailable or TransportError."""
     verb = f"STREAM.MSG.GET.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
     if "error" in answer:

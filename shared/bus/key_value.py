@@ -14,17 +14,17 @@ from shared.undecodable import UNDECODABLE
 
 
 def stream_of(bucket: str) -> str:
-    """The stream behind a bucket."""
+    """Return the stream behind a bucket."""
     return f"KV_{bucket}"
 
 
 def subject_of(bucket: str, name: str) -> str:
-    """The subject of an entry; ``name`` may hold wildcards."""
+    """Return the subject of an entry; ``name`` may hold wildcards."""
     return f"$KV.{bucket}.{name}"
 
 
 def config_of(bucket: str, limits: StreamLimits, **bounds: Any) -> dict[str, Any]:
-    """The stream's configuration, each entry kept once. ``bounds`` say when entries go."""
+    """Return the stream's configuration, each entry kept once. ``bounds`` say when entries go."""
     return {
         "name": stream_of(bucket),
         "subjects": [subject_of(bucket, ">")],
@@ -42,7 +42,7 @@ def config_of(bucket: str, limits: StreamLimits, **bounds: Any) -> dict[str, Any
 async def ask(
     client: Any, subject: str, data: bytes, timeout_s: float, *, what: str, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """The server's answer as it stands, an error in it included; ``what`` names the bucket to a reader.
+    """Return the server's answer as it stands, an error in it included; ``what`` names the bucket to a reader.
 
     Raises Unavailable when none came, TransportError for one that is no JSON.
     """

@@ -1,7 +1,7 @@
 """The bus over NATS and JetStream. ``connect`` gives a :class:`~shared.bus.protocol.Bus`.
 
 Core messages that the broker or we ourselves had to drop, and those of the time without a connection, are lost to a
-subscription. Both are told to ``on_reconnect``, upon which everybody catches up from the streams.
+subscription. Both are told to ``on_reconnect``, and readers then catch up from the streams.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class NatsBus:
         subject, inbox, translate = self._sources[number]
 
         def received(message: Any) -> None:
-            # Whoever may read a stream may have it delivered to any subject, also to one that they must not publish to.
+            # A user who may read a stream may have it delivered to any subject, also to one closed to their messages.
             # The message keeps the subject under which it was stored, and that shows it.
             if message.subject != subject and not matches(subject, message.subject):
                 measures.MISDIRECTED.inc()

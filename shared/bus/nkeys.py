@@ -40,18 +40,18 @@ class UserKey:
         return encode_key(bytes([_USER_PREFIX]) + raw)
 
     def sign(self, nonce: str) -> bytes:
-        """The signature of a server's nonce, in base64."""
+        """Return the signature of a server's nonce, in base64."""
         return base64.b64encode(self._private.sign(nonce.encode()))
 
 
 def encode_key(raw: bytes) -> str:
-    """A prefixed key as text, with its checksum."""
+    """Return a prefixed key as text, with its checksum."""
     checked = raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")
     return base64.b32encode(checked).decode().rstrip("=")
 
 
 def read_user_key(text: str) -> UserKey:
-    """The key in a ``.creds`` file or in a file with nothing but a seed. Raises ConfigError, which holds no secret."""
+    """Return the key in a ``.creds`` file or in a file with only a seed. Raises ConfigError, which holds no secret."""
     found = _SEED.search(text)
     if found is None:
         return UserKey(_private_key(text.strip()), "")

@@ -131,7 +131,7 @@ class Bus(Protocol):
         """
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
-        """Request/reply. Raises Unavailable when nobody answers in time or nobody listens."""
+        """Request/reply. Raises Unavailable without an answer in time or without a listener."""
 
     async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
         """Answer calls, at most ``at_once`` at a time, begun in order of arrival.
@@ -158,7 +158,7 @@ class Bus(Protocol):
         """Names in the bucket, sorted."""
 
     async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
-        """The newest record of that name in the record bucket, or None. Raises Unavailable."""
+        """Return the newest record of that name in the record bucket, or None. Raises Unavailable."""
 
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         """Replace the record whose revision is ``revision`` (0: make the first one); returns the new revision.
@@ -174,7 +174,7 @@ class Bus(Protocol):
         """
 
     async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
-        """What is kept under that name, or None. Raises Unavailable."""
+        """Return what is kept under that name, or None. Raises Unavailable."""
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
         """Erase what is kept under names that match (``*`` is any one part, ``>`` the rest); how many there were.

@@ -25,7 +25,7 @@ _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """The stream behind the bucket. Each record is kept once."""
+    """Return the stream behind the bucket. Each record is kept once."""
     return key_value.config_of(subjects.RECORD_BUCKET, limits, discard="new", max_bytes=-1)
 
 
@@ -34,7 +34,7 @@ def _subject(name: str) -> str:
 
 
 async def read(client: Any, name: str, timeout_s: float) -> Record | None:
-    """The record as the stream's leader has it. Raises Unavailable or TransportError."""
+    """Return the record as the stream's leader has it. Raises Unavailable or TransportError."""
     verb = f"STREAM.MSG.GET.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
     if "error" in answer:

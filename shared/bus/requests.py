@@ -1,7 +1,7 @@
 """Calls of nats-py, with waits that can be cancelled at any moment.
 
 nats-py waits by ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation that comes together with what is
-waited for. A loop that was cancelled then goes on for ever, and whoever waits for its end does, too.
+waited for. A loop that was cancelled then goes on for ever, and so does the task that waits for its end.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ async def request(
 
 
 async def translated(operation: Awaitable[T]) -> T:
-    """What ``operation`` returns, with errors of nats-py translated to ours."""
+    """Return what ``operation`` returns, with errors of nats-py translated to ours."""
     try:
         return await operation
     except nats.errors.MaxPayloadError as error:
         raise PayloadTooLarge("the message exceeds the broker's max_payload") from error
     except nats.errors.NoRespondersError as error:
-        raise Unavailable("nobody serves this subject") from error
+        raise Unavailable("no process serves this subject") from error
     except nats.errors.TimeoutError as error:
         raise Unavailable("no answer in time") from error
     except (nats.errors.Error, OSError) as error:
@@ -45,7 +45,7 @@ async def translated(operation: Awaitable[T]) -> T:
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
-    """What ``call`` returns or raises. It runs in a task of its own, so that only that can miss a cancellation."""
+    """Return or raise what ``call`` does. It runs in a task of its own, so that only that can miss a cancellation."""
     running = asyncio.create_task(call)
     try:
         return await asyncio.shield(running)
@@ -55,7 +55,8 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
 
 
 async def within(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """What ``call`` returns or raises; TimeoutError when it takes longer. It has ended when this returns or raises.
+    """Return or raise what ``call`` does; raise TimeoutError when it takes longer. It has ended when this returns or
+    raises.
 
     It is cancelled as often as it takes: what tries something over and over may miss one cancellation in a failed try.
     """

@@ -81,7 +81,7 @@ class SnapshotBucket:
         raise TransportError(f"object {name} is damaged")
 
     async def _chunks(self, meta: _Meta) -> bytes | memoryview | None:
-        """An object's bytes; None where they are not what its meta message says. Raises TransportError for too many."""
+        """Return an object's bytes; None where its meta message does not match. Raises TransportError for too many."""
         memory, filled = _room(meta), 0
         digest, digested = hashlib.sha256(), 0
         digesting: asyncio.Future[None] | None = None
@@ -135,7 +135,7 @@ class SnapshotBucket:
         return sorted(meta.name for _, meta in await self._find(_META + ">") if not meta.deleted)
 
     async def _find(self, subject: str) -> list[tuple[int, _Meta]]:
-        """The newest meta message of each object, with its sequence."""
+        """Return the newest meta message of each object, with its sequence."""
         latest: dict[str, tuple[int, _Meta]] = {}
         async for message in self._read(BUCKET_STREAM, subject):
             try:

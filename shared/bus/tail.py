@@ -33,7 +33,7 @@ FIRST_CREATE_S = 1.0
 CREATE_GROWTH = 1.25
 """How long the first try to create a consumer waits, and how much longer each that comes after one without an answer.
 
-Servers that elect a leader drop what they are asked meanwhile, so whoever waits long for an answer goes on late; one
+Servers that elect a leader drop requests meanwhile, so a caller that waits long for an answer goes on late; one
 that has much to do answers late. An API call's time is the most.
 """
 GIVE_UP_S = 30.0
@@ -95,7 +95,7 @@ class Tail:
         }
         if self._subject != ">":
             config["filter_subject"] = self._subject
-        # Nobody else can guess the name, so nobody can delete the consumer. A filter without wildcards stands in the
+        # Others cannot guess the name, so they cannot delete the consumer. A filter without wildcards stands in the
         # subject, too, where the server holds it against our permissions and refuses a body that says something else.
         name = config["name"] = secrets.token_hex(8)
         verb = f"CONSUMER.CREATE.{self._stream}.{name}"
@@ -108,7 +108,7 @@ class Tail:
         return int(answer["num_pending"])
 
     async def next(self) -> _Stored | None:
-        """The next stored message, or None when a new consumer is needed."""
+        """Return the next stored message, or None when a new consumer is needed."""
         while True:
             while self._queue:
                 item = self._queue.popleft()
@@ -159,7 +159,7 @@ class Tail:
             self._watchdog = loop.call_later(SILENCE_S - silent_s, self._check_silence)
 
     def _received(self, message: Any) -> None:
-        """A message, a heartbeat or a flow-control request came in."""
+        """Note that a message, a heartbeat or a flow-control request came in."""
         if self._broken:
             return
         self._heard = asyncio.get_running_loop().time()

@@ -5,7 +5,7 @@ Who maps what:
 * the owner of a pool creates a :class:`~shared.memory.segment.SharedSegment` and sends a ``PoolHandle``;
 * others attach by the handle. Unlinking removes only the name: a mapping made before stays readable until its
   last array is gone. That a pool is no longer to be used is told by a Detach plan, never by the memory itself;
-* whoever starts calls :func:`reap` first, which removes what killed processes left behind;
+* a process that starts calls :func:`reap` first, which removes what killed processes left behind;
 * a file without a pool says that its owner lives (:mod:`~shared.memory.life`).
 
 Nothing here imports torch. ``torch.from_numpy(view.pages)`` keeps a mapping alive, because it holds the array.

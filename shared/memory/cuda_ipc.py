@@ -31,7 +31,7 @@ COUNTERS = 10_000
 """Counters in one of torch's files of them (``CUDA_IPC_REF_COUNTER_FILE_SIZE``)."""
 
 _COUNTER_FILE = re.compile(rb"/torch_[0-9]+_[0-9]+_[0-9]+")
-"""Torch's names of such files. Whoever lets go of a tensor writes to the file, so no other name is taken."""
+"""Torch's names of such files. A process that releases a tensor writes to the file, so no other name is taken."""
 
 
 class CudaExport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,7 +57,8 @@ class CudaExport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def export(tensor: Any, torch: Any) -> bytes:
-    """The handle of a uint8 CUDA tensor, for one process more. The tensor lives as long as anybody maps it.
+    """Return the handle of a uint8 CUDA tensor, for one more process. The tensor lives as long as it is mapped
+    anywhere.
 
     Raises TransportError where torch or the driver cannot export it.
     """
@@ -84,7 +85,7 @@ def export(tensor: Any, torch: Any) -> bytes:
 
 
 def read_export(ipc: bytes) -> CudaExport:
-    """What :func:`export` wrote. Raises TransportError for other bytes, and for values that no export has."""
+    """Parse what :func:`export` wrote. Raises TransportError for other bytes, and for values that no export has."""
     try:
         found = msgspec.msgpack.decode(ipc, type=CudaExport)
     except UNDECODABLE as error:
@@ -96,8 +97,8 @@ def read_export(ipc: bytes) -> CudaExport:
 
 
 def open_halves(handle: PoolHandle, torch: Any) -> Any:
-    """The device pool of ``handle`` as a uint8 CUDA tensor [layers, 2, pages, half_bytes]; it stays mapped while the
-    tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
+    """Map the device pool of ``handle`` as a uint8 CUDA tensor [layers, 2, pages, half_bytes]; it stays mapped while
+    the tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
     """
     check_device_handle(handle)
     check_is_whole(handle)
@@ -129,7 +130,9 @@ def open_halves(handle: PoolHandle, torch: Any) -> Any:
 
 
 def find_device(uuid: str, torch: Any) -> int:
-    """The number that this process has for a GPU. Raises TransportError where it sees none of this UUID, or several."""
+    """Return the number that this process has for a GPU. Raises TransportError where it sees none of this UUID, or
+    several.
+    """
     try:
         seen = [_uuid(torch, index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AttributeError) as error:
@@ -152,7 +155,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _fault(found: CudaExport) -> str:
-    """What of an export torch cannot be given, or ""."""
+    """Return the part of an export that torch cannot be given, or ""."""
     if len(found.handle) not in HANDLE_BYTES:
         return f"a memory handle of {len(found.handle)} bytes"
     if len(found.event) != EVENT_BYTES:

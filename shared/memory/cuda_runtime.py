@@ -2,7 +2,7 @@
 
 Most errors belong to one call. Some leave the context of the process broken: every later call of any kind fails, and
 only a new process helps. A failed call is also remembered by its thread as the *last error*, which the next kernel
-launch raises as if it were its own; whoever expects a failure must take it back.
+launch raises as if it were its own; code that expects a failure must clear it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CudaRuntime(Protocol):
     def cudaHostUnregister(self, address: int) -> int: ...  # noqa: N802 - CUDA's name.
 
     def cudaGetLastError(self) -> int:  # noqa: N802 - CUDA's name.
-        """The last error of this thread, which is forgotten."""
+        """Return the last error of this thread, and clear it."""
 
 
 class LoadedRuntime:
@@ -66,7 +66,7 @@ class LoadedRuntime:
 
 
 def loaded_runtime(maps: Path = Path("/proc/self/maps")) -> CudaRuntime:
-    """The runtime that is mapped into this process: another copy would have last errors of its own.
+    """Return the runtime that is mapped into this process: another copy would have last errors of its own.
 
     Raises TransportError where there is none.
     """

@@ -1,7 +1,7 @@
 """The device pool of a tensor-parallel group, as other processes on its node see it.
 
 Every rank of the group has some KV heads of every page in a pool of its own. Put together they are the pages that a
-worker with one rank has, byte for byte, so nobody below the device can tell them apart.
+worker with one rank has, byte for byte, so no tier below the device can tell them apart.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def device_nbytes(geometry: KvGeometry, pages: int) -> int:
 class DevicePoolView:
     """A device pool in a shared segment. ``halves`` is uint8 [layers, 2, pages, half_bytes], 0 is K and 1 is V.
 
-    Read-only unless asked otherwise: nobody but its worker may write KV.
+    Read-only unless asked otherwise: only its worker may write KV.
     """
 
     def __init__(self, segment: SharedSegment, handle: PoolHandle) -> None:
@@ -129,7 +129,7 @@ def check_is_whole(handle: PoolHandle) -> None:
 
 
 def _check_parts(handle: PoolHandle) -> None:
-    """The parts have every head of a page, and no others."""
+    """Check that the parts have every head of a page, and no others."""
     if not handle.parts:
         return
     heads = [heads for heads, _ in handle.part_handles()]

@@ -116,11 +116,11 @@ class HostPoolView:
         return self.handle.geometry
 
     def flat_pages(self) -> npt.NDArray[np.uint8]:
-        """The bytes of all pages, flat, without the tables. Raises TransportError once the view is closed."""
+        """Return the bytes of all pages, flat, without the tables. Raises TransportError once the view is closed."""
         return self._segment.array[: self.handle.pages * self.geometry.page_bytes]
 
     def segment_bytes(self) -> npt.NDArray[np.uint8]:
-        """The whole segment, flat: pages, then identities and checksums. Raises TransportError once closed."""
+        """Return the whole segment, flat: pages, then identities and checksums. Raises TransportError once closed."""
         return self._segment.array
 
     def clear(self, page: int | slice | npt.NDArray[np.int32]) -> None:

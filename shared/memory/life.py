@@ -1,6 +1,6 @@
 """Signs of life: a process shows a small file in /dev/shm, and a lock on it that ends with the process.
 
-The kernel lets go of the lock when it takes down the process, however that came to its end, and whoever shares
+The kernel lets go of the lock when it takes down the process, however that came to its end, and a process that shares
 /dev/shm can see it from another PID namespace. So a death is known as soon as somebody looks, while silence has to last
 before it means anything. A process that hangs or is frozen keeps its lock: its heartbeats tell of that.
 
@@ -81,7 +81,7 @@ class LifeSign:
         self.end()
 
     def let_go_in_child(self) -> None:
-        """This is a child of the process whose sign it is: close the file, which unlocks nothing for the parent."""
+        """Close the file in a child of the process whose sign it is, which unlocks nothing for the parent."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -127,7 +127,7 @@ class LifeWatch:
         return ended
 
     def close(self) -> None:
-        """Watch nobody any more; idempotent."""
+        """Stop watching; idempotent."""
         for fd, _ in self._watched.values():
             os.close(fd)
         self._watched.clear()
@@ -186,7 +186,7 @@ def _discard(fd: int, path: os.PathLike[str]) -> None:
 
 
 def _open(name: str) -> tuple[int, Member] | None:
-    """A sign whose owner lives, or None."""
+    """Return a sign whose owner lives, or None."""
     try:
         # A pipe of that name must not make anybody wait.
         fd = os.open(SHM_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -219,6 +219,6 @@ def _is_held(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return True  # Held; or the kernel could not say, and then nobody is declared dead.
+        return True  # Held; or the kernel could not say, and then no process is declared dead.
     fcntl.flock(fd, fcntl.LOCK_UN)
     return False

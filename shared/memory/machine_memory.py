@@ -26,7 +26,7 @@ class MachineMemory:
 
 
 def machine_memory() -> MachineMemory:
-    """What is left now. Raises ConfigError on a system without ``/dev/shm`` or ``/proc/meminfo``."""
+    """Return what is left now. Raises ConfigError on a system without ``/dev/shm`` or ``/proc/meminfo``."""
     return MachineMemory(memory_available_bytes(), free_shared_memory())
 
 
@@ -52,7 +52,7 @@ def _mem_available(proc: Path) -> int:
 
 
 def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What each limited cgroup above this process leaves: its limit, less what is used and cannot be reclaimed."""
+    """Yield what each limited cgroup above this process leaves: its limit less what is used and not reclaimable."""
     for line in _read(proc / "self/cgroup").splitlines():
         controllers, _, name = line.partition(":")[2].partition(":")
         if not controllers:  # Version 2.
@@ -73,7 +73,7 @@ def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, such as ``max`` for no limit."""
+    """Return the number in a file; None where there is none, such as ``max`` for no limit."""
     text = _read(path).strip()
     return int(text) if text.isdigit() else None
 

@@ -165,6 +165,6 @@ def _check(asked: PoolSizes, sizes: ChosenSizes, in_shm: int, machine: MachineMe
     if any(missing.values()):
         raise ConfigError(
             f"no memory is left for pools: {machine.memory_bytes // MIB} MiB of memory and {machine.shm_bytes // MIB} "
-            f"MiB of /dev/shm are free, of which weights and processes leave {left // MIB} MiB; free some, or choose "
+            f"MiB of /dev/shm are free; weights and processes leave {left // MIB} MiB; free some, or choose "
             f"{' and '.join(flag for flag, is_missing in missing.items() if is_missing)}"
         )

@@ -25,7 +25,7 @@ _RESERVE_STEP_BYTES = 256 * 2**20
 
 
 class SharedSegment:
-    """A mapped file. Make one with :meth:`create` (the owner) or :meth:`attach` (everybody else)."""
+    """A mapped file. Make one with :meth:`create` (the owner) or :meth:`attach` (every other process)."""
 
     def __init__(self, name: str, mapping: mmap.mmap) -> None:
         self.name = name
@@ -122,7 +122,7 @@ def reap(prefix: str) -> list[str]:
 
 
 def unlink_all(prefix: str) -> list[str]:
-    """Remove every segment of ``prefix``, whoever owns it; returns their names, sorted."""
+    """Remove every segment of ``prefix``, whichever process owns it; returns their names, sorted."""
     return [name for name in _names(prefix) if _remove(name)]
 
 

@@ -37,7 +37,7 @@ class SegmentName:
 
 
 def new_segment_name(prefix: str, kind: str) -> SegmentName:
-    """A fresh name owned by this process. Raises ConfigError for a prefix or kind that no file name may have."""
+    """Return a fresh name owned by this process. Raises ConfigError for a prefix or kind that no file name may have."""
     for part, value in (("shm prefix", prefix), ("segment kind", kind)):
         if not _PART.match(value):
             raise ConfigError(f"{part} {value!r} may only have letters, digits, _ and -, and 64 of them at most")
@@ -49,7 +49,7 @@ def new_segment_name(prefix: str, kind: str) -> SegmentName:
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """The parts of ``name``, or None if it is not a name of ours."""
+    """Return the parts of ``name``, or None if it is not a name of ours."""
     match = _NAME.match(name)
     if match is None:
         return None

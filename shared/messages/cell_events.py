@@ -60,7 +60,7 @@ class CellConfig(Message, frozen=True):
     save_deadline_ms: int = 30_000  # Past it a save to disk counts as failed.
     prefetch_wait: PrefetchWait = "deadline"  # How long a request waits for its prefix from disk or object store.
     prefetch_deadline_ms: int = 2_000  # Longest such wait under "deadline".
-    fetch_deadline_ms: int = 30_000  # Past it a fetch is cut off, whoever waits.
+    fetch_deadline_ms: int = 30_000  # Past it a fetch is cut off, whatever waits for it.
     min_prefetch_tokens: int = 64  # A shorter hit below host memory is recomputed.
     prefetch_fraction: float = 0.5  # Host pages that fetches under way may fill at the most.
     neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
@@ -138,9 +138,9 @@ class SkipInput(Message, frozen=True):
 
 
 class InputSkipped(Message, frozen=True):
-    """Input ``seq``, which came before this one, is left out of the fold by everybody who folds the stream.
+    """Input ``seq``, which came before this one, is left out of the fold by all that fold the stream.
 
-    What it was and whom it concerned, as far as it could be read, is told because nobody will look into it any more.
+    What it was and whom it concerned, as far as it could be read, is told because it is not read again.
     """
 
     seq: int

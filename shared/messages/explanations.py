@@ -104,7 +104,7 @@ class GetAdmissions(Message, frozen=True):
     """Call ``rpc.scheduler.admissions``; answered by Admissions.
 
     ``ended``: those of them that the caller has seen end. The scheduler learns of an end from its own stream, perhaps
-    later; its answer waits for that for a moment, because what was restored for a request is complete only then.
+    later; its answer waits a moment for that, because what was restored for a request is complete only then.
     """
 
     request_ids: tuple[str, ...]

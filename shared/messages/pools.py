@@ -20,13 +20,13 @@ written nowhere else; people read :func:`form_name`.
 ChunkForm = Literal["kv", "state", "sparse"]
 """What a page or chunk holds: the KV of all layers, or hidden states that it is restored from (``KvGeometry``).
 
-``sparse`` is only ever a copy on a disk of a chunk of KV, in a form of which parts can be read (``sparse_reads``):
+``sparse`` is only ever a copy on a disk of a chunk of KV, in a form that can be read in parts (``sparse_reads``):
 there are no such pages, and no order names it.
 """
 
 
 def form_name(word: str) -> str:
-    """What people call a form, a tier or a way to restore whose word on the wire this is."""
+    """Return the usual name of a form, a tier or a way to restore, given its word on the wire."""
     return "hidden" if word == HIDDEN else word
 
 
@@ -87,7 +87,7 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def loaded_layers(self) -> int:
-        """Layers of which a page holds KV: the last ones."""
+        """Layers with KV in a page: the last ones."""
         return self.layers - self.absent - self.from_hidden
 
     @property
@@ -165,7 +165,7 @@ class PoolHandle(Message, frozen=True):
     parts: tuple[PoolPart, ...] = ()
 
     def part_handles(self) -> list[tuple[range, PoolHandle]]:
-        """The KV heads of each part, and the handle by which it is mapped as a pool of its own."""
+        """Return the KV heads of each part, and the handle by which it is mapped as a pool of its own."""
         return [
             (
                 range(part.first_head, part.first_head + part.kv_heads),

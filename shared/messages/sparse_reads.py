@@ -15,7 +15,7 @@ SparsePart = Literal["keys", "kv", "values"]
 class ReadSparse(Message, frozen=True):
     """Put one layer's KV of some tokens of a run of chunks into the caller's shared memory.
 
-    ``chunks`` are the names (16 bytes each) of consecutive chunks, the first of which begins ``depth`` tokens below
+    ``chunks`` are the names (16 bytes each) of consecutive chunks; the first begins ``depth`` tokens below
     the root of ``namespace``. Tokens are positions from the root, packed int32; all lie within the chunks. What is
     written at ``offset`` of the segment ``buffer``, in the model's data type, row-major and without gaps:
 

@@ -90,7 +90,7 @@ class ChunksListed(Message, frozen=True):
 
 
 class ChunksSaved(Message, frozen=True):
-    """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whoever wrote them.
+    """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whichever storage wrote them.
 
     A chunk that went to the object store only is not among them. ``dropped`` are chunks of the same form that had to
     make room; those of the other form are in a ``ChunksDropped``. A ``SaveTokens`` may be answered by ``is_all`` in

@@ -60,11 +60,11 @@ class SaveChunks(Message, frozen=True):
 
     ``tokens`` (packed int32) are those of the run, the first of them ``depth`` tokens below the root; ``parent`` is the
     identity of the page before it. ``identities`` is 16 bytes a page. Page i is ``host_pages[i]`` of the storage's
-    own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). Nobody
+    own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). No process
     frees a device page before the answer. A host page may be given to a later order's data at once: orders take
     effect in order, so the storage reads it first.
 
-    With form ``hidden``, all pages are of the hidden pool, and nobody else writes to them before the answer.
+    With form ``hidden``, all pages are of the hidden pool, and only this storage writes to them before the answer.
     """
 
     save_id: int
@@ -163,7 +163,7 @@ class DropChunks(Message, frozen=True):
 
 
 class ReleaseStorage(Message, frozen=True):
-    """Answer to ``StorageDraining``: nobody counts on its host memory any more, and it may end."""
+    """Answer to ``StorageDraining``: its host memory is not used any more, and it may end."""
 
 
 StorageOrder = (

@@ -183,7 +183,7 @@ class RequestFinished(Message, frozen=True):
     """A request is over at the worker. ``output`` holds all its output tokens of all attempts (packed int32).
 
     KV exists for the prompt and for all output tokens but the last. ``others`` ended with it, in the same step: one
-    message for all of them is less for everybody, and their places are given to others together.
+    message for all of them is less work for all, and their places are given to others together.
     """
 
     worker_id: str

@@ -19,7 +19,7 @@ from shared.grammars import compile_grammar, compiling_thread, token_table
 from shared.messages.requests import Grammar
 
 REMEMBERED: Final = 256
-"""Grammars of which is kept whether they compile, those asked for last; each is at most 64 KiB."""
+"""Grammars with whether they compile, the latest; each is at most 64 KiB."""
 
 CHECK_TIMEOUT_S: Final = 10.0
 """How long a request waits for its verdict, behind those of others: each takes a second at most."""
@@ -45,13 +45,13 @@ class GrammarChecks:
         self._faults: OrderedDict[tuple[str, str], str | None] = OrderedDict()
 
     async def made(self, asked: Asked | None) -> Grammar | None:
-        """The grammar that a request asks for, which compiles. Raises InvalidRequest, and Unavailable where too many
+        """Return the grammar of a request, once it compiles. Raises InvalidRequest, and Unavailable where too many
         others are being checked.
         """
         return None if asked is None else await self._in_thread(lambda: self._made(asked))
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Raises as :meth:`made`, with ``param`` for what is wrong."""
+        """Raise as :meth:`made` does, with ``param`` for what is wrong."""
         await self.made(Asked(param, lambda: grammar))
 
     def close(self) -> None:

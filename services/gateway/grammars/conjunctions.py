@@ -27,14 +27,14 @@ _MERGED: Final = (
 
 
 def lark_conjuncts(text: str) -> int:
-    """Number of ``&`` and ``~`` in a Lark grammar, outside of its strings and regular expressions."""
+    """Return the number of ``&`` and ``~`` in a Lark grammar, outside of its strings and regular expressions."""
     code = _NOT_CODE.sub(" ", text)
     return code.count("&") + code.count("~")
 
 
 def schema_conjuncts(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) -> int:
-    """A bound on how many patterns, formats and lengths any one string has to keep to; ``parts`` are all schemas in
-    ``schema``, itself included.
+    """Return a bound on the patterns, formats and lengths that any one string has to keep to; ``parts`` are all schemas
+    in ``schema``, itself included.
 
     Schemas of one property are merged where ``allOf`` and its like name it twice, and where they might be, all schemas
     of a name count together.

@@ -26,7 +26,7 @@ class Asked:
 
 
 def asked_grammar(fields: SamplingFields, response_format: dict[str, Any] | None) -> Asked | None:
-    """What the answer must look like by the request's own fields; None where it may be any text.
+    """Return the form that the request's own fields ask of the answer; None where it may be any text.
 
     Raises InvalidRequest for fields that ask for two grammars or contradict one.
     """
@@ -119,7 +119,7 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def written_grammar(text: str, *, param: str) -> Grammar:
-    """A grammar in Lark's syntax, or in that of GBNF (``root ::= ...``), which is translated."""
+    """Return a grammar in Lark's syntax, or in that of GBNF (``root ::= ...``), which is translated."""
     if len(text) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes", param=param)
     try:
@@ -129,5 +129,5 @@ def written_grammar(text: str, *, param: str) -> Grammar:
 
 
 def _quoted(text: str) -> str:
-    """A regular expression that matches ``text`` alone."""
+    """Return a regular expression that matches ``text`` alone."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)

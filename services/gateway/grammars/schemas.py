@@ -31,7 +31,7 @@ _SCHEMAS: Final = ("items", "additionalProperties")
 
 
 def json_schema_grammar(schema: object, *, param: str) -> Grammar:
-    """The grammar of answers that are valid under ``schema``, a JSON schema or its text.
+    """Return the grammar of answers that are valid under ``schema``, a JSON schema or its text.
 
     Raises InvalidRequest, which names ``param``, for what is no schema, or asks for what cannot be kept to as far as it
     shows without compiling.
@@ -46,7 +46,7 @@ def json_rule(schema: object, *, param: str) -> str:
 
 
 def check_schema(schema: object, *, param: str) -> Mapping[str, Any]:
-    """The schema, once nothing in it would be ignored. Raises InvalidRequest."""
+    """Return the schema if nothing in it would be ignored. Raises InvalidRequest."""
     if not isinstance(schema, dict):
         raise InvalidRequest("a JSON schema must be an object", param=param)
     if _nesting(schema) > MAX_NESTING:
@@ -104,7 +104,7 @@ def _nesting(value: object) -> int:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas in it, not what only looks like one, as in ``enum`` or ``default``."""
+    """Yield the schema and all schemas in it, but not what only looks like one, as in ``enum`` or ``default``."""
     waiting: list[object] = [schema]
     while waiting:
         part = waiting.pop()

@@ -50,12 +50,12 @@ class AddedTokens:
         return (before, behind) in self._joined or before in self._takes_space_behind
 
     def cuts(self) -> re.Pattern[str] | None:
-        """A pattern of the tokens in front of which every text may be cut; None where there are none."""
+        """Return a pattern of the tokens before which every text may be cut; None where there are none."""
         found = self._cut_texts()
         return re.compile("|".join(map(re.escape, found))) if found else None
 
     def cut_openings(self) -> str:
-        """The characters that those begin with; "" where there are more than :data:`MOST_OPENINGS`."""
+        """Return the characters that those begin with; "" where there are more than :data:`MOST_OPENINGS`."""
         found = sorted({text[0] for text in self._cut_texts()})
         return "".join(found) if len(found) <= MOST_OPENINGS else ""
 

@@ -1,7 +1,7 @@
 """Long texts of late, to compare others with: bounded by bytes, the longest unused go first. Used by several threads.
 
-A text is found by its namespace and its first characters, of which the dictionary makes a hash that nobody outside the
-process can foresee. Of more texts that begin alike than are kept, the latest are.
+A text is found by its namespace and its first characters, and the dictionary's hash of them cannot be foreseen outside
+the process. Of more texts that begin alike than are kept, the latest are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class TextsAlike(Generic[V]):
         self._alike: OrderedDict[tuple[str, str], tuple[Entry[V], ...]] = OrderedDict()  # Of each, the latest last.
 
     def nearest(self, namespace: str, text: str) -> tuple[Entry[V], int] | None:
-        """The text of a namespace with which this one agrees longest, and for how many characters, or a few less."""
+        """Return the text of a namespace that agrees longest with this one, and for how many characters, or a few
+        less.
+        """
         if len(text) < self.least_characters or not self._most_bytes:
             return None
         key = namespace, text[: self._head]

@@ -51,7 +51,7 @@ class Boundaries:
 
 
 class _Unproven(Exception):
-    """This tokenizer has a part of which nothing is known here."""
+    """This tokenizer has an unknown part."""
 
 
 class _Step(Protocol):
@@ -91,7 +91,7 @@ class _AtWhiteSpace:
 
 
 def prove(told: dict[str, Any]) -> Boundaries:
-    """The boundaries of the tokenizer with this ``tokenizer.json``."""
+    """Return the boundaries of the tokenizer with this ``tokenizer.json``."""
     added = AddedTokens(told["added_tokens"])
     model = told["model"]
     if added.look_around or model.get("dropout"):
@@ -103,7 +103,7 @@ def prove(told: dict[str, Any]) -> Boundaries:
 
 
 def links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """A tokenizer's part as the list of what it does."""
+    """Return a tokenizer's part as the list of its steps."""
     if part is None:
         return []
     return [link for each in part[name] for link in links(each, name)] if part["type"] == "Sequence" else [part]
@@ -122,7 +122,7 @@ class _Prover:
         self._steps = list(self._pre_tokenized(steps))
 
     def boundaries(self) -> Boundaries:
-        """Raises _Unproven."""
+        """Return the proven boundaries. Raises _Unproven."""
         found: dict[str, list[str]] = {}
         for behind in self._behind:
             before = "".join(_as_range(kind) for kind in BEFORE if self._holds(kind, behind))
@@ -233,7 +233,7 @@ class _Prover:
 
 
 def _ahead(added: AddedTokens) -> int:
-    """A whole token, or the two characters that a pattern of :meth:`_Prover.boundaries` looks ahead at."""
+    """Return how far a pattern of :meth:`_Prover.boundaries` looks ahead: a whole token, or two characters."""
     return max(2, added.longest)
 
 

@@ -30,12 +30,12 @@ _CATEGORIES = frozenset(
 
 
 def kind_of(character: str) -> str:
-    """The kind that a character counts to where it must not be overlooked: beyond ASCII it may be a letter."""
+    """Return the kind of a character that must not be overlooked: beyond ASCII it may be a letter."""
     return character if character.isascii() else LETTERS
 
 
 class UnprovablePattern(ValueError):
-    """The pattern says something of which nothing can be proven here."""
+    """The pattern has a part that cannot be proven here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +79,25 @@ class CharacterClass:
     ignores_case: bool = False
 
     def may_hold(self, kind: str) -> bool:
-        """False only if no character of the kind is in the class."""
+        """Return False only if no character of the kind is in the class."""
         held = [item.holds(kind, ignores_case=self.ignores_case) for item in self.items]
         return not any(every for _, every in held) if self.is_negated else any(some for some, _ in held)
 
     def must_hold(self, kind: str) -> bool:
-        """True only if all characters of the kind are in the class."""
+        """Return True only if all characters of the kind are in the class."""
         held = [item.holds(kind, ignores_case=self.ignores_case) for item in self.items]
         return not any(some for some, _ in held) if self.is_negated else any(every for _, every in held)
 
 
 def category_item(name: str, *, is_inverted: bool) -> Item:
-    r"""The item of ``\p{name}``. Raises UnprovablePattern for anything but a general category of Unicode."""
+    r"""Return the item of ``\p{name}``. Raises UnprovablePattern for anything but a general category of Unicode."""
     if name not in _CATEGORIES:
         raise UnprovablePattern(f"\\p{{{name}}} is no general category")
     return Item(category=name, is_inverted=is_inverted)
 
 
 def character_item(first: str, last: str = "") -> Item:
-    """The item of one character, or of a range. Raises UnprovablePattern for an empty range."""
+    """Return the item of one character, or of a range. Raises UnprovablePattern for an empty range."""
     if last and last < first:
         raise UnprovablePattern(f"the range {first}-{last} is empty")
     return Item(first=first, last=last or first)

@@ -1,4 +1,4 @@
-"""Tokens of a text, of which those of known segments are not computed again."""
+"""Tokens of a text; those of known segments are not computed again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EncodeAll = Callable[[Sequence[str]], list[PackedTokens]]
 def encode_known(
     text: str, namespace: str, boundaries: Boundaries, index: KnownTexts, encode: EncodeAll
 ) -> PackedTokens:
-    """The tokens of ``text``, as ``encode`` has them, which is asked once for all that is not known."""
+    """Return the tokens of ``text``, as ``encode`` has them, which is called once for all that is not known."""
     known = index.fronts.find(namespace, text, boundaries.ahead_characters)
     cut = segments(text, boundaries, known.end, known.start)
     if not cut.closed and not known.segments:

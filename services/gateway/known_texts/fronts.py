@@ -60,7 +60,8 @@ class Fronts:
         self.texts: TextsAlike[Front] = TextsAlike(most_bytes, observe, least_characters=least_characters)
 
     def find(self, namespace: str, text: str, ahead_characters: int) -> Known:
-        """The longest front that ``text`` has in common with a text of the namespace, up to a cut that holds in it.
+        """Return the longest front that ``text`` has in common with a text of the namespace, up to a cut that holds in
+        it.
 
         ``ahead_characters`` behind a cut show that it is one.
         """
@@ -79,7 +80,7 @@ class Fronts:
     def keep(self, namespace: str, text: str, known: Known, cut: Segments, parts: Sequence[bytes]) -> None:
         """Keep a text: what was ``known`` of it, how the rest was ``cut``, and the tokens (packed) of those segments.
 
-        One of which little is new is not kept: that would copy all of its tokens.
+        One with little new text is not kept: that would copy all of its tokens.
         """
         if not cut.closed or cut.closed[-1][1] - known.end < self.texts.least_characters:
             return

@@ -1,6 +1,6 @@
 """Tokens of segments by digests of their texts: bounded by bytes, the longest unused go first. Used by several threads.
 
-A digest names a namespace and a text, and nobody outside the process can compute one: its key is drawn at the start. So
+A digest names a namespace and a text, and it cannot be computed outside the process: its key is drawn at the start. So
 no text of one tenant can be made to stand for another's, and tenants with salts find nothing of others.
 """
 
@@ -38,7 +38,7 @@ class KnownTexts:
         self.nbytes = 0
 
     def digests(self, namespace: str, texts: Iterable[str]) -> list[bytes]:
-        """The name of each text in a namespace."""
+        """Return the name of each text in a namespace."""
         blake2b = hashlib.blake2b
         key = blake2b(namespace.encode(), digest_size=32, key=self._secret).digest()
         return [
@@ -48,7 +48,7 @@ class KnownTexts:
         ]
 
     def recall(self, digests: Sequence[bytes]) -> list[bytes | None]:
-        """The tokens (packed int32) of each text, None where they are not known. They count as used."""
+        """Return the tokens (packed int32) of each text, None where they are not known. They count as used."""
         entries = self._entries
         with self._lock:
             found = [entries.get(digest) for digest in digests]

@@ -44,7 +44,7 @@ def segments(text: str, boundaries: Boundaries, cut_at: int = 0, start: int = 0)
 
 
 def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] | None:
-    """The next boundary behind ``start``, and how many characters behind it are left out."""
+    """Return the next boundary behind ``start``, and how many characters behind it are left out."""
     others = boundaries.others
     usual = start + boundaries.usual_characters
     token = _next_token(text, boundaries, start + boundaries.least_characters, usual, usual)

@@ -200,7 +200,7 @@ class _Parser:
         return character_item(first.first, last.first)
 
     def _escaped(self) -> Item:
-        """What follows a backslash."""
+        """Read what follows a backslash."""
         name = self._next()
         if name in "pP":
             self._expect("{")

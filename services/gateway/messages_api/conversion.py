@@ -56,7 +56,7 @@ def chat_request(
     reasons: bool = False,
     said: Said = lambda call_id, given: None,
 ) -> ChatRequest:
-    """The chat request that means the same. ``variables`` are those of the model's template; ``reasons``: the model
+    """Return the equivalent chat request. ``variables`` are those of the model's template; ``reasons``: the model
     does so in any case, or by other variables. ``said`` is the text of a call's arguments, where it is known.
 
     Raises InvalidRequest.
@@ -96,7 +96,7 @@ def chat_request(
 
 
 def _refuse(request: CountTokensRequest) -> None:
-    """What would change the prompt, or needs machines of Anthropic's."""
+    """Refuse what would change the prompt, or needs machines of Anthropic's."""
     for name in ("container", "mcp_servers"):
         if getattr(request, name):
             raise unsupported(name)
@@ -278,7 +278,7 @@ def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any
 
 
 def _thinking(thinking: Thinking | None, variables: Collection[str], *, reasons: bool) -> dict[str, Any] | None:
-    """The template's switch, where it has one."""
+    """Return the template's switch for reasoning, where it has one."""
     if thinking is None or thinking.type not in ("enabled", "disabled"):
         return None
     name = next((name for name in THINKING_VARIABLES if name in variables), None)

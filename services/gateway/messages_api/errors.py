@@ -61,11 +61,11 @@ def error_type(error: ThermoclineError) -> ErrorType:
 
 
 def error_status(error: ThermoclineError) -> int:
-    """The status of ``error``: 529 where others are the reason, 429 for the caller's own limit alone."""
+    """Return the status of ``error``: 529 where others are the reason, 429 for the caller's own limit alone."""
     return OVERLOADED if error_type(error) == "overloaded_error" else error.status
 
 
 def messages_error_body(error: ThermoclineError, request_id: str | None = None) -> bytes:
-    """The JSON body for ``error``; also the data of the event ``error`` in a stream."""
+    """Return the JSON body for ``error``; also the data of the event ``error`` in a stream."""
     detail = MessagesErrorDetail(type=error_type(error), message=error.message, code=error.code, param=error.param)
     return msgspec.json.encode(MessagesError(error=detail, request_id=request_id))

@@ -31,7 +31,7 @@ class SaidArguments:
         self._lock = threading.Lock()
 
     def note(self, call_id: str, text: str) -> None:
-        """A call was said with these arguments. Mutates."""
+        """Note a call that was made with these arguments. Mutates."""
         with self._lock:
             if len(text) > LONGEST_CHARACTERS or call_id in self._texts:
                 return
@@ -42,7 +42,7 @@ class SaidArguments:
                 self._characters -= len(oldest)
 
     def find(self, call_id: str, given: dict[str, Any]) -> str | None:
-        """The text that the call was said with, where it means ``given``. Mutates the order."""
+        """Return the text of the call's arguments, if it means ``given``. Mutates the order."""
         with self._lock:
             text = self._texts.get(call_id)
             if text is None:

@@ -212,7 +212,7 @@ def _begun(block: Block) -> OutputBlock:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is none is given as it is, under a name that says so."""
+    """Return a call's arguments as an object; others are given as they are, under a name that says so."""
     try:
         decoded = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

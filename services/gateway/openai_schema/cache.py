@@ -90,7 +90,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
 
     ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage,
-    and ``hidden`` those of which hidden states are kept from which KV is restored.
+    and ``hidden`` those with hidden states, from which KV is restored.
     """
 
     id: int

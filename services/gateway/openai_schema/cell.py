@@ -53,7 +53,7 @@ class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cell has of a tenant, or of everybody who is none (``other``). Bytes are of all pools of a tier.
+    """What the cell has of a tenant, or of all other callers (``other``). Bytes are of all pools of a tier.
 
     Tenants of one salt have one cache: each is told all of it.
     """

@@ -27,5 +27,5 @@ def error_detail(error: ThermoclineError) -> ErrorDetail:
 
 
 def error_body(error: ThermoclineError) -> bytes:
-    """The JSON body for ``error``."""
+    """Return the JSON body for ``error``."""
     return msgspec.json.encode(ErrorResponse(error=error_detail(error)))

@@ -1,4 +1,4 @@
-"""Ids of tool calls: the same for the same call of the same request, whoever computes them. Pure."""
+"""Ids of tool calls: the same for the same call of the same request, wherever they are computed. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORT_ID_CHARACTERS = 9
 
 
 def call_id(request_id: str, index: int, *, is_short: bool = False) -> str:
-    """The id of call ``index`` of one choice: ``call_`` and 24 hex digits, or nine letters and digits."""
+    """Return the id of call ``index`` of one choice: ``call_`` and 24 hex digits, or nine letters and digits."""
     digest = hashlib.blake2b(f"tool-call-1:{request_id}:{index}".encode(), digest_size=12).digest()
     if not is_short:
         return f"call_{digest.hex()}"

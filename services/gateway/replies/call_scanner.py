@@ -66,7 +66,7 @@ class CallScanner:
         return text[len(taken) :]
 
     def end(self) -> None:
-        """The answer ends here. All that was taken is in ``raw`` anyhow, or said."""
+        """End the answer. All that was taken is in ``raw`` anyhow, or sent."""
 
     def take_arguments(self) -> str:
         """Arguments since the last call. Mutates."""
@@ -147,7 +147,7 @@ def _space(character: str) -> Characters:
 
 
 def _string(character: str) -> Generator[None, str, tuple[str, str]]:
-    """A string's value and the character behind it."""
+    """Read a string's value and the character behind it."""
     if character != '"':
         raise _NotACall
     raw: list[str] = []
@@ -160,7 +160,7 @@ def _string(character: str) -> Generator[None, str, tuple[str, str]]:
 
 
 def _quoted(keep: Callable[[str], None], *, closes: bool = False) -> Characters:
-    """The rest of a string whose quote was read."""
+    """Read the rest of a string whose quote was read."""
     keep('"')
     while True:
         character = yield
@@ -172,7 +172,7 @@ def _quoted(keep: Callable[[str], None], *, closes: bool = False) -> Characters:
 
 
 def _nested(character: str, keep: Callable[[str], None], *, closes: bool = False) -> Characters:
-    """An object or list whose bracket was read. With ``closes`` it ends with its last bracket, not behind it."""
+    """Read an object or list whose bracket was read. With ``closes`` it ends with its last bracket, not behind it."""
     depth = 0
     while True:
         if character == '"':

@@ -20,7 +20,7 @@ class ReplyFormats:
 
 
 def choose_formats(tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto") -> ReplyFormats:
-    """The formats of these names, or those that the chat template shows."""
+    """Return the formats of these names, or those that the chat template shows."""
     source = tokenizer.template_source
     traits = template_traits(tokenizer.render, source) if source else NO_TRAITS
     has_tools = "tools" in tokenizer.template_variables

@@ -76,7 +76,7 @@ BRACKETED = ReasoningSyntax("[THINK]", "[/THINK]")
 
 
 def tool_format(name: str, template: str) -> ToolFormat | None:
-    """The format of this name; ``auto`` is the one that the template's source shows, ``none`` is None."""
+    """Return the format of this name; ``auto`` is the one that the template's source shows, ``none`` is None."""
     if name == "auto":
         name = _shown_by(template)
     if name == "mistral":
@@ -85,7 +85,7 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
 
 
 def reasoning_syntax(name: str, template: str) -> ReasoningSyntax | None:
-    """The markers of this name; ``auto`` are those that the template's source has, ``none`` is None."""
+    """Return the markers of this name; ``auto`` are those that the template's source has, ``none`` is None."""
     if name == "auto":
         return next((known for known in (THINK, BRACKETED) if known.closer in template), None)
     if name == "think":
@@ -97,7 +97,7 @@ def reasoning_syntax(name: str, template: str) -> ReasoningSyntax | None:
 
 
 def reasoning_fault(name: str) -> str:
-    """What is wrong with a value of ``--reasoning-parser``; "" if nothing."""
+    """Return what is wrong with a value of ``--reasoning-parser``; "" if nothing."""
     opener, comma, closer = name.partition(",")
     if name in REASONING_PARSERS or (comma and opener.strip() and closer.strip()):
         return ""

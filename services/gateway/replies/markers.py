@@ -15,7 +15,7 @@ def find_first(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
 
 
 def withheld(text: str, markers: Iterable[str]) -> int:
-    """Number of characters at the end of ``text`` that may be the beginning of a marker."""
+    """Return the number of characters at the end of ``text`` that may be the beginning of a marker."""
     return max((_overlap(text, marker) for marker in markers), default=0)
 
 

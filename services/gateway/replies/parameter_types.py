@@ -19,7 +19,7 @@ def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
 
 
 def parameter_schema(schema: Mapping[str, Any], name: str) -> object:
-    """The schema of one parameter; that of ``additionalProperties`` for one that is not declared."""
+    """Return the schema of one parameter; that of ``additionalProperties`` for one that is not declared."""
     found = resolved(schema, schema)
     properties = found.get("properties") if isinstance(found, Mapping) else None
     if isinstance(properties, Mapping) and name in properties:
@@ -28,7 +28,7 @@ def parameter_schema(schema: Mapping[str, Any], name: str) -> object:
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """What a reference within ``root`` leads to; the schema itself where it is none, or leads nowhere."""
+    """Return what a reference within ``root`` leads to; the schema itself where it is none, or leads nowhere."""
     for _ in range(_MOST_STEPS):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -60,10 +60,10 @@ def allowed_types(schema: object, root: Mapping[str, Any], steps: int = _MOST_ST
 
 
 def json_value(text: str, types: frozenset[str]) -> str:
-    """The JSON of a parameter that was written as ``text``.
+    """Return the JSON of a parameter that was written as ``text``.
 
     JSON of one of ``types`` stands as it was written; so do ``True`` and ``None`` of Python, in JSON's spelling.
-    Everything else is a string, also where the schema allows none: whoever runs the tool sees what the model said.
+    Everything else is a string, also where the schema allows none: the tool sees what the model wrote.
     """
     if types == STRING:
         return json.dumps(text, ensure_ascii=False)
@@ -103,7 +103,7 @@ def _refuse(constant: str) -> None:
 
 
 def _types_of(said: str) -> frozenset[str]:
-    """The types of a JSON text."""
+    """Return the types of a JSON text."""
     names = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
     if (name := names.get(said[:1])) is not None:
         return frozenset({name})

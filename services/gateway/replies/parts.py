@@ -22,7 +22,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call, of which the name is known. ``index`` counts the calls of one answer from 0."""
+    """A tool call with a known name. ``index`` counts the calls of one answer from 0."""
 
     index: int
     call_id: str
@@ -47,7 +47,7 @@ class ReplyReader(Protocol):
         """Take more text; the parts that are certain now. Mutates."""
 
     def end(self) -> list[ReplyPart]:
-        """The rest, at the end of the answer: an unfinished call is given as it stands. Mutates."""
+        """Return the rest, at the end of the answer: an unfinished call is given as it stands. Mutates."""
 
 
 class PlainReader:

@@ -30,7 +30,7 @@ class Reply:
         return self._count.tokens if self._count is not None else None
 
     def read(self, delta: Delta) -> list[ReplyPart]:
-        """The parts that are certain now, all of them at the end of the answer. Mutates."""
+        """Return the parts that are certain now, all of them at the end of the answer. Mutates."""
         if self._count is not None:
             self._count.feed(delta.tokens)
         parts: list[ReplyPart] = []

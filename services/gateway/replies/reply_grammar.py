@@ -43,7 +43,7 @@ def reply_grammar(
     *,
     specials: Mapping[str, int],
 ) -> Grammar | None:
-    """The grammar of an answer; None where it may be any text.
+    """Return the grammar of an answer; None where it may be any text.
 
     ``text`` is what text outside of calls must look like, ``specials`` are the numbers of special tokens. Raises
     InvalidRequest for a ``text`` that cannot be part of another grammar, and for schemas that cannot be kept to.
@@ -186,5 +186,5 @@ def _json(schema: object, *, param: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A regular expression between slashes that matches ``text`` alone."""
+    """Return a regular expression between slashes that matches ``text`` alone."""
     return re.sub(r"[^A-Za-z0-9_ ]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -42,7 +42,7 @@ class TaggedArguments:
     """The rules of one tool's arguments, all of whose names begin with ``name``."""
 
     def __init__(self, name: str, schema: Mapping[str, Any], *, param: str) -> None:
-        """Raises InvalidRequest, which names ``param``."""
+        """Check the call. Raises InvalidRequest, which names ``param``."""
         self.lines: list[str] = []
         self._name, self._param = name, param
         self._root = schema if schema is ANY_OBJECT else check_schema(schema, param=param)
@@ -72,7 +72,7 @@ class TaggedArguments:
         return part if is_required else f"({part})?"
 
     def _value(self, schema: object) -> str:
-        """What a parameter's text and its end may be."""
+        """Return what a parameter's text and its end may be."""
         schema = resolved(schema, self._root)
         if not isinstance(schema, Mapping):
             return self._text()
@@ -95,7 +95,7 @@ class TaggedArguments:
         return self._text()
 
     def _either(self, branches: list[object]) -> str:
-        """One of several schemas, some of which are strings. What is read as something else must be valid as such."""
+        """One of several schemas, some of them strings. What is read as something else must be valid as such."""
         for branch in branches:
             plain = isinstance(branch, Mapping) and not branch.keys() - _NOTES - {"type"}
             if not plain and allowed_types(branch, self._root) != STRING:
@@ -135,7 +135,7 @@ class TaggedArguments:
         return self._lazy(" & ".join(f"/{term}{_END}/" for term in terms) + _ONCE)
 
     def _pattern(self, pattern: str) -> str:
-        """A regular expression of whole texts in which ``pattern`` is found."""
+        """Return a regular expression of whole texts in which ``pattern`` is found."""
         body = pattern.removeprefix("^")
         begins = body != pattern
         ends = bool(re.search(r"(?<!\\)(?:\\\\)*\$$", body))

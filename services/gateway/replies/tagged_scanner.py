@@ -58,7 +58,7 @@ class TaggedScanner:
         return rest
 
     def end(self) -> None:
-        """The answer ends here: a call that has not begun is all in ``raw``. Mutates."""
+        """End the answer: a call that has not begun is all in ``raw``. Mutates."""
         if not self.has_begun:
             self.raw, self._buffer = self.raw + self._buffer, ""
 
@@ -143,7 +143,7 @@ class TaggedScanner:
             self._value.append(text)
 
     def _stop(self) -> bool:
-        """The call ends here, or there is none."""
+        """Return whether the call ends here, or there is none."""
         self.state = ScanState.DONE if self.has_begun else ScanState.FAILED
         if self.has_begun:
             self._arguments.append("}")

@@ -101,7 +101,7 @@ def _joint(rendered: str | None) -> str:
 
 
 def _rendered(render: Render, call_id: str, arguments: Any, *, content: str | None = "", calls: int = 1) -> str | None:
-    """A conversation with a call and its result; None where the template refuses it."""
+    """Return a conversation with a call and its result; None where the template refuses it."""
     call = {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": arguments}}
     result = {"role": "tool", "name": "probe", "tool_call_id": call_id, "content": "r"}
     messages = [

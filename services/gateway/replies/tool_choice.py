@@ -71,7 +71,7 @@ def asked_tools(
 
 
 def check_rendered(tools: Sequence[Any] | None, variables: Collection[str]) -> None:
-    """Raises InvalidRequest where the template has no place for tools."""
+    """Raise InvalidRequest where the template has no place for tools."""
     if tools and "tools" not in variables:
         raise InvalidRequest(
             "this model's chat template has no place for tools", param="tools", code="unsupported_parameter"

@@ -235,7 +235,7 @@ class ToolReader(SteppedReader[_At]):
         return True
 
     def _give_up(self) -> bool:
-        """What was read since the opener is text."""
+        """Count what was read since the opener as text."""
         self._say(self._head)
         self._head, self._is_in_list, self._is_marked = "", False, False
         self._at = _At.TEXT

@@ -38,14 +38,14 @@ def check_responses(request: InputTokensRequest) -> None:
 
 
 def own_items(request: InputTokensRequest) -> list[Item]:
-    """The request's input as items with a type. Raises InvalidRequest."""
+    """Return the request's input as items with a type. Raises InvalidRequest."""
     if isinstance(request.input, str):
         return [Item(type="message", role="user", content=[ItemPart(type="input_text", text=request.input)])]
     return [_typed(item, place) for place, item in enumerate(request.input)]
 
 
 def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier: int = 0) -> ChatRequest:
-    """The chat request that means the same. ``items`` is the whole conversation, of which ``earlier`` items were kept.
+    """Return the equivalent chat request. ``items`` is the whole conversation; ``earlier`` items of it were kept.
 
     Raises InvalidRequest.
     """

@@ -13,7 +13,7 @@ _CHARACTERS = frozenset("0123456789abcdef")
 
 
 def new_response_id(cell: str) -> str:
-    """A fresh id of a response of ``cell``, which is "" for a cell without a name. Never called in a core."""
+    """Return a fresh id of a response of ``cell``, which is "" for a cell without a name. Never called in a core."""
     return f"{PREFIX}{_tag(cell)}{secrets.token_hex(16)}"
 
 
@@ -23,12 +23,12 @@ def is_response_id(text: str) -> bool:
 
 
 def suffix_of(response_id: str) -> str:
-    """What makes it unique, for ids that derive from it."""
+    """Return its unique part, for ids that derive from it."""
     return response_id[len(PREFIX) + _TAG_CHARACTERS :]
 
 
 def cell_of(response_id: str, cells: Iterable[str]) -> str:
-    """The one of ``cells`` that keeps this response, "" where none does."""
+    """Return the one of ``cells`` that keeps this response, "" where none does."""
     if not is_response_id(response_id):
         return ""
     tag = response_id[len(PREFIX) : len(PREFIX) + _TAG_CHARACTERS]

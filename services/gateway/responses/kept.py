@@ -1,7 +1,8 @@
 """Responses that are kept in the cell, so that any of its gateways can go on from them.
 
 An entry holds the whole conversation, so that going on from it takes one read, and lasts from its own answer on. It is
-found under its owner, who is the caller's tenant, and the digest of the request's salt: nobody else's names lead to it.
+found under its owner, who is the caller's tenant, and the digest of the request's salt: no other caller's names lead
+to it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class KeptResponse(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Item]
 
     def conversation(self) -> list[Item]:
-        """What a response that goes on from this one begins with."""
+        """Return the beginning of a response that continues this one."""
         return [*self.items, *msgspec.json.decode(self.response, type=_Output).output]
 
     @property
@@ -76,7 +77,7 @@ class KeptResponses:
         return True
 
     async def find(self, account: Account, salt: str | None, response_id: str) -> KeptResponse:
-        """Raises NotFound, Unavailable."""
+        """Return the kept response. Raises NotFound, Unavailable."""
         data = await self._bus.kept(_name(account, salt, response_id))
         if data is None:
             raise _absent(response_id)
@@ -86,7 +87,7 @@ class KeptResponses:
             raise TransportError(f"the kept response {response_id} cannot be read") from error
 
     async def find_previous(self, account: Account, salt: str | None, response_id: str) -> KeptResponse:
-        """The one that a request goes on from. Raises InvalidRequest, as OpenAI does, and Unavailable."""
+        """Return the response that a request continues. Raises InvalidRequest, as OpenAI does, and Unavailable."""
         try:
             return await self.find(account, salt, response_id)
         except NotFound as error:
@@ -100,7 +101,7 @@ class KeptResponses:
             raise absent from error
 
     async def erase(self, account: Account, salt: str | None, response_id: str) -> None:
-        """Raises NotFound, Unavailable."""
+        """Erase it. Raises NotFound, Unavailable."""
         if not await self._bus.forget(_name(account, salt, response_id)):
             raise _absent(response_id)
 
@@ -110,7 +111,7 @@ class KeptResponses:
 
 
 def _entry(response: ResponseObject, items: list[Item]) -> bytes:
-    """A response as it is kept."""
+    """Return a response in its kept form."""
     kept = KeptResponse(response=msgspec.Raw(msgspec.json.encode(response)), items=_identified(items, response.id))
     return msgspec.json.encode(kept)
 
@@ -133,7 +134,7 @@ def _absent(response_id: str) -> NotFound:
 
 
 def _name(account: Account, salt: str | None, response_id: str) -> str:
-    """The entry's name. Raises NotFound for what is no id of ours, which may hold anything."""
+    """Return the entry's name. Raises NotFound for an id that is not ours, which may hold anything."""
     if not is_response_id(response_id):
         raise _absent(response_id)
     return f"{_owner(account)}.{_digest(salt or '')}.{response_id}"

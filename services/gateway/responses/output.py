@@ -37,13 +37,13 @@ class ItemWriter:
         return self._logprobs.get(block.index, [])
 
     def part(self, block: Block, text: str) -> OutputText | ReasoningText:
-        """The one part of a message or of reasoning; with ``text`` "" it has only begun."""
+        """Return the one part of a message or of reasoning; with ``text`` "" it has only begun."""
         if block.kind == "reasoning":
             return ReasoningText(text=text)
         return OutputText(text=text, logprobs=self.logprobs(block) if text else [])
 
     def begun(self, block: Block) -> OutputItem:
-        """An item that has nothing in it yet."""
+        """Return an item without content yet."""
         if block.kind == "call":
             return self._call(block, "", "in_progress")
         if block.kind == "reasoning":
@@ -51,7 +51,7 @@ class ItemWriter:
         return MessageItem(id=self.id_of(block), status="in_progress", content=[])
 
     def item(self, block: Block, status: ItemStatus) -> OutputItem:
-        """The item as far as it goes."""
+        """Return the item as far as it goes."""
         text = block.text
         if block.kind == "call":
             return self._call(block, text, status)

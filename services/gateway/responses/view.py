@@ -167,7 +167,7 @@ class ResponsesView:
 
 
 def named(event: events.ResponseEvent) -> bytes:
-    """An event under its type's name."""
+    """Return an event under its type's name."""
     name = event.__struct_config__.tag
     assert isinstance(name, str)
     return sse.named_event(name, msgspec.json.encode(event))

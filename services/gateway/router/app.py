@@ -142,7 +142,7 @@ async def _send_error(path: str, send: Send, error: ThermoclineError, request_id
 
 
 def _drop(scope: Scope, error: ThermoclineError) -> None:
-    """End the connection of an answer that cannot be completed, so that nobody takes it for whole.
+    """End the connection of an answer that cannot be completed, so that it is not taken for whole.
 
     A stream was ended in order, with its error as the last event: then there is nothing left to abort.
     """

@@ -28,7 +28,7 @@ _log = logs.get_logger("router")
 
 
 def compose(config: RouterConfig) -> Router:
-    """The parts of one router. Raises ConfigError for a file of authorities that cannot be read."""
+    """Build the parts of one router. Raises ConfigError for a file of authorities that cannot be read."""
     tls = _client_tls(config)
     gateways = {
         name: [Upstream(url, tls=tls, connect_s=config.connect_timeout_ms / 1000) for url in urls]

@@ -1,7 +1,7 @@
 """What a cell had to compute lately, by what it tells and what a router sent since. Pure: time is an argument.
 
 Each gateway of a cell tells how many tokens of prompts it asked for, and what the cell's scheduler found of all prompts
-in its caches. The difference are the real misses, of requests of everybody, known as soon as a request is admitted. A
+in its caches. The difference are the real misses, of all requests, known as soon as a request is admitted. A
 router's own guess (the prompt's bytes that it does not know to be held there) counts until that is told, and for good
 where a cell tells nothing.
 """
@@ -32,12 +32,12 @@ class CellWork:
         return max(0.0, self._told + sum(self._sent))
 
     def begin(self, nbytes: int) -> None:
-        """A request was sent that leaves about so many bytes to compute."""
+        """Note a request that was sent and leaves about so many bytes to compute."""
         self._sent[0] += nbytes
 
     def hear(self, more_asked_tokens: int, found_tokens: int, token_bytes: float) -> None:
-        """A gateway asked for so many tokens more than when it told last, and the cell's count of what was found is
-        ``found_tokens``.
+        """Hear a gateway: it asked for so many tokens more than at its last report, and the cell's count of found
+        tokens is ``found_tokens``.
 
         Gateways tell that count by turns, so one that is a little lower is only older; one of less than half is of a
         scheduler that counts from the start again.

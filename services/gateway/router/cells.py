@@ -87,7 +87,7 @@ class CellState:
         self.candidate.busy = self.own + self.others
 
     def begin(self, work: int) -> None:
-        """A request comes that leaves about so many bytes of its prompt to compute."""
+        """Note a request that leaves about so many bytes of its prompt to compute."""
         self.change_own(1)
         self.work.begin(work)
         self.candidate.work = self.work.level
@@ -153,7 +153,7 @@ class Cells:
         self.index.add(source, unpack_heads(heads.added), now_s)
 
     def wanting(self) -> list[str]:
-        """Cells of which a whole summary is wanted."""
+        """Cells that owe a whole summary."""
         return [
             cell.name
             for cell in self.by_name.values()
@@ -176,7 +176,7 @@ class Cells:
                 self.index.expire((cell.name, OWN), now_s - OWN_S)
 
     def opened(self, name: str) -> None:
-        """A gateway of the cell answers."""
+        """Note that a gateway of the cell answers."""
         self.by_name[name].is_open = True
 
     def closed(self, name: str) -> None:
@@ -186,7 +186,8 @@ class Cells:
     # -- what is chosen -----------------------------------------------------------------------------------------
 
     def choose(self, asked: Asked, *, session: str = "", without: Container[str] = ()) -> Choice | None:
-        """The open cell for a request, of those that serve its model where any is known to; None where none is open.
+        """Return the open cell for a request, among those that serve its model if any is known to; None where none is
+        open.
 
         ``without`` are cells that have refused it.
         """
@@ -214,7 +215,7 @@ class Cells:
         )
 
     def begin(self, choice: Choice, head: Head, now_s: float, *, session: str = "") -> None:
-        """A request goes to the chosen cell; its head counts as held there from now on."""
+        """Note a request that goes to the chosen cell; its head counts as held there from now on."""
         name = choice.name
         self.by_name[name].begin(head.nbytes - choice.matched)
         self._mean_bytes += (head.nbytes - self._mean_bytes) * MEAN_OF
@@ -227,7 +228,7 @@ class Cells:
                 del self._sessions[next(iter(self._sessions))]
 
     def end(self, name: str) -> None:
-        """A request that was begun is over, well or not."""
+        """Note the end of a request that was begun, well or not."""
         self.by_name[name].change_own(-1)
 
     def models(self) -> dict[str, tuple[str, ...]]:
@@ -251,7 +252,7 @@ class Cells:
         return found
 
     def _feed(self, cell: CellState, gateway: str, incarnation: str) -> Feed | None:
-        """What a gateway has told; a new life of it has told nothing yet. None where too many have."""
+        """Return a gateway's feed; a new life of it has sent nothing yet. None where there are too many."""
         feed = cell.feeds.get(gateway)
         if feed is None and len(cell.feeds) >= MOST_FEEDS:
             return None

@@ -6,8 +6,8 @@ Both are needed: requests differ a hundredfold in what is left to compute of the
 in every step however short its prompt was. The work of a cell that has next to nothing in progress does not count, for
 where nothing waits nothing is gained by moving. A share is fair up to ``spare`` of itself, that of requests also up to
 the deviation that chance alone gives so many, so cells that are evenly loaded differ by what they hold alone, and a
-conversation does not move for a little less load elsewhere. Where nobody holds more than another, weighted rendezvous
-hashing of the first digest that nobody knows decides: routers that have not heard of each other send equal prompts to
+conversation does not move for a little less load elsewhere. Where no cell holds more than another, weighted rendezvous
+hashing of the first digest that no cell holds decides: routers that have not heard of each other send equal prompts to
 one cell, and one that is above its share passes them on to the next in the same order (bounded loads).
 """
 
@@ -45,8 +45,8 @@ TAKEN = 0.25
 
 @dataclass(slots=True)
 class Candidate:
-    """A cell that may be chosen. ``busy`` are requests in progress there, of everybody as far as is known, and ``work``
-    is what the cell had to compute lately, in bytes of prompt, older work less and less.
+    """A cell that may be chosen. ``busy`` are requests in progress there, of all routers as far as is known, and
+    ``work`` is what the cell had to compute lately, in bytes of prompt, older work less and less.
     """
 
     name: str
@@ -74,7 +74,7 @@ def choose(
     session: str = "",
     rules: Rules = DEFAULT,
 ) -> Choice | None:
-    """The best of the cells, None of none. ``session`` names the cell where the conversation was, "" for none.
+    """Return the best of the cells, None of none. ``session`` names the cell of the conversation, "" for none.
 
     ``key`` is hashed where cells differ in nothing else, and ``mean_bytes`` the length of an average prompt. A cell
     whose queue is full is taken where all are.
@@ -114,12 +114,14 @@ def choose(
 
 
 def fair_share(share: float, workers: int, rules: Rules) -> tuple[float, float]:
-    """A cell's fair share of the requests in progress, of which each worker has ``share``, and what it may have."""
+    """Return a cell's fair share of the requests in progress (each worker has ``share`` of them), and its bound."""
     fair = share * workers
     return max(1.0, fair), fair * (1 + rules.spare) + rules.noise * sqrt(fair) + rules.few
 
 
 def _place(key: int, cell: Candidate) -> float:
-    """The place of a cell in the order of ``key``, the least first: chance that favours cells by their workers."""
+    """Return the place of a cell in the order of ``key``, the least first: chance that favours cells by their
+    workers.
+    """
     drawn = (xxhash.xxh3_64_intdigest(cell.name.encode(), seed=key & (2**64 - 1)) + 0.5) / 2**64
     return -log(drawn) / max(1, cell.workers)

@@ -93,7 +93,7 @@ class Feed:
 
 
 def _read(delivery: Delivery, kind: type[M]) -> M | None:
-    """The message; None, with a line in the log, for bytes that are none."""
+    """Decode the message; None, with a line in the log, for other bytes."""
     try:
         return decode(delivery.data, kind)
     except CodecError as error:

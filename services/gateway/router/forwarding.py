@@ -75,7 +75,7 @@ class _Sent:
     exchange: Exchange | None = None
 
     def leave(self) -> None:
-        """The client went away: whatever is read for it ends."""
+        """End all that is read for a client that went away."""
         self.gone.set()
         if self.exchange is not None:
             self.exchange.close()
@@ -132,7 +132,9 @@ def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
 
 
 async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
-    """Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when no cell takes the request."""
+    """Try one cell after another. Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when none takes
+    it.
+    """
     refusals: list[ThermoclineError] = []
     refused = {name for name in router.gateways if name != sent.cell} if sent.cell else set()
     while len(refusals) < router.config.tries:
@@ -241,7 +243,7 @@ async def _refusal_of(exchange: Exchange) -> _Refusal | None:
 
 
 def _nobody(refusals: list[ThermoclineError]) -> ThermoclineError:
-    """What the client is told when no cell takes its request: 429 where one is only full, else 503."""
+    """Return the client's error when no cell takes its request: 429 where one is only full, else 503."""
     if not refusals:
         error: ThermoclineError = Unavailable("no cell is there to answer", retry_after_ms=1_000, code="no_cell")
     else:

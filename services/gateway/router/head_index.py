@@ -37,7 +37,7 @@ class HeadIndex:
         return sum(len(held) for source, held in self._held.items() if source[0] == cell)
 
     def add(self, source: Source, digests: Iterable[int], now_s: float) -> None:
-        """The source holds these, as of now."""
+        """Add what the source holds as of now."""
         held = self._held.get(source)
         if held is None:
             held = self._open(source)
@@ -50,7 +50,7 @@ class HeadIndex:
             self._take_from(source, next(iter(held)))
 
     def remove(self, source: Source, digests: Iterable[int]) -> None:
-        """The source has given these up; those that it did not hold are passed over."""
+        """Remove what the source has given up; what it did not hold is passed over."""
         held = self._held.get(source, {})
         for digest in digests:
             if digest in held:
@@ -88,7 +88,7 @@ class HeadIndex:
         return found
 
     def first_unknown(self, head: Head) -> int:
-        """The shallowest digest that nobody holds; the deepest of all where each is held, 0 of no head."""
+        """Return the shallowest digest that no source holds; the deepest of all where each is held, 0 of no head."""
         for digest in head.digests:
             if digest not in self._holders:
                 return digest

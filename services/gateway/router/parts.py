@@ -28,25 +28,25 @@ class Router:
     is_draining: bool = False
 
     def check_open(self) -> None:
-        """Raises Unavailable while requests cannot be taken."""
+        """Raise Unavailable while requests cannot be taken."""
         if self.is_draining:
             raise Unavailable("this router is shutting down", retry_after_ms=RETRY_AFTER_MS)
 
     def reached(self, cell: str, gateway: Upstream) -> None:
-        """The gateway is ready."""
+        """Mark the gateway as ready."""
         gateway.failures = 0
         gateway.lost.clear()
         gateway.is_open, gateway.error = True, ""
         self._note(cell)
 
     def not_ready(self, cell: str, gateway: Upstream, status: int) -> None:
-        """The gateway answers, and takes no requests now; what it has goes on."""
+        """Mark the gateway as answering without taking requests; what it has goes on."""
         gateway.failures = 0
         gateway.is_open, gateway.error = False, f"{gateway.url} is not ready: it answers {status}"
         self._note(cell)
 
     def lost(self, cell: str, gateway: Upstream, error: str) -> None:
-        """The gateway does not answer, for this reason: what waits there for a first byte is tried elsewhere."""
+        """Mark the gateway as lost, for this reason: what waits there for a first byte is tried elsewhere."""
         gateway.is_open, gateway.error = False, error
         gateway.lost.set()
         self._note(cell)

@@ -34,7 +34,7 @@ def forwarded_methods(path: str) -> tuple[str, ...]:
 
 
 def response_id_of(path: str) -> str:
-    """The response that a path is about, "" for one that is about none."""
+    """Return the response that a path is about, "" for one that is about none."""
     if path in _POSTED or not path.startswith(RESPONSES + "/"):
         return ""
     return path[len(RESPONSES) + 1 :].partition("/")[0]
@@ -45,7 +45,7 @@ def _below_response(path: str) -> str:
 
 
 def last_event(path: str, error: ThermoclineError, events_passed: int) -> bytes:
-    """The end of a stream whose cell was lost behind so many events, in the shape of the path's API."""
+    """Return the end of a stream whose cell was lost behind so many events, in the shape of the path's API."""
     if is_messages_path(path):
         return sse.named_event("error", messages_error_body(error))
     if path == RESPONSES:

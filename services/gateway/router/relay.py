@@ -56,7 +56,7 @@ class EventCutter:
         self.named = 0  # Events with a name that are whole.
 
     def take(self, data: bytes) -> bytes:
-        """What is whole by now."""
+        """Return what is whole by now."""
         data = self._rest + data
         end = data.rfind(b"\n\n") + 2
         if end < 2:
@@ -131,7 +131,7 @@ class Relay:
         await self._deliver({"type": "http.response.start", "status": exchange.head.status, "headers": headers})
 
     async def _pieces(self, exchange: Exchange) -> AsyncIterator[bytes]:
-        """Raises UpstreamLost also where nothing comes for too long."""
+        """Yield pieces. Raises UpstreamLost also when nothing comes for too long."""
         pieces = exchange.pieces()
         while True:
             try:

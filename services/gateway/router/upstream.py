@@ -39,7 +39,7 @@ class UpstreamHead:
     headers: list[Header] = field(default_factory=list)
 
     def header(self, name: bytes) -> bytes:
-        """The first header of that name, b"" without one."""
+        """Return the first header of that name, b"" without one."""
         return next((value for key, value in self.headers if key == name), b"")
 
 
@@ -76,14 +76,14 @@ class _Connection(asyncio.Protocol):
             self._transport.write(body)
 
     async def wait_head(self) -> UpstreamHead:
-        """Raises UpstreamLost."""
+        """Wait for the head of the answer. Raises UpstreamLost."""
         while not self.has_head:
             self._check()
             await self._wait()
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises UpstreamLost where it ends too soon."""
+        """Yield the body as it comes. Raises UpstreamLost where it ends too soon."""
         while True:
             if self._pieces:
                 piece = b"".join(self._pieces)
@@ -106,7 +106,7 @@ class _Connection(asyncio.Protocol):
         return self.is_lost or self._loop.time() - self.idle_since_s > IDLE_S
 
     def rest(self) -> None:
-        """The exchange is over and another may follow."""
+        """End the exchange; another may follow."""
         self.is_used = True
         self.idle_since_s = self._loop.time()
 
@@ -185,7 +185,7 @@ class Exchange:
         self._read = b""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises UpstreamLost where it ends too soon."""
+        """Yield the body as it comes. Raises UpstreamLost where it ends too soon."""
         if self._read:
             yield self._read
         async for piece in self._connection.pieces():
@@ -196,7 +196,7 @@ class Exchange:
         self._read = body
 
     async def whole(self, most_bytes: int) -> bytes:
-        """The body, or what has come of it when that is more than ``most_bytes``. Raises UpstreamLost."""
+        """Return the body, or what has come of it when that is more than ``most_bytes``. Raises UpstreamLost."""
         body = bytearray()
         async for piece in self.pieces():
             body += piece

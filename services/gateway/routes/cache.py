@@ -248,13 +248,13 @@ async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> 
 
 
 def _tenant(gateway: Gateway, name: str | None) -> Tenant:
-    """The tenant of this name; without one, what holds for callers without. Raises NotFound."""
+    """Return the tenant of this name; without one, what holds for callers without. Raises NotFound."""
     account = _account(gateway, name)
     return account.tenant if account is not None else OPEN
 
 
 def _account(gateway: Gateway, name: str | None) -> Account | None:
-    """The account of a tenant; None without a name. Raises NotFound."""
+    """Return the account of a tenant; None without a name. Raises NotFound."""
     if name is None:
         return None
     account = gateway.callers.account(name)
@@ -264,7 +264,7 @@ def _account(gateway: Gateway, name: str | None) -> Account | None:
 
 
 def _namespace(gateway: Gateway, namespace: str | None, salt: str | None, tenant: str | None) -> str:
-    """The namespace that is meant, "" for all. Raises InvalidRequest, NotFound."""
+    """Return the namespace of a query, "" for all. Raises InvalidRequest, NotFound."""
     if namespace and (salt or tenant):
         raise InvalidRequest("give either namespace or cache_salt and tenant", param="cache_salt" if salt else "tenant")
     if salt or tenant:

@@ -76,7 +76,7 @@ async def chat_generation(
     answer_id: str,
     is_clipped: bool = False,
 ) -> Generation:
-    """What a chat asks of the cell, not yet submitted; all APIs of conversations end here.
+    """Return the generation of a chat, not yet submitted; all APIs of conversations end here.
 
     ``is_clipped``: an answer that is wanted longer than the context has room for is as long as it has. Raises
     InvalidRequest, NotFound, ContextTooLong, TooManyConnections, RateLimited.
@@ -123,7 +123,7 @@ def _logprobs(request: ChatRequest) -> int | None:
 async def asked_reply(
     gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None
 ) -> AskedReply:
-    """What a conversation of these tokens means for its answers, whose text has this grammar. Raises InvalidRequest."""
+    """Return how to read the answers to a conversation of these tokens, with this grammar. Raises InvalidRequest."""
 
     def work() -> AskedReply:
         return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)

@@ -79,7 +79,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
 
 
 def _page(items: Sequence[Item], order: str, after: str | None, limit: int) -> ItemList:
-    """Raises InvalidRequest, NotFound."""
+    """Return a page of items. Raises InvalidRequest, NotFound."""
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", param="order")
     ordered = list(items) if order == "asc" else list(reversed(items))

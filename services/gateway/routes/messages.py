@@ -83,7 +83,7 @@ async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
 
 
 async def _chat_request(gateway: Gateway, request: CountTokensRequest, nbytes: int) -> ChatRequest:
-    """The chat that a body of ``nbytes`` bytes means. Raises InvalidRequest, ContextTooLong."""
+    """Return the chat that a body of ``nbytes`` bytes asks for. Raises InvalidRequest, ContextTooLong."""
     variables, reasons = gateway.tokenizer.template_variables, gateway.replies.reasoning is not None
     admission.check_messages(len(request.messages), gateway.facts.max_context)
     convert = partial(chat_request, request, variables, reasons=reasons, said=gateway.said.find)

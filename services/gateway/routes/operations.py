@@ -26,7 +26,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def package_version() -> str:
-    """The installed version; a bare checkout has none."""
+    """Return the installed version, or a stand-in in a bare checkout."""
     try:
         return version("thermocline")
     except PackageNotFoundError:
@@ -113,7 +113,7 @@ _WORDS_ON_METRICS = {"open": "", "admin": "; for operators, under the admin key"
 
 
 def _page(model: str, own_version: str, api_metrics: ApiMetrics) -> str:
-    """The page at ``/``; it loads nothing from anywhere."""
+    """Return the page at ``/``; it loads nothing from anywhere."""
     rows = "".join(
         f"<tr><td>{method}</td><td><code>{path}</code></td><td>{what}"
         f"{_WORDS_ON_METRICS[api_metrics] if path == METRICS_PATH else ''}</td></tr>"

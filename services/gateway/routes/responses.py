@@ -121,7 +121,7 @@ async def _conversation(
 def _begun(
     gateway: Gateway, request: ResponsesRequest, generation: Generation, answer_id: str, created: int
 ) -> ResponseObject:
-    """The response before it says anything."""
+    """Return the response before any output."""
     sampling = generation.choices[0].request.sampling
     return ResponseObject(
         id=answer_id,

@@ -70,7 +70,7 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
 
 
 async def _json_list(gateway: Gateway, tokens: Sequence[int], told: Callable[[int], int | str] = int) -> msgspec.Raw:
-    """A JSON array of what is ``told`` of each token.
+    """Return a JSON array of what is ``told`` of each token.
 
     It is made a piece after the other: while one is encoded the event loop has to wait.
     """

@@ -51,7 +51,7 @@ class FrontHash:
             self._known_to = known.marks[count - 1] if count else 0
 
     def digest_at(self, place: int) -> bytes:
-        """The digest of the first ``place`` characters. Places never go back."""
+        """Return the digest of the first ``place`` characters. Places never go back."""
         told = self._made.told.get(place)
         if told is None:
             self._go_to(place)

@@ -51,7 +51,7 @@ class AnswerMemory:
         self.nbytes = 0
 
     def recall(self, names: Iterable[str]) -> dict[str, Alternatives]:
-        """What is known of these places; a place of which nothing is known is left out. They count as used."""
+        """Return what is known of these places; an unknown place is left out. They count as used."""
         found = {}
         with self._lock:
             for name in names:
@@ -88,7 +88,7 @@ class AnswerMemory:
             _note(self._texts, text, name)
 
     def stood_at(self, text: bytes) -> str:
-        """The place where an answer with a text of this digest stood last; "" for none that is known."""
+        """Return the last place of an answer with a text of this digest; "" for none that is known."""
         with self._lock:
             return self._texts.get(text, "")
 

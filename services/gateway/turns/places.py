@@ -35,7 +35,9 @@ class Entry:
 
 
 def entry(place: Place, text: str, closing: str) -> Entry:
-    """The entry of the answer that ``text`` begins with, up to ``closing`` or its end, without space around it."""
+    """Return the entry of the answer that ``text`` begins with, up to ``closing`` or its end, without space around
+    it.
+    """
     said = (text.partition(closing)[0] if closing else text).strip()
     digest = hashlib.blake2b(
         said.encode("utf-8", "surrogatepass"), digest_size=NAME_BYTES, key=place.key, person=b"tc-entry-1"

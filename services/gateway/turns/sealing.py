@@ -2,8 +2,8 @@
 
 The key comes from the hash of the namespace and of all text before the answer (:mod:`services.gateway.turns.places`).
 So an answer opens for those alone who have the conversation up to it, and the tenant's salt. A copy of the bucket tells
-nobody what was said, and what a stranger puts into it does not open. The cipher is AES-256-GCM with random nonces; a
-key sees the few writes of one place.
+nothing of what was said, and what a stranger puts into it does not open. The cipher is AES-256-GCM with random nonces;
+a key sees the few writes of one place.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NONCE_BYTES = 12
 
 
 def seal(entry: Entry, packed: bytes, nonces: Callable[[int], bytes] = os.urandom) -> bytes:
-    """What a bucket holds of an answer: nonce, and ids (packed int32) encrypted and authenticated with the name."""
+    """Seal an answer for a bucket: nonce, and ids (packed int32) encrypted and authenticated with the name."""
     nonce = nonces(NONCE_BYTES)
     return nonce + AESGCM(entry.place.key).encrypt(nonce, packed, entry.name.encode())
 
 
 def unseal(entry: Entry, sealed: bytes) -> bytes | None:
-    """What :func:`seal` was given; None for what is not of this entry."""
+    """Return what :func:`seal` was given; None for bytes that are not of this entry."""
     try:
         packed = AESGCM(entry.place.key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], entry.name.encode())
     except (InvalidTag, ValueError):  # ValueError: shorter than a nonce.

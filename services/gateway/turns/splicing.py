@@ -176,7 +176,7 @@ def is_whole(said: Said, text: str, offset: int, closing: str) -> bool:
 
 
 def _begun(said: Said, common: int, text: str, offset: int, closing: str, decode: Decode) -> Kept:
-    """The tokens of an answer's first ``common`` characters, up to the last beginning of a word."""
+    """Return the tokens of an answer's first ``common`` characters, up to the last beginning of a word."""
     tokens = unpack_int32(said.packed)
     count = _tokens_within(tokens, said.text[:common], decode)
     for fewer in range(count, max(0, count - BACK_OFF_TOKENS), -1):
@@ -189,7 +189,7 @@ def _begun(said: Said, common: int, text: str, offset: int, closing: str, decode
 
 
 def _fate(said: str, text: str, offset: int, common: int, closing: str) -> Fate:
-    """Why not all of an answer is there, of which the first ``common`` characters are."""
+    """Why only the first ``common`` characters of an answer are there."""
     end = text.find(closing, offset) if closing else -1
     shown = text[offset : end if end >= 0 else len(text)]
     if common == len(shown):
@@ -213,7 +213,9 @@ def _common(said: str, text: str, offset: int) -> int:
 
 
 def _tokens_within(tokens: Sequence[int], text: str, decode: Decode) -> int:
-    """The first tokens whose text ``text`` begins with. A few less where the last ones are parts of one character."""
+    """Return the first tokens whose text ``text`` begins with. A few less where the last ones are parts of one
+    character.
+    """
     least, most = 0, len(tokens)
     while least < most:
         middle = (least + most + 1) // 2

@@ -23,7 +23,8 @@ class TemplateShape:
 
 
 def shape_of(render: Render, added_tokens: Sequence[str]) -> TemplateShape:
-    """The shape of a template; an empty one where it does not render the conversation. ``added_tokens`` are texts.
+    """Return the shape of a template; an empty one where it does not render the conversation. ``added_tokens`` are
+    texts.
 
     ``closing`` is the added token that follows an answer, or else the first character that does.
     """
@@ -42,7 +43,7 @@ def shape_of(render: Render, added_tokens: Sequence[str]) -> TemplateShape:
 
 
 def _opening(asked: str, told: str) -> str:
-    """What asking for an answer adds; in templates that always ask for one, all that follows the question."""
+    """Return what asking for an answer adds; in templates that always ask for one, all that follows the question."""
     if len(asked) > len(told) and asked.startswith(told):
         return asked[len(told) :]
     return asked.rpartition(_QUESTION)[2]

@@ -3,7 +3,7 @@
 A prompt is made in two steps: :meth:`Turns.open` finds the places of earlier answers and what is known of them, and
 :meth:`Turns.tokens` puts the ids together. Between them :meth:`Turns.look_up` asks the cell's bucket for places
 that this gateway has not heard of. :meth:`Turns.ended` takes in what an answer was said in. Only an answer whose ids
-the tokenizer would not give back goes to the bucket: the others need nobody's memory.
+the tokenizer would not give back goes to the bucket: the others need no memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Job:
-    """An answer, of which ``said`` is None until it is remembered. ``sampling`` says what its client was shown."""
+    """An answer; its ``said`` is None until it is remembered. ``sampling`` says what its client was shown."""
 
     memory: AnswerMemory
     turn: Turn
@@ -147,7 +147,7 @@ class Turns:
             opened.heard = await self._store.read(opened.unknown)
 
     def tokens(self, opened: OpenPrompt, most: int, *, known_in: str | None = None) -> Spliced:
-        """The prompt's ids; the rest as in ``Tokenizer.packed``. In any thread. Raises ContextTooLong."""
+        """Return the prompt's ids; the rest as in ``Tokenizer.packed``. In any thread. Raises ContextTooLong."""
         encode = partial(self._tokenizer.encode_rendered, most=most, known_in=known_in)
         if self._memory is None:
             return Spliced(encode(opened.text), ())
@@ -263,7 +263,7 @@ class Turns:
         return tokenizer.encode_rendered(text)[: len(expected)] == expected
 
     def _shown(self, job: _Job) -> str:
-        """An answer's text without the special tokens that its worker leaves out."""
+        """Return an answer's text without the special tokens that its worker leaves out."""
         tokens, hidden = unpack_int32(job.packed), self._tokenizer.special_ids
         if job.sampling.skip_special_tokens and not hidden.isdisjoint(tokens):
             hidden = hidden.difference(job.sampling.shown_special_tokens)
@@ -271,7 +271,7 @@ class Turns:
         return self._tokenizer.rendered_text(tokens)
 
     def _words(self, tokens: Sequence[int]) -> Sequence[int]:
-        """An answer without the special tokens at its end: the template writes its own."""
+        """Return an answer without the special tokens at its end: the template writes its own."""
         end = len(tokens)
         while end and tokens[end - 1] in self._tokenizer.special_ids:
             end -= 1
@@ -281,7 +281,7 @@ class Turns:
         return Said(packed, self._tokenizer.rendered_text(unpack_int32(packed)))
 
     def _checked(self, text: str, spliced: Spliced, most: int, encode: Callable[[str], PackedTokens]) -> Spliced:
-        """The ids if they are the text's and not too many, else those that the tokenizer makes of it."""
+        """Return the ids if they are the text's and not too many, else those that the tokenizer makes of it."""
         is_long = 0 < most <= len(spliced.tokens)
         if not any(fate is not Fate.UNKNOWN for fate in spliced.fates) or (
             self._tokenizer.joins_exactly and not is_long

@@ -64,7 +64,7 @@ class AnswerView(Protocol):
         """Chunks before any token, as JSON."""
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
-        """The chunk for new tokens of one choice; None when there is nothing to say."""
+        """Return the chunk for new tokens of one choice; None when there is nothing to send."""
 
     def closing(self) -> list[bytes]:
         """Chunks after the last token."""
@@ -73,7 +73,7 @@ class AnswerView(Protocol):
         """Events in place of those of ``closing``, framed, for an answer that cannot be completed."""
 
     def whole(self) -> bytes:
-        """The body of an answer that is not streamed; takes the choices' tokens."""
+        """Return the body of an answer that is not streamed; takes the choices' tokens."""
 
 
 class DataEvents:
@@ -91,7 +91,7 @@ def head_of(answer_id: str, created: int, facts: ModelFacts, model: str) -> Head
 
 
 def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
-    """The optional parts of a request; ``logprobs`` is the endpoint's own number."""
+    """Return the optional parts of a request; ``logprobs`` is the endpoint's own number."""
     options = fields.stream_options
     return Wanted(
         logprobs=logprobs,
@@ -105,7 +105,7 @@ def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
 
 
 def first_choices(generation: Generation) -> list[Choice]:
-    """The first choice of each prompt."""
+    """Return the first choice of each prompt."""
     seen: dict[int, Choice] = {}
     for choice in generation.choices:
         seen.setdefault(choice.prompt, choice)

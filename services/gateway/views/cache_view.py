@@ -16,7 +16,7 @@ HIT_TIERS = ("device", "neighbour", "host", "lent", "disk", "remote")
 
 
 def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
-    """A node; ``text`` is that of its first tokens."""
+    """Return a node; ``text`` is that of its first tokens."""
     return CacheNode(
         id=node.id,
         parent=node.parent or None,
@@ -35,7 +35,7 @@ def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
 
 
 def pin_view(pin: PinStatus) -> Pin:
-    """A pin."""
+    """Return a pin."""
     return Pin(
         name=pin.pin_id,
         namespace=pin.namespace,
@@ -48,7 +48,7 @@ def pin_view(pin: PinStatus) -> Pin:
 
 
 def lease_view(lease: LeaseStatus) -> CacheLease:
-    """A cache lease."""
+    """Return a cache lease."""
     return CacheLease(
         tenant=lease.tenant,
         namespace=lease.namespace,
@@ -60,7 +60,7 @@ def lease_view(lease: LeaseStatus) -> CacheLease:
 
 
 def pool_view(pool: PoolStatus) -> PoolReport:
-    """A pool's pages."""
+    """Return a pool's pages."""
     return PoolReport(
         owner=pool.owner,
         tier=form_name(pool.tier),
@@ -73,7 +73,7 @@ def pool_view(pool: PoolStatus) -> PoolReport:
 
 
 def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) -> CacheStats:
-    """The scheduler's view of the pools beside the storages' own counters."""
+    """Return the scheduler's view of the pools beside the storages' own counters."""
     return CacheStats(
         page_size=status.page_size,
         nodes=status.nodes,

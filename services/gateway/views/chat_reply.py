@@ -18,7 +18,7 @@ from services.gateway.replies.parts import CallArguments, CallBegun, Reasoning, 
 
 
 def answer_message(parts: Sequence[ReplyPart]) -> AnswerMessage:
-    """The message of a whole answer."""
+    """Return the message of a whole answer."""
     text, reasoning = _joined(parts, Text), _joined(parts, Reasoning)
     calls = [
         AnswerToolCall(
@@ -35,7 +35,7 @@ def answer_message(parts: Sequence[ReplyPart]) -> AnswerMessage:
 
 
 def answer_delta(parts: Sequence[ReplyPart]) -> AnswerDelta:
-    """What these parts add to a message; a call has one entry, however many parts tell of it."""
+    """Return what these parts add to a message; a call has one entry, however many parts describe it."""
     calls: dict[int, ToolCallDelta] = {}
     for part in parts:
         if isinstance(part, CallBegun):

@@ -77,7 +77,7 @@ class ChatView(DataEvents):
         return self._chunk([body], delta)
 
     def _text_chunk(self, position: int, text: str) -> bytes:
-        """A chunk with text and nothing else, which most are."""
+        """Return a chunk with text and nothing else, as most are."""
         template = self._templates.get(position)
         if template is None:
             example = ChatChunkChoice(index=position, delta=AnswerDelta(content=MARK))

@@ -20,5 +20,5 @@ class TextTemplate:
         self._before, self._after = example.split(_ENCODED_MARK)
 
     def fill(self, text: str) -> bytes:
-        """The chunk with ``text``, byte for byte as encoding it whole gives it."""
+        """Return the chunk with ``text``, byte for byte as encoding it whole gives it."""
         return self._before + _encode(text) + self._after

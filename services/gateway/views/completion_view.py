@@ -80,7 +80,7 @@ class CompletionView(DataEvents):
         return self._response(choices, is_last=True, is_whole=True)
 
     def _text_chunk(self, position: int, text: str) -> bytes:
-        """A chunk with text and nothing else, which most are."""
+        """Return a chunk with text and nothing else, as most are."""
         template = self._templates.get(position)
         if template is None:
             example = CompletionChoice(index=position, text=MARK)
@@ -88,7 +88,7 @@ class CompletionView(DataEvents):
         return template.fill(text)
 
     def _choice(self, choice: Choice, delta: Delta) -> CompletionChoice:
-        """What ``delta`` adds; with the first one of a choice comes what belongs to its prompt."""
+        """Return what ``delta`` adds; the first one of a choice carries what belongs to its prompt."""
         is_first = not self._opened[choice.position]
         self._opened[choice.position] = True
         text = "" if self._hides_output else delta.text

@@ -24,7 +24,7 @@ Decode = Callable[[Sequence[int]], str]
 def divergence_view(
     point: DivergencePoint, prompt_tokens: int, place: Place | None, decode: Decode, *, sees_cache: bool
 ) -> Divergence:
-    """What is told of the point at which a prompt of so many tokens left the cache."""
+    """Return the point at which a prompt of so many tokens left the cache."""
     if not sees_cache:
         point = to_the_page(point, prompt_tokens)
     before, prompt, cached = texts_of(point, decode)
@@ -48,7 +48,7 @@ def divergence_view(
 
 
 def divergences_view(found: Divergences, decode: Decode | None) -> CostlyDivergences:
-    """The costliest points of a cell, for its operators."""
+    """Return the costliest points of a cell, for its operators."""
     return CostlyDivergences(
         data=[_costly(costly, decode) for costly in found.points],
         since_ms=found.since_ns // 1_000_000 if found.since_ns else None,
@@ -56,7 +56,7 @@ def divergences_view(found: Divergences, decode: Decode | None) -> CostlyDiverge
 
 
 def _costly(costly: CostlyPoint, decode: Decode | None) -> CostlyDivergence:
-    """A divergence point of the cell; without ``decode`` there are no texts, and so no cause."""
+    """Return a divergence point of the cell; without ``decode`` there are no texts, and so no cause."""
     point = costly.point
     before, prompt, cached = ("", "", "") if decode is None else texts_of(point, decode)
     return CostlyDivergence(
@@ -76,7 +76,7 @@ def _costly(costly: CostlyPoint, decode: Decode | None) -> CostlyDivergence:
 
 
 def to_the_page(point: DivergencePoint, prompt_tokens: int) -> DivergencePoint:
-    """The same as the sizes of cached pages tell it anyway: nothing in it depends on less than a page of the cache."""
+    """Return the point in whole pages, which the sizes of cached pages reveal anyway: no part is finer than a page."""
     if point.kind not in ("diverged", "continued"):
         return point
     shared = (point.position - point.page_start) * TOKEN_BYTES
@@ -93,7 +93,7 @@ def to_the_page(point: DivergencePoint, prompt_tokens: int) -> DivergencePoint:
 
 
 def texts_of(point: DivergencePoint, decode: Decode) -> tuple[str, str, str]:
-    """What both sides have before the point, then what the prompt has there, and what is cached there.
+    """Return what both sides have before the point, then what the prompt has there, and what is cached there.
 
     A character whose first bytes both sides have, and not its last, is shown whole on each.
     """

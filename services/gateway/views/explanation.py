@@ -39,7 +39,7 @@ _LEFT = {
 def explain(
     known: RecentRequest, now_s: float, decode: Decode, *, is_admin: bool, sees_cache: bool = False
 ) -> Explanation:
-    """The explanation of a choice. ``sees_cache``: its caller may read what is cached in the choice's namespace.
+    """Return the explanation of a choice. ``sees_cache``: its caller may read what is cached in the choice's namespace.
 
     That another namespace holds the same tokens is told to operators only: it is a tenant's secret.
     """
@@ -80,7 +80,7 @@ def _divergence(
 
 
 def time_parts(figures: Figures, admission: Admission | None) -> list[TimePart]:
-    """The way to the first token, in order; as far as it is known while there is none."""
+    """Return the way to the first token, in order; as far as it is known while there is none."""
     parts: list[TimePart] = []
     begin_ns = at_ns = figures.received_ns
     for name, end_ns in _moments(figures, admission):
@@ -139,7 +139,7 @@ def _part(span: PromptSpan, admitted_ns: int, *, is_admin: bool) -> PromptPart:
 
 
 def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:
-    """Sources in the order in which they lie along a prompt as a rule; why the rest was computed is not known."""
+    """Return sources in the order in which they usually lie along a prompt; why the rest was computed is not known."""
     parts, start = [], 0
     for source, name in _FALLBACK:
         end = min(prompt_tokens, start + getattr(usage, name))
@@ -153,7 +153,7 @@ def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:
 
 
 def admission_of_first_token(known: RecentRequest, figures: Figures) -> Admission | None:
-    """The attempt that the first token came from; before there is one, the latest."""
+    """Return the attempt that the first token came from; before there is one, the latest."""
     if not figures.workers:
         return known.admissions[-1] if known.admissions and not figures.delivered_ns else None
     first = next(iter(figures.workers))

@@ -47,7 +47,7 @@ class TextOffsets:
         self._characters = 0
 
     def place(self, token: int) -> int:
-        """The offset of the next token."""
+        """Return the offset of the next token."""
         at = self._characters
         self._characters += len(self._decoder.decode(self._texts.bytes(token)))
         return at
@@ -61,7 +61,7 @@ def completion_logprobs(
     *,
     first_token: int | None = None,
 ) -> CompletionLogprobs:
-    """Lists of one entry a token. ``offsets`` know where the tokens before them ended.
+    """Return lists of one entry a token. ``offsets`` know where the tokens before them ended.
 
     An entry may be None (the first token of a prompt, which nothing predicts): then ``first_token`` names it.
     """
@@ -79,7 +79,9 @@ def completion_logprobs(
 
 
 def token_name(token: int, texts: TokenTexts) -> str:
-    """A token's text; of one that holds part of a character its bytes, as OpenAI writes them, which tell it apart."""
+    """Return a token's text; of one that holds part of a character its bytes, as OpenAI writes them, which are
+    unique.
+    """
     text = texts.text(token)
     if _REPLACEMENT not in text:
         return text

@@ -10,7 +10,7 @@ from shared.messages.status import CellStatus, OwnerBytes
 
 
 def tenant_view(status: CellStatus, owners: Mapping[str, str]) -> list[CellTenant]:
-    """A row for each tenant, and one for everybody else; ``owners`` are owners of KV by tenant (``Callers.owners``).
+    """Return a row for each tenant, and one for all others; ``owners`` are owners of KV by tenant (``Callers.owners``).
 
     Tenants of one salt have one cache, and each of them is told all of it.
     """

@@ -57,7 +57,7 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
 
 
 def lease_report(answered: Sequence[tuple[LeaseGrant, ...]]) -> CacheLeaseReport | UnsetType:
-    """What became of the leases that each prompt asked for: the longest of each counts. Unset where none was asked."""
+    """Return the outcome of the leases of each prompt: the longest of each counts. Unset where none was asked."""
     longest = [max(grants, key=lambda grant: grant.tokens) for grants in answered if grants]
     if not longest:
         return UNSET
@@ -80,7 +80,7 @@ def _written_tokens(choice: Choice) -> int:
 
 
 def importance_report(generation: Generation) -> ImportanceReport | None:
-    """What was loaded lossily so far, by any attempt of any choice; None where everything is exact."""
+    """Return what was loaded lossily so far, by any attempt of any choice; None where everything is exact."""
     lossy = [
         (usage, usage.importance)
         for choice in generation.choices
@@ -91,7 +91,7 @@ def importance_report(generation: Generation) -> ImportanceReport | None:
 
 
 def choice_importance(assembly: Assembly) -> ImportanceReport | None:
-    """The same of one choice."""
+    """Return the same for one choice."""
     return _summed([(usage, usage.importance) for usage in assembly.lossy.values() if usage.importance is not None])
 
 
@@ -113,7 +113,9 @@ def _summed(lossy: Sequence[tuple[Usage, ImportanceUsage]]) -> ImportanceReport 
 
 
 def timing_report(timing: Timing | None, received_ns: int, now_ns: int) -> TimingReport:
-    """The way of one choice to its first token, from wall-clock times of several processes of one node or cell."""
+    """Return the way of one choice to its first token, from wall-clock times of several processes of one node or
+    cell.
+    """
     timing = timing or Timing()
     received = timing.received_ns or received_ns
     computing_from = max(timing.started_ns, timing.loaded_ns)

@@ -63,7 +63,7 @@ def load(step: Step, message: LoadAdapter) -> None:
 
 
 def unload(step: Step, message: UnloadAdapter) -> None:
-    """Take a name away. What nobody can ask for leaves workers when the last request with it has ended."""
+    """Take a name away. An adapter without a name leaves workers when the last request with it has ended."""
     adapter = _find(step.state, message.name)
     if adapter is not None:
         step.state.count("adapters_unloaded")
@@ -77,7 +77,7 @@ def attach_all(step: Step, worker: Worker) -> None:
 
 
 def attached(step: Step, worker: Worker, message: AdapterAttached) -> bool:
-    """A worker has loaded an adapter or cannot. Returns whether it may be what requests wait for."""
+    """Note that a worker has loaded an adapter or cannot. Returns whether requests may wait for it."""
     state = step.state
     held = worker.adapters.get(message.digest)
     if held is None or held.attach_id != message.attach_id:
@@ -89,7 +89,7 @@ def attached(step: Step, worker: Worker, message: AdapterAttached) -> bool:
 
 
 def adapter_left(step: Step, digest: str) -> None:
-    """A request with this adapter is over."""
+    """Note the end of a request with this adapter."""
     adapter = step.state.adapters[digest]
     adapter.requests -= 1
     _let_go(step, adapter)
@@ -109,7 +109,7 @@ def fault_everywhere(state: CellState, digest: str) -> str:
 
 
 def _find(state: CellState, name: str) -> Adapter | None:
-    """What callers mean by a name."""
+    """Return the adapter of a caller's name."""
     return next((adapter for adapter in state.adapters.values() if name in adapter.names), None)
 
 
@@ -119,7 +119,7 @@ def _take_name(step: Step, adapter: Adapter, name: str) -> None:
 
 
 def _let_go(step: Step, adapter: Adapter) -> None:
-    """Have workers forget an adapter that nobody can ask for any more, once no request has it."""
+    """Have workers forget an adapter without a name, once no request has it."""
     if adapter.names or adapter.requests:
         return
     state = step.state

@@ -66,9 +66,9 @@ NO_REFERENCE = Reference()
 
 
 def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Reference:
-    """What to say when a request of so many ``tokens`` is admitted, with the digests ``blocks`` of its prompt's whole
-    blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks what is
-    dropped.
+    """Return the reference for an admitted request of so many ``tokens``, with the digests ``blocks`` of its prompt's
+    whole blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks
+    what is dropped.
     """
     if not blocks:
         return NO_REFERENCE
@@ -88,7 +88,7 @@ def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Referenc
 
 
 def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
-    """Digests of all whole blocks of a prompt of which the first ``above`` are not among ``digests``; b"" where no text
+    """Digests of all whole blocks of a prompt; the first ``above`` are not among ``digests``. b"" where no text
     has them. Does not mutate.
     """
     if not above:
@@ -108,7 +108,9 @@ def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
 
 
 def note_behind(kept: KeptTexts, last: bytes, behind: bytes) -> None:
-    """A prompt whose last whole block has the digest ``last`` was answered, which made whole the blocks ``behind``."""
+    """Note an answered prompt whose last whole block has the digest ``last``, and which made whole the blocks
+    ``behind``.
+    """
     number = kept.by_block.get(last)
     if number is None or not behind:
         return
@@ -125,7 +127,7 @@ def forget_texts(kept: KeptTexts) -> None:
 
 
 def _base(kept: KeptTexts, blocks: bytes, pages: bytes) -> TextBase | None:
-    """The longest leading part of a prompt that the worker keeps, and the pages that are still the same."""
+    """Return the longest leading part of a prompt that the worker keeps, and the pages that are still the same."""
     for end in range(len(blocks), 0, -DIGEST_BYTES):
         number = kept.by_block.get(blocks[end - DIGEST_BYTES : end])
         if number is not None:

@@ -120,7 +120,7 @@ WAIT_TRANSITIONS: dict[tuple[WaitKind, WaitEvent], WaitKind] = {
 
 
 def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
-    """What a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
+    """Return what a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
     try:
         return WAIT_TRANSITIONS[kind, event]
     except KeyError as error:
@@ -131,7 +131,7 @@ class TransferState(StrEnum):
     """Where an order to a worker or a storage is that moves KV or hidden states, until it is answered and forgotten."""
 
     UNDER_WAY = "under_way"
-    CALLED_OFF = "called_off"  # What it brings is for nobody any more; it may still read and write its pages.
+    CALLED_OFF = "called_off"  # What it brings is not needed any more; it may still read and write its pages.
     LATE = "late"  # The same, because its deadline passed: its storage is asked for nothing before it answers.
 
 

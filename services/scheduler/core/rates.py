@@ -30,7 +30,7 @@ _RUNNING_TOKENS = 8
 """Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
 
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
-"""A disk that nobody measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+"""A disk that was not measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
 
 UNMEASURED_LENDER_BYTES_PER_US = inf
 """Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
@@ -77,7 +77,7 @@ def token_us(state: CellState, worker: Worker) -> float:
 
 
 def _unmeasured_token_us(state: CellState) -> float:
-    """The same for a worker that has reported nothing yet."""
+    """Return the same for a worker that has reported nothing yet."""
     return state.speed.flat or UNMEASURED_COMPUTE_US
 
 
@@ -87,7 +87,9 @@ def backlog_us(state: CellState, worker: Worker) -> float:
 
 
 def backlogs_us(state: CellState, workers: Iterable[Worker]) -> dict[str, float]:
-    """The same of many workers, by name: placement asks for all of a cell with every request. Does not mutate."""
+    """Return the same for many workers, by name: placement asks for all of a cell with every request. Does not
+    mutate.
+    """
     unmeasured = _unmeasured_token_us(state)
     backlogs = {}
     for worker in workers:
@@ -116,7 +118,7 @@ def loaded_token_us(state: CellState, worker: Worker) -> float:
 
 
 def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
-    """Loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
+    """Return the loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
 
     The configured ratio, or what was measured, or the paper's where either side is not known yet.
     """
@@ -141,8 +143,8 @@ def lender_bytes_per_us(storage: Storage) -> float:
 
 
 def lent_cost(state: CellState, storage: Storage) -> float:
-    """What a token costs that another node lends, relative to computing one at the top: 1, the neutral value, where
-    nothing is lent or was measured, and at the most. Does not mutate.
+    """Return the cost of a token that another node lends, relative to computing one at the top: 1, the neutral value,
+    where nothing is lent or was measured, and at the most. Does not mutate.
     """
     geometry, rate = state.geometry, storage.fetching.lender_rate
     if geometry is None or not rate.observations or state.speed.flat <= 0:
@@ -152,13 +154,13 @@ def lent_cost(state: CellState, storage: Storage) -> float:
 
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
-    """The same without any observation. Pure."""
+    """Return the same without any observation. Pure."""
     return _measured_disk_bytes_per_us(storage) or UNMEASURED_DISK_BYTES_PER_US
 
 
 def planned_disk_bytes_per_us(storage: Storage) -> float:
     """How fast the disk is read, for what is decided once and stays: as it was measured before the storage joined, so
-    that no observation under load moves it. A disk that nobody measured is taken as observed; 0 is not known yet.
+    that no observation under load moves it. A disk that was not measured is taken as observed; 0 is not known yet.
     Does not mutate.
     """
     measured = _measured_disk_bytes_per_us(storage)
@@ -168,13 +170,13 @@ def planned_disk_bytes_per_us(storage: Storage) -> float:
 
 
 def _measured_disk_bytes_per_us(storage: Storage) -> float:
-    """The lesser of what the disk was measured with and its limit; 0 where neither is known. Pure."""
+    """Return the lesser of the disk's measured speed and its limit; 0 where neither is known. Pure."""
     known = [each for each in (storage.fetching.measured_bytes_per_s, storage.fetching.disk_bytes_per_s) if each > 0]
     return min(known) / 1e6 if known else 0.0
 
 
 def compute_fit(state: CellState, worker: Worker) -> SpeedFit:
-    """The worker's own measurement, or that of all workers together: they run the same model."""
+    """Return the worker's own measurement, or that of all workers together: they run the same model."""
     return worker.speed if worker.speed.reports else state.speed
 
 
@@ -220,7 +222,7 @@ def has_compute_speed(state: CellState, worker: Worker) -> bool:
 
 
 def queued_bytes(state: CellState, storage: Storage) -> float:
-    """What fetches under way still have to bring from this storage's disk, in either form. Does not mutate."""
+    """Return what fetches in flight still have to bring from this storage's disk, in either form. Does not mutate."""
     name, total = storage.storage_id, 0
     for fetch in state.fetches.values():
         if fetch.storage_id == name and not fetch.lender_id and not fetch.is_called_off and state.geometry is not None:

@@ -74,7 +74,7 @@ class Prefetch(msgspec.Struct):
     follows: int = 0  # A fetch of hidden states for another that brings what it needs next, as far as was known.
     brought_to: int = 0  # Its prefix was fetched for it up to this many tokens,
     brought_from: int = 0  # beginning with this one,
-    brought_remote: int = 0  # of which so many came from the object store.
+    brought_remote: int = 0  # and so many from the object store.
     kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
     lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
     counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
@@ -85,7 +85,7 @@ class Prefetch(msgspec.Struct):
     looks_again: bool = False  # Another node may have what comes next before its turn: it is looked for again.
 
     def forget_brought(self) -> None:
-        """What was fetched for it is of no account any more."""
+        """Forget what was fetched for it."""
         self.brought_to = self.brought_from = self.brought_remote = self.brought_lent = 0
 
     @property

@@ -79,7 +79,7 @@ class SpeedFit(msgspec.Struct):
     load_us: float = 0.0
 
     def note_compute(self, tokens: int, token_context: int, elapsed_us: int) -> None:
-        """A step computed ``tokens``, with ``token_context`` the sum over them of the context before each."""
+        """Note a step that computed ``tokens``, with ``token_context`` the sum over them of the context before each."""
         if tokens <= 0 or elapsed_us <= 0 or token_context < 0:
             return
         x, y = float(tokens), token_context / _CONTEXT_UNIT
@@ -95,7 +95,7 @@ class SpeedFit(msgspec.Struct):
         self.flat, self.slope = self._solve()
 
     def note_load(self, tokens: int, elapsed_us: int) -> None:
-        """A batch loaded ``tokens`` in this time."""
+        """Note a batch that loaded ``tokens`` in this time."""
         if tokens <= 0 or elapsed_us <= 0:
             return
         time = float(elapsed_us)
@@ -114,7 +114,7 @@ class SpeedFit(msgspec.Struct):
         return self.flat, self.slope / _CONTEXT_UNIT
 
     def _solve(self) -> tuple[float, float]:
-        """The least squares solution of the sums, both parts at least 0."""
+        """Return the least squares solution of the sums, both parts at least 0."""
         flat_only = self.tokens_us / self.tokens_tokens
         product = self.tokens_tokens * self.context_context
         determinant = product - self.tokens_context * self.tokens_context
@@ -168,7 +168,7 @@ class PredictionErrors(msgspec.Struct):
     by_kind: dict[str, MethodError] = {}
 
     def note(self, kind: str, predicted_us: float, observed_us: float) -> None:
-        """A restoration that was predicted to take so long took so long. What cannot be is ignored. Mutates."""
+        """Note how long a restoration took beside its prediction. What cannot be is ignored. Mutates."""
         if not 0 < predicted_us < inf or not 0 <= observed_us < inf:
             return
         error = (observed_us - predicted_us) / predicted_us

@@ -85,7 +85,7 @@ class Storage(msgspec.Struct):
     sparse: SparseTier = msgspec.field(default_factory=SparseTier)
     shares: str = ""  # As it said when it joined.
     handover_bytes: int = 0  # As it said when it joined.
-    is_released: bool = False  # It was told that it may leave, so nobody begins to read its host pool.
+    is_released: bool = False  # It was told that it may leave, so no new read of its host pool begins.
     takes_compact: bool = False  # As it said when it joined.
 
 
@@ -153,7 +153,7 @@ class CellState(msgspec.Struct):
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
     retired: list[Policy] = []  # Policies out of force, to be let go of; decide nothing, and are in no snapshot.
-    recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
+    recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where it is not asked for.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
     lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
@@ -170,7 +170,7 @@ class CellState(msgspec.Struct):
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def storage_of(self, worker: Worker) -> Storage | None:
-        """The storage that serves this worker's node: the first that joined there and has a host pool."""
+        """Return the storage that serves this worker's node: the first that joined there and has a host pool."""
         if not self.config.host_tier:
             return None
         for storage in self.storages.values():
@@ -179,11 +179,11 @@ class CellState(msgspec.Struct):
         return None
 
     def storage_id_of(self, worker: Worker) -> str:
-        """The id of :meth:`storage_of`, or ""."""
+        """Return the id of :meth:`storage_of`, or ""."""
         storage = self.storage_of(worker)
         return "" if storage is None else storage.storage_id
 
 
 def new_state(*, remembers: bool = True) -> CellState:
-    """The state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
+    """Return the state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
     return CellState(recollection=Recollection() if remembers else None)

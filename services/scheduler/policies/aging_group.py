@@ -32,7 +32,7 @@ class AgingGroup(msgspec.Struct):
 
 
 def enter(group: AgingGroup, node_id: int, values: Values, known: Mapping[int, Values]) -> None:
-    """A leaf joins; ``known`` has its ``values`` already. Those of this group are built anew where most are void."""
+    """Add a leaf; ``known`` has its ``values`` already. Those of this group are built anew where most are void."""
     _, _, runs_out, last_use = values
     group.size += 1
     heappush(group.warm, (runs_out, last_use, node_id))
@@ -49,7 +49,7 @@ def enter(group: AgingGroup, node_id: int, values: Values, known: Mapping[int, V
 
 
 def first(group: AgingGroup, ages: int, known: Mapping[int, Values]) -> int | None:
-    """The leaf that goes first after so many agings, or None where none is left. It stays in the group."""
+    """Return the leaf that goes first after so many agings, or None where none is left. It stays in the group."""
     warm, cold = group.warm, group.cold
     while warm:
         runs_out, last_use, node_id = warm[0]

@@ -3,7 +3,8 @@
 The first request of the queue is always taken first. A request that stands on what the batch loads already (a
 bundle hit) is preferred to all others, because its load costs nothing more. A request that would add to the wait
 for loads of a batch that is loading-bound with it is put aside; those fill up what is left, in their order. Every
-formation begins with the head of the queue, so the oldest that was put aside is first in a later one: nobody starves.
+formation begins with the head of the queue, so the oldest that was put aside is first in a later one: no request
+starves.
 
 The paper puts aside whatever leaves the ratio above the limit. Once the head alone is loading-bound that would be
 everything, computation without a load included, which is just what balances the batch. So a request is put
@@ -33,7 +34,7 @@ class Balanced(Schedule):
     def puts_aside(
         self, state: CellState, worker: Worker, builder: BatchBuilder, candidate: Candidate, *, is_first: bool
     ) -> bool:
-        """What would lengthen the wait for loads, but for the first."""
+        """Put aside what would lengthen the wait for loads, but for the first."""
         if is_first or not candidate.load:
             return False
         if not is_loading_bound(state, worker, builder, candidate.load, candidate.compute):

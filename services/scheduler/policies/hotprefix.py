@@ -60,7 +60,9 @@ class HotPrefixPolicy(Policy):
 
     @classmethod
     def make(cls, capacity: int, config: CellConfig) -> Self:
-        """Takes the paper's expression in place of one that is none: a fold must go on whatever it is told."""
+        """Return the policy; the paper's expression takes the place of one that is none: a fold must go on with any
+        setting.
+        """
         expression = config.eviction_expression
         try:
             parse(expression)
@@ -139,7 +141,9 @@ class HotPrefixPolicy(Policy):
             del self.groups[key]
 
     def _age(self, priority: Expression, ages: int) -> None:
-        """The clocks went down: rank the groups again. Of another filter than before, look all leaves up again."""
+        """Rank the groups again after the clocks went down. With another filter than before, look all leaves up
+        again.
+        """
         is_another_filter = ages < self.ages
         self.ages = ages
         if is_another_filter:
@@ -156,7 +160,7 @@ class HotPrefixPolicy(Policy):
         heapify(self.heads)
 
     def _first(self, key: GroupKey) -> int | None:
-        """The leaf of a group that goes first, or None where none is left."""
+        """Return the leaf of a group that goes first, or None where none is left."""
         group = self.groups.get(key)
         return None if group is None else first(group, self.ages, self.values)
 

@@ -227,7 +227,7 @@ class ThermoclinePolicy(Policy):
         return cost * self.host_cost if node.host else cost
 
     def _context_for(self, number: int, parent: int) -> int:
-        """The row of the request of that admission, or of what used the parent last, or of the newest."""
+        """Return the row of the request of that admission, or of what used the parent last, or of the newest."""
         contexts = self.prefixes.contexts
         context = contexts.find(number) if number else self.prefixes.context[parent]
         context = context or self.prefixes.context[parent] or contexts.find(self.newest)
@@ -361,13 +361,13 @@ class ThermoclinePolicy(Policy):
             above = row
 
     def _close_sample(self, row: int) -> None:
-        """The prefix was used again before its sample was given up."""
+        """Close a sample whose prefix was used again before it was given up."""
         self._label(row)
         self.learner.law.samples.close(self.prefixes.sample[row], self.clock, is_reused=True)
         self.prefixes.sample[row] = NO_SAMPLE
 
     def _follow(self, parent: int, row: int) -> None:
-        """A request went from parent to this prefix: where the one before it went is passed by."""
+        """Follow a request from parent to this prefix: where the one before it went is passed by."""
         if not parent:
             return
         prefixes = self.prefixes
@@ -400,7 +400,7 @@ class ThermoclinePolicy(Policy):
             prefixes.sample[row] = samples.open(begin, self.clock, code_of(prefixes, row))
 
     def _give_up(self, row: int) -> None:
-        """Watch a ghost no longer, of which nothing is remembered from now on; row 0 is none."""
+        """Stop watching a ghost, which is forgotten from now on; row 0 is none."""
         if row:
             sample = self.prefixes.sample[row]
             if sample != NO_SAMPLE:
@@ -410,7 +410,7 @@ class ThermoclinePolicy(Policy):
     def _sample(self, row: int, size: int) -> None:
         """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
         if not self.requests or not self.leads:
-            return  # What the pool was filled with was used by nobody, as far as is known.
+            return  # As far as is known, what the pool was filled with was not used.
         prefixes, learner = self.prefixes, self.learner
         learner.duel.used(prefixes.digest[row], size)
         if learner.picks(size, self.tokens_seen / self.requests):
@@ -459,7 +459,7 @@ class ThermoclinePolicy(Policy):
 
 
 def _first_reached(ends: list[int], start: int, stop: int, left: float, done: int) -> int:
-    """The first place from ``start`` on of which the end is ``left`` or more behind ``done``, or ``stop``."""
+    """Return the first place from ``start`` on whose end is ``left`` or more behind ``done``, or ``stop``."""
     place = bisect_left(ends, left + done, start, stop)
     while place > start and ends[place - 1] - done >= left:  # The sum may have been rounded.
         place -= 1

@@ -6,7 +6,7 @@ conformance suite checks for each:
 
 * a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
   whole blob or nothing that ``get`` or ``entries`` would speak of;
-* ``put`` returns when the blob is there for whoever reads, also after ``kill -9``; a blob that is there already is kept
+* ``put`` returns when the blob is there for every reader, also after ``kill -9``; a blob that is there already is kept
   as it is. After a loss of power it may be gone, or torn, as every reader finds out;
 * ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
 * being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
@@ -32,7 +32,7 @@ SEALED = ".sealed"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkKey:
-    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes).
+    """The name of a chunk: its namespace (hex digits), its shape (8 bytes), and the digest of its tokens (16 bytes).
 
     Where ``is_sealed``, it is the name at rest of an encrypted chunk: its identity is hidden (``chunk_names``).
     """
@@ -66,7 +66,7 @@ class ChunkKey:
 
 
 UNKNOWN = -1
-"""Place of a chunk of which nobody has said where in its sequence it belongs."""
+"""Place of a chunk whose place in its sequence is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class PartialReads(Protocol):
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
         """Put ``blob`` in the place of one of as many bytes; False, and nothing is done, if the tier lacks it.
 
-        Whoever reads meanwhile has either; ended anywhere, by an error or by ``kill -9``, one of them is there whole.
+        A concurrent reader has either; ended anywhere, by an error or by ``kill -9``, one of them is there whole.
         """
 
 
@@ -148,7 +148,7 @@ class Unreadable:
 
 @runtime_checkable
 class Directories(ChunkBackend, Protocol):
-    """A tier of directories, called by their paths, of which some may be missing for a while.
+    """A tier of directories, called by their paths; some may be missing for a while.
 
     Those that name a directory touch no other, and may hang as long as it does. Calls block where nothing else is said.
     """
@@ -157,18 +157,18 @@ class Directories(ChunkBackend, Protocol):
     failing: dict[str, str]  # Those in use to which the last write failed, and why.
 
     def paths(self) -> list[str]:
-        """The directories in use, in the order in which they take blobs. Does not block."""
+        """Return the directories in use, in the order in which they take blobs. Does not block."""
 
     def place_of(self, key: ChunkKey) -> tuple[str, int]:
-        """The directory and the bytes of a blob; ("", 0) without one. Does not block."""
+        """Return the directory and the bytes of a blob; ("", 0) without one. Does not block."""
 
     def turn_of(self, stripe: int) -> str:
-        """The directory that the next blob of this ``stripe`` goes to, if it can take it; "" where none is in use.
+        """Return the directory for the next blob of this ``stripe``, if it can take it; "" where none is in use.
         Does not block.
         """
 
     def entries_in(self, path: str) -> Iterator[ChunkEntry]:
-        """What ``entries`` has of one directory in use."""
+        """Yield those of ``entries`` that are in one directory in use."""
 
     def disown(self, key: ChunkKey) -> None:
         """Know nothing of a blob any more; its file stays as it is, until its directory is looked through again. Does
@@ -176,7 +176,7 @@ class Directories(ChunkBackend, Protocol):
         """
 
     def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
-        """Reading this failed: find out whether the blob or its whole directory is bad, and do without it."""
+        """Find out, after a failed read, whether the blob or its whole directory is bad, and do without it."""
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
         """Use a directory no more, until :meth:`retake`; returns what lay in it. It is not touched."""
@@ -230,7 +230,7 @@ class RemoteBackend(ChunkBackend, Protocol):
         """Ask it for anything. Blocking. Raises TransportError."""
 
     async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
-        """A whole blob; None if the tier lacks it. Raises IntegrityError if it has more than ``most`` bytes."""
+        """Read a whole blob; None if the tier lacks it. Raises IntegrityError if it has more than ``most`` bytes."""
 
     async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
         """Keep a blob durably. One that is there already stays, unless it has another size or ``is_stale`` says so."""

@@ -11,7 +11,7 @@ from shared.chunks import chunk_tokens
 
 
 def entry_in(head: memoryview, nbytes: int) -> ChunkEntry:
-    """What the first block of a blob of ``nbytes`` bytes says in its header, in names at rest.
+    """Return the entry that the first block of a blob of ``nbytes`` bytes describes, in names at rest.
 
     Raises IntegrityError as ``read_fixed`` of either format does; what is neither is ``not_a_chunk``.
     """

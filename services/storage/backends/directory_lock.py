@@ -35,7 +35,9 @@ class DirectoryLock:
     """Holds ``path`` until :meth:`release`. The file says which process holds it and stays where it is."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError, naming the process, if another holds it (or this one does, by another object)."""
+        """Lock the directory. Raises ConfigError, naming the process, if another holds it (or this one, by another
+        object).
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -80,7 +80,7 @@ class DiskBackend:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
         ``on_found`` is told of chunks as they are found here, by their number.
-        A directory of which nothing is heard for ``OPEN_S`` seconds is left out.
+        A directory that does not answer for ``OPEN_S`` seconds is left out.
 
         Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
         ConfigError for one that is named twice.
@@ -255,7 +255,7 @@ class DiskBackend:
         of_it: dict[ChunkKey, float] = {}
         rest = iter(heats.items())
         while some := list(islice(rest, _SCANNED_AT_ONCE)):
-            with self._lock:  # Not for long: whoever reads needs it.
+            with self._lock:  # Not for long: readers need it.
                 named = ((self._at_rest.get(key, key), heat) for key, heat in some)
                 places = ((name, heat, self._places.get(name)) for name, heat in named)
                 of_it |= {name: heat for name, heat, place in places if place and place.directory is directory}
@@ -430,7 +430,7 @@ class DiskBackend:
         return False
 
     def _name(self, key: ChunkKey) -> ChunkKey | None:
-        """The name at rest under which a chunk is here, or would be; None if there is no key to tell."""
+        """Return the name at rest under which a chunk is here, or would be; None without the key."""
         with self._lock:
             known = self._at_rest.get(key)
             if known is not None or key in self._places:
@@ -473,20 +473,20 @@ class DiskBackend:
             return is_gone
 
     def _drop(self, name: ChunkKey, place: _Place) -> None:
-        """The file of a chunk is gone; it may be elsewhere already, if that took so long that it was left out."""
+        """Forget the missing file of a chunk; it may be elsewhere by now, if that took so long that it was left out."""
         with self._lock:
             if self._places.get(name) is place:
                 self._pop(name)
 
     def _forget(self, name: ChunkKey, place: _Place, deadline_s: float) -> None:
-        """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
+        """Drop a missing file from the map unless it was deleted, or written again, in the meantime."""
         with self._keys.hold(name, deadline_s, place.directory):
             if self._find(name) is place and not place.directory.head(name.path, 1)[1]:
                 _log.warning("chunk_vanished", chunk=name.path, directory=place.directory.path)
                 self._drop(name, place)
 
     def _entry(self, name: ChunkKey) -> ChunkEntry | None:
-        """The chunk's line of the inventory; None if it is gone or not sound. Where it belongs is said once, when its
+        """Return the chunk's line of the inventory; None if it is gone or not sound. Its place is logged once, when its
         header is read.
         """
         place = self._find(name)
@@ -510,7 +510,7 @@ class DiskBackend:
                 _log.warning("chunk_quarantined", chunk=name.path, reason=error.message, code=error.code)
             return None
         except TransportError as error:
-            # It takes its room all the same. Whoever reads it will find out.
+            # It takes its room all the same. A read will find out.
             _log.warning("chunk_header_not_read", chunk=name.path, reason=error.message)
             return ChunkEntry(place.key, place.nbytes)
         self._names.learn(name.namespace, found.key_id)
@@ -523,7 +523,7 @@ class DiskBackend:
         return replace(found, key=key, parent=parent, heat=noted.of(name) if noted is not None else None)
 
     def _drop_telling(self, name: ChunkKey) -> None:
-        """A chunk that an earlier release has sealed under a name that tells its tokens: not even kept aside."""
+        """Delete a chunk that an earlier release sealed under a name that reveals its tokens: it is not quarantined."""
         if self.delete(name, timeout_s=CLOSE_S):
             measures.BAD_CHUNKS.labels(self.name, "tells_tokens").inc()
             with self._lock:

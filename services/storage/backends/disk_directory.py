@@ -80,7 +80,7 @@ class DiskDirectory:
                 raise
 
     def put(self, path: str, blob: memoryview, deadline_s: float) -> None:
-        """Keep ``blob`` under a name that is free (or holds what nobody knows of).
+        """Keep ``blob`` under a name that is free (or holds something unknown).
 
         Raises CapacityError, or TransportError, also when ``deadline_s`` (``time.monotonic``) passes between two
         calls; then nothing is left of it.
@@ -175,7 +175,7 @@ class DiskDirectory:
                 self._calls.close(fd)
 
     def head(self, path: str, nbytes: int) -> tuple[bytes, int]:
-        """The first bytes of a chunk (at most ``nbytes``) and its size; (b"", 0) if there is none."""
+        """Return the first bytes of a chunk (at most ``nbytes``) and its size; (b"", 0) if there is none."""
         with translated(f"chunk {path} cannot be read from {self.path}"):
             try:
                 fd = self._calls.open(self._file(path), os.O_RDONLY)
@@ -183,7 +183,7 @@ class DiskDirectory:
                 self._check_present()
                 return b"", 0
             try:
-                # Nobody is about to read the rest: reading ahead would multiply what an inventory reads.
+                # The rest is not about to be read: reading ahead would multiply what an inventory reads.
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
                 head = memoryview(bytearray(nbytes))
                 return bytes(head[: self._read(fd, head)]), self._calls.size(fd)
@@ -205,7 +205,7 @@ class DiskDirectory:
         return self._set_aside(self._file(path))
 
     def scan(self) -> Iterator[tuple[ChunkKey, int]]:
-        """The names and bytes of all chunks, by names and sizes alone; what cannot be a chunk is quarantined."""
+        """Yield the names and bytes of all chunks, by names and sizes alone; what cannot be a chunk is quarantined."""
         with translated(f"directory {self.path} cannot be listed"):
             for file, nbytes in self._files(self._chunks, _DEPTH):
                 path, is_chunk = os.path.relpath(file, self._chunks).removesuffix(SUFFIX), file.endswith(SUFFIX)
@@ -220,7 +220,7 @@ class DiskDirectory:
                     yield key, nbytes
 
     def noted_heats(self) -> NotedHeats:
-        """What was noted last; empty where nothing was, or not whole."""
+        """Return what was noted last; empty if nothing was, or not whole."""
         file = os.path.join(self.path, HEATS)
         if not os.path.exists(file):
             return NotedHeats.unpack(b"")
@@ -276,7 +276,7 @@ class DiskDirectory:
         return done
 
     def _direct(self, buffer: memoryview) -> int:
-        """The flag that bypasses the page cache, if the directory and the buffer allow it."""
+        """Return the flag that bypasses the page cache, if the directory and the buffer allow it."""
         if not self.is_direct or buffer.nbytes % BLOCK_BYTES:
             return 0
         return os.O_DIRECT if np.frombuffer(buffer, np.uint8).ctypes.data % BLOCK_BYTES == 0 else 0
@@ -365,6 +365,6 @@ class DiskDirectory:
 
 
 def _check_time(deadline_s: float) -> None:
-    """A system call cannot be interrupted, but no further one is begun."""
+    """Raise TransportError past the deadline: a system call cannot be interrupted, but no further one is begun."""
     if time.monotonic() > deadline_s:
         raise TransportError("the disk took too long")

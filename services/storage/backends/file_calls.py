@@ -32,7 +32,7 @@ class FileCalls:
         return os.pwrite(fd, data, offset)
 
     def sync_data(self, fd: int) -> None:
-        """The file's data and size are durable when this returns; its name need not be."""
+        """Make the file's data and size durable; its name need not be."""
         os.fdatasync(fd)
 
     def make_directory(self, path: str) -> None:

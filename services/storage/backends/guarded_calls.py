@@ -81,7 +81,7 @@ class GuardedCalls:
     ) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        # Requests that wait for a read must not stand behind uploads, which nobody waits for.
+        # Requests that wait for a read must not stand behind uploads, which no request waits for.
         self._lanes, self._asked_lanes = _lanes(slots), _lanes(slots)
         self._slot_count = slots
         self._policy = policy or RetryPolicy()
@@ -202,7 +202,7 @@ class GuardedCalls:
             reason = error.message
             raise
         except asyncio.CancelledError:
-            verdict = "released"  # Nobody wants to know any more.
+            verdict = "released"  # The answer is not wanted any more.
             raise
         finally:
             self._report(term, verdict, reason)
@@ -295,8 +295,9 @@ def _settle_at_exit(calls: GuardedCalls) -> None:
 
 
 def _settle() -> None:
-    """The library's threads let go of an answer a moment after it was given; if the interpreter is gone by then, they
-    abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits for them.
+    """Wait for the library's threads: they release an answer a moment after it was given, and if the interpreter is
+    gone by then, they abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits
+    for them.
     """
     for calls in list(_open):
         calls.close()

@@ -46,7 +46,7 @@ class NotedHeats:
         return len(self._names)
 
     def of(self, key: ChunkKey) -> float | None:
-        """What a chunk was worth; None if it is not named."""
+        """Return what a chunk was worth; None if it is not named."""
         name = _name(key)
         place = int(np.searchsorted(self._names, np.uint64(name)))
         if place == len(self._names) or int(self._names[place]) != name:
@@ -56,7 +56,7 @@ class NotedHeats:
 
 
 def pack_heats(heats: Mapping[ChunkKey, float]) -> bytes:
-    """The bytes of a file that says this."""
+    """Return the bytes of a file with this content."""
     names = np.fromiter((_name(key) for key in heats), np.uint64, len(heats))
     order = np.argsort(names)
     most = float(np.finfo(np.float16).max)

@@ -49,13 +49,13 @@ class KeyLocks:
                 self._changed.notify_all()
 
     def let_go(self, where: object) -> None:
-        """Nobody waits for changes that are made there any more: they may hang."""
+        """Stop waiting for changes that are made there: they may hang."""
         with self._changed:
             self._held = {key: holding for key, holding in self._held.items() if holding.where is not where}
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Let nobody hold a key any more, and wait for those who do; False if that took too long. Idempotent."""
+        """Refuse new holders of a key, and wait for those there are; False if that took too long. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -26,7 +26,7 @@ class Listing:
         self._has_pages = False
 
     async def next_page(self) -> Answer[Sequence[ObjectMeta]]:
-        """The next page, empty at the end."""
+        """Return the next page, empty at the end."""
         if self._stream is None:
             if self._has_pages and not self._is_in_order:
                 raise TransportError("a listing of a directory broke off")

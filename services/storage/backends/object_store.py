@@ -53,7 +53,9 @@ _log = logs.get_logger("storage")
 def open_remote(
     config: StorageConfig, *, environ: Mapping[str, str] | None = None, names: ChunkNames | None = None
 ) -> RemoteBackend | None:
-    """The remote tier that ``config.remote`` names, or None. Raises ConfigError; asks nothing of the store yet."""
+    """Return the remote tier that ``config.remote`` names, or None. Raises ConfigError; sends no request to the store
+    yet.
+    """
     if not config.remote:
         return None
     location = parse_remote(config.remote)
@@ -155,7 +157,7 @@ class ObjectStoreBackend:
         return self._calls.call("delete", lambda: self._delete(path), timeout_s=timeout_s)
 
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
-        """The chunks of a namespace, page by page; objects of other names are passed over.
+        """Yield the chunks of a namespace, page by page; objects of other names are passed over.
 
         Each page has the store's time-out. Raises TransportError when a page cannot be had.
         """
@@ -267,7 +269,7 @@ class ObjectStoreBackend:
         return Answer("too_large" if len(body) > most else "ok", body)
 
     async def _head(self, path: str) -> Answer[int]:
-        """The bytes of an object; 0 if there is none. An empty one is none of ours, and is none."""
+        """Return the bytes of an object; 0 if there is none. An empty one was not written here and counts as none."""
         try:
             return Answer("ok", await self._store.head(path))
         except FileNotFoundError as error:

@@ -55,7 +55,7 @@ class RemoteLocation:
 
 
 def parse_remote(url: str) -> RemoteLocation:
-    """The store that ``--remote`` names. Raises ConfigError with every fault, without repeating a secret."""
+    """Parse the store that ``--remote`` names. Raises ConfigError with every fault, without repeating a secret."""
     try:
         parts = urlsplit(url)
         is_remote_host = parts.hostname not in (None, "", "localhost")

@@ -26,7 +26,7 @@ CONNECT_SHARE = 0.25
 
 
 def connect(location: RemoteLocation, *, timeout_s: float, environ: Mapping[str, str]) -> ObjectStore:
-    """A client for the store. Nothing is asked of it yet: one that cannot be reached is not a fault of the settings.
+    """Return a client for the store. No request is sent yet: an unreachable store is not a fault of the settings.
 
     Raises ConfigError for settings that cannot work.
     """

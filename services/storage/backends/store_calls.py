@@ -34,7 +34,7 @@ class StoreCalls:
             await asyncio.get_running_loop().run_in_executor(None, _sync, self._directory / path)
 
     async def get(self, path: str, most: int) -> Bytes:
-        """The bytes of an object that has some; of one that has more than ``most``, one more than that.
+        """Read the bytes of an object that has some; of one that has more than ``most``, one more than that.
 
         A range: asked for the whole, the library answers twice, and lets the body wait in between.
         """
@@ -45,7 +45,7 @@ class StoreCalls:
         return (await obstore.head_async(self._store, path))["size"]
 
     async def front(self, path: str, nbytes: int) -> bytes:
-        """The first bytes of an object that has at least so many."""
+        """Read the first bytes of an object that has at least so many."""
         return bytes(await obstore.get_range_async(self._store, path, start=0, length=nbytes))
 
     async def delete(self, path: str) -> None:
@@ -61,7 +61,7 @@ class StoreCalls:
         return obstore.list(self._store, prefix, offset=after, chunk_size=LIST_PAGE)
 
     async def page(self, stream: ListStream[Sequence[ObjectMeta]]) -> Sequence[ObjectMeta]:
-        """The next page of a listing, empty at its end."""
+        """Return the next page of a listing, empty at its end."""
         # The builtin anext() with a default does not understand the library's iterator, and breaks the interpreter.
         try:
             return await stream.__anext__()

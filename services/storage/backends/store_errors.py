@@ -59,7 +59,7 @@ def is_full(error: Exception) -> bool:
 
 
 def fault_of(error: Exception) -> Fault:
-    """What to make of an exception. Mutates it: secrets in its text (a signed query) do not get into a log."""
+    """Translate an exception. Mutates it: secrets in its text (a signed query) do not get into a log."""
     text = _redact(error)
     if isinstance(error, TimeoutError | concurrent.futures.TimeoutError | asyncio.TimeoutError):
         return Fault("timed_out", "no answer in time")

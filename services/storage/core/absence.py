@@ -34,7 +34,7 @@ class AbsenceCache:
         return False
 
     def note(self, key: ChunkKey, *, asked_s: float, now_s: float) -> None:
-        """The store, asked at ``asked_s``, lacked it.
+        """Note that the store, asked at ``asked_s``, lacked it.
 
         An answer to a question from before the chunk was written here is out of date when it comes, and is ignored.
         """
@@ -46,7 +46,7 @@ class AbsenceCache:
             self._absent.popitem(last=False)
 
     def forget(self, key: ChunkKey, now_s: float) -> None:
-        """It was written here, or found: the store has it."""
+        """Note that the store has it: it was written here, or found."""
         self._absent.pop(key, None)
         self._written.pop(key, None)
         self._written[key] = now_s

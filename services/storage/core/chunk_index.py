@@ -124,7 +124,7 @@ class ChunkIndex:
         return len(self._pins)
 
     def keys(self, *, namespace: str = "", geometry: bytes = b"") -> list[ChunkKey]:
-        """What is there, in order of arrival, of a namespace and of a geometry (empty is all). O(n)."""
+        """List what is there, in order of arrival, of a namespace and of a geometry (empty is all). O(n)."""
         return [
             chunk.key
             for chunk in self._chunks.values()
@@ -134,7 +134,7 @@ class ChunkIndex:
         ]
 
     def heats(self) -> Callable[[float], dict[ChunkKey, float]]:
-        """What chunks are worth at a time (seconds), as ``ChunkEntry.heat``, to be found out in another thread."""
+        """Return the worth of chunks at a time (seconds), as ``ChunkEntry.heat``; to be computed in another thread."""
         chunks = list(self._chunks.values())
         return lambda now_s: {chunk.key: heat_left(chunk.heat, now_s) for chunk in chunks}
 
@@ -172,7 +172,7 @@ class ChunkIndex:
                 self._list(name, self._chunks[name])
 
     def found(self, entry: ChunkEntry, now_s: float) -> bool:
-        """This is on the disk. What is found may exceed the quota: see :meth:`shrink`.
+        """Add a chunk that is on the disk. What is found may exceed the quota: see :meth:`shrink`.
 
         False if it had to go while it could not be deleted: its file is still left over.
         """
@@ -192,20 +192,20 @@ class ChunkIndex:
         return True
 
     def leave(self, keys: Iterable[ChunkKey], directory: str) -> list[ChunkKey]:
-        """A directory is away, with these in it; returns those that were there."""
+        """Mark a directory as away, with these in it; return those that were there."""
         chunks = [chunk for key in keys if (chunk := self._chunks.get(_name(key))) is not None and not chunk.away]
         for chunk in chunks:
             chunk.away = directory
         return [chunk.key for chunk in chunks]
 
     def returned(self, directory: str) -> None:
-        """It is back, and what is in it was found: what was not is gone. O(n)."""
+        """Take back a directory with what was found in it; what was not found is gone. O(n)."""
         for name in [name for name, chunk in self._chunks.items() if chunk.away == directory]:
             self._remove(name)
         self._left_over.clear(directory)
 
     def leave_over(self, key: ChunkKey, nbytes: int, directory: str = "") -> None:
-        """The file of a chunk that is not there could not be deleted: its bytes count."""
+        """Count the bytes of a file that could not be deleted, though its chunk is not there."""
         self._left_over.add(_name(key), nbytes, directory)
 
     def cleared(self, key: ChunkKey) -> None:
@@ -247,7 +247,7 @@ class ChunkIndex:
         return Room(victims, True)
 
     def own(self, namespace: str, name: str, quota: int) -> tuple[ChunkKey, ...]:
-        """A namespace is of the owner of this ``name``, who may have ``quota`` bytes from now on (0 is no bound).
+        """Assign a namespace to the owner of this ``name``, who may have ``quota`` bytes from now on (0 is no bound).
 
         Returns what had to go because it was above that. O(n) once for a namespace that has chunks already.
         """
@@ -264,7 +264,7 @@ class ChunkIndex:
         return self._evict_of(owner, owner.quota, _ANY) if owner.excess > 0 else ()
 
     def add(self, key: ChunkKey, now_s: float) -> None:
-        """A reserved chunk is durable now."""
+        """Mark a reserved chunk as durable."""
         name = _name(key)
         arrival = self._take_arrival(name)
         parent = _name(arrival.parent) if arrival.parent else b""
@@ -273,7 +273,7 @@ class ChunkIndex:
         self._insert(name, _Chunk(key, arrival.nbytes, heat, 0, arrival.place, parent))
 
     def give_up(self, key: ChunkKey) -> None:
-        """A reserved chunk will not come."""
+        """Give up a reserved chunk that will not come."""
         name = _name(key)
         arrival = self._take_arrival(name)
         self._unlink(_name(arrival.parent) if arrival.parent else b"", name)
@@ -282,7 +282,7 @@ class ChunkIndex:
     def touch(
         self, run: Sequence[ChunkKey], first_place: int, parent: ChunkKey | None, now_s: float, value: float = 0.0
     ) -> None:
-        """A run of consecutive chunks of one sequence was asked for: a use of each that is there.
+        """Count a request for a run of consecutive chunks of one sequence: a use of each that is there.
 
         It also tells where in their sequence they belong, which not every chunk that a start found says itself.
         ``parent`` is the chunk before the first, None at the root or where it is not known. ``value`` as in a save.
@@ -311,7 +311,7 @@ class ChunkIndex:
         return True
 
     def release(self, key: ChunkKey) -> None:
-        """That reading ended. Fine for a chunk that was forgotten meanwhile."""
+        """End that read. Fine for a chunk that was forgotten meanwhile."""
         name = _name(key)
         chunk = self._chunks.get(name)
         if chunk is not None and chunk.readers:
@@ -319,7 +319,7 @@ class ChunkIndex:
             self._list(name, chunk)
 
     def pin(self, identity: bytes, geometry: bytes) -> bool:
-        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, whoever asks keeps count.
+        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, the caller keeps count.
 
         False, and nothing is done, beyond :data:`MAX_PINS` names.
         """
@@ -343,7 +343,7 @@ class ChunkIndex:
             self.pin(name.removesuffix(pinned), geometry)
 
     def forget(self, key: ChunkKey) -> bool:
-        """It is not there any more, and what it leads to is cut off. False if it was not."""
+        """Remove a chunk that is gone, and cut off what it leads to. Returns False if it was not there."""
         if key not in self:
             return False
         self._remove(_name(key))
@@ -426,7 +426,7 @@ class ChunkIndex:
         heapq.heapify(heap)
 
     def _give(self, chunk: _Chunk, owner: ChunkOwner) -> None:
-        """A chunk that is there counts as this owner's."""
+        """Count a chunk that is there as this owner's."""
         chunk.owner = owner
         owner.nbytes += chunk.nbytes
         owner.chunks += 1
@@ -445,7 +445,7 @@ class ChunkIndex:
             self._list_all(self._reach.came(name))
 
     def _abandon(self, name: bytes) -> None:
-        """A chunk of a directory that is away has to go: its file stays for now."""
+        """Mark a chunk of a directory that is away for removal: its file stays for now."""
         chunk = self._chunks[name]
         self._remove(name)
         self.leave_over(chunk.key, chunk.nbytes, chunk.away)

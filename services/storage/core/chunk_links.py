@@ -18,7 +18,7 @@ class ChunkLinks:
         return parent in self._children
 
     def of(self, parent: bytes) -> Iterable[bytes]:
-        """The children of a name. They may not change while this is looked at."""
+        """Return the children of a name. They may not change while this is read."""
         children = self._children.get(parent, {})
         return (children,) if isinstance(children, bytes) else children
 

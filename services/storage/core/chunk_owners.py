@@ -34,7 +34,7 @@ class ChunkOwner:
 
 
 class ChunkOwners:
-    """Counts chunks by namespace, whoever owns it, and names owners."""
+    """Counts chunks by namespace, with or without an owner, and names owners."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, ChunkOwner] = {}
@@ -43,11 +43,11 @@ class ChunkOwners:
         self._above: dict[str, ChunkOwner] = {}  # Who was above its quota when that was looked at last.
 
     def of(self, namespace: str) -> ChunkOwner | None:
-        """Whose a namespace is; None where nobody said."""
+        """Return the owner of a namespace; None where it is unknown."""
         return self._by_namespace.get(namespace)
 
     def learn(self, namespace: str, name: str, quota: int) -> tuple[ChunkOwner, bool]:
-        """A namespace is this owner's, who has this quota; also says whether chunks of it are to be counted as its.
+        """Assign a namespace to this owner with this quota; return also whether its chunks are to be counted as its.
 
         The first word on a namespace stands.
         """
@@ -69,7 +69,7 @@ class ChunkOwners:
         return found
 
     def note_excess(self, owner: ChunkOwner) -> None:
-        """An owner may be above its quota now: something of it was found, or is to be less than it was."""
+        """Note an owner that may be above its quota now: something of it was found, or its quota is lower."""
         if owner.excess > 0:
             self._above[owner.name] = owner
 

@@ -1,4 +1,4 @@
-"""Which chunks can be used: those of which everything that they continue is there, each in some form.
+"""Which chunks can be used: those whose predecessors are all there, each in some form.
 
 A chunk that is saved counts as one that can be used, whatever is on the disk: what it continues may be above. It is
 **cut off** when something that it continues is lost, or was not found at a start, until that is there again.
@@ -47,11 +47,11 @@ class ChunkReach(Generic[ChunkT]):
         return any(chunk is not None and not chunk.is_cut_off for chunk in forms)
 
     def came(self, name: bytes) -> dict[bytes, ChunkT]:
-        """A chunk is there: what it leads to is cut off no more. Returns those for which that changed."""
+        """Note a chunk that is there: what it leads to is cut off no more. Returns those for which that changed."""
         return self._turn(name, is_cut_off=False)
 
     def went(self, name: bytes) -> dict[bytes, ChunkT]:
-        """A chunk is gone: what it leads to is cut off, where no other form of it is there. Returns those."""
+        """Note a chunk that is gone: what it leads to is cut off, unless another form of it is there. Returns those."""
         return self._turn(name, is_cut_off=True)
 
     def _turn(self, name: bytes, *, is_cut_off: bool) -> dict[bytes, ChunkT]:
@@ -71,5 +71,5 @@ class ChunkReach(Generic[ChunkT]):
         return turned
 
     def _forms(self, name: bytes) -> list[bytes]:
-        """The names that a chunk has in the forms that there are."""
+        """Return the names of a chunk in all its forms."""
         return [name[:DIGEST_BYTES] + geometry for geometry in self._geometries]

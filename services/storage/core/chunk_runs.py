@@ -33,7 +33,7 @@ def check_run(depth: int, identities: bytes, geometry: KvGeometry) -> int:
 
 
 def run_keys(namespace: str, identities: bytes, geometry: KvGeometry) -> list[ChunkKey]:
-    """The chunks of a checked run, in order."""
+    """Return the chunks of a checked run, in order."""
     shape = geometry_id(geometry)
     names = chunk_names(identities, chunk_pages(geometry.page_size))
     return [ChunkKey(namespace, shape, name) for name in names]

@@ -1,8 +1,8 @@
-"""What a chunk on the disk is worth: its uses, each of which fades to a half within :data:`HALF_LIFE_S`.
+"""What a chunk on the disk is worth: its uses; each fades to a half within :data:`HALF_LIFE_S`.
 
 How hot the scheduler says a chunk is when it is saved counts as its first uses, on a logarithmic scale: hotness of a
 prefix grows without a bound, and a chunk that was hot once must not stay for ever. All chunks fade alike, so the
-logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Whoever orders
+logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Code that orders
 chunks by it need not look at them again as time goes by.
 """
 
@@ -14,22 +14,22 @@ HALF_LIFE_S = 3600.0
 
 
 def first_heat(value: float, now_s: float) -> float:
-    """The heat of a chunk of this hotness that is saved now; no hotness counts as one use."""
+    """Return the heat of a chunk of this hotness that is saved now; no hotness counts as one use."""
     hotness = min(value, 1e300) if isfinite(value) and value > 0 else 0.0
     return log2(1 + log2(1 + hotness)) + now_s / HALF_LIFE_S
 
 
 def heat_left(heat: float, now_s: float) -> float:
-    """The logarithm of what a heat is worth now: a number without a clock, which can be written down."""
+    """Return the logarithm of what a heat is worth now: a number without a clock, which can be written down."""
     return heat - now_s / HALF_LIFE_S
 
 
 def heat_again(left: float, now_s: float) -> float:
-    """The heat of what was worth this when it was written down. Time in which nobody could use it does not count."""
+    """Return the heat for a worth that was written down. Time in which it could not be used does not count."""
     return left + now_s / HALF_LIFE_S
 
 
 def heat_after_use(heat: float, now_s: float) -> float:
-    """The heat after one more use: the logarithm of a sum, by its greater part so that nothing overflows."""
+    """Return the heat after one more use: the logarithm of a sum, by its greater part so that nothing overflows."""
     use = now_s / HALF_LIFE_S
     return max(heat, use) + log2(1 + 2.0 ** -min(abs(heat - use), 1000.0))

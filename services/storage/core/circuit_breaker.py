@@ -9,7 +9,7 @@ closed     tripped    open       the failure that opens it
 open       cooled     half_open  the cool-down is over: who asks now is the probe, others fail at once
 half_open  succeeded  closed     the probe was answered
 half_open  failed     open       the probe was not; the cool-down begins anew
-half_open  released   open       the probe ended without a verdict; whoever asks next is the probe
+half_open  released   open       the probe ended without a verdict; the next call is the probe
 =========  =========  =========  ====================================================================
 
 What began before the breaker opened may end after it: each call holds the number of its term, and what a call
@@ -57,7 +57,7 @@ class CircuitBreaker:
         self.state: BreakerState = "closed"
 
     def admit(self, now_s: float) -> int | None:
-        """The term that a call may run under, to be given to :meth:`report` once; None if it must fail at once.
+        """Return the term for a call, to be given to :meth:`report` once; None if the call must fail at once.
 
         Mutates: an open breaker whose cool-down is over makes the caller its probe.
         """
@@ -67,7 +67,7 @@ class CircuitBreaker:
         return self._term if self.state == "closed" else None
 
     def report(self, term: int, verdict: Verdict, now_s: float) -> None:
-        """What became of a call that was admitted: ``released`` if it says nothing about the store."""
+        """Record the outcome of a call that was admitted: ``released`` if it says nothing about the store."""
         if term != self._term or (self.state == "closed" and verdict == "released"):
             return
         if verdict != "failed":

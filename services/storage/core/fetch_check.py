@@ -28,7 +28,7 @@ class FetchChunk:
 
 
 def check_fetch(order: FetchChunks, host: PoolHandle) -> list[FetchChunk]:
-    """The chunks of ``order``, in order. Raises InvalidRequest, saying what is wrong."""
+    """Return the chunks of ``order``, in order. Raises InvalidRequest, saying what is wrong."""
     geometry = host.geometry
     check_namespace(order.namespace)
     count = check_run(order.depth, order.identities, geometry)

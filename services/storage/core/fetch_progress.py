@@ -36,7 +36,9 @@ class FetchProgress:
         return -(-self.total // (REPORTS + 1))
 
     def arrived(self, source: Source, nbytes: int) -> bool:
-        """The next chunk is in host memory. True if that should be told now: each eighth of the whole, not the end."""
+        """Count the next chunk in host memory. True if that should be reported now: each eighth of the whole, not the
+        end.
+        """
         self.chunks += 1
         self.nbytes += nbytes
         if source == "disk":

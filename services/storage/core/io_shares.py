@@ -1,7 +1,7 @@
 """Who may use an I/O thread: fetches, for which requests wait, go before saves, uploads and deletions.
 
 Both kinds together keep at most ``depth`` calls under way, since a disk serves each call later the more it has to do.
-What nobody waits for gets half of that at the most, and always one: saves yield, they do not starve.
+Background work gets half of that at the most, and always one: saves yield, they do not starve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IoShares(Generic[T]):
         self._waiting[is_urgent].append(turn)
 
     def due(self) -> list[tuple[bool, T]]:
-        """Turns that may start now, each with whether it is urgent; they count as running from here on."""
+        """Return turns that may start now, each with whether it is urgent; they count as running from here on."""
         due: list[tuple[bool, T]] = []
         while self._waiting[True] and self._running[True] < self.depth and self._may_share():
             self._running[True] += 1
@@ -43,14 +43,14 @@ class IoShares(Generic[T]):
         return due
 
     def give_up(self) -> list[T]:
-        """Nobody gets a turn any more; returns those that waited for one."""
+        """End all turns; return those that waited for one."""
         waiting = [turn for line in self._waiting.values() for turn in line]
         for line in self._waiting.values():
             line.clear()
         return waiting
 
     def done(self, *, is_urgent: bool) -> None:
-        """A running turn ended."""
+        """End a running turn."""
         self._running[is_urgent] -= 1
 
     def _may_share(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which host pages saves have still to read, so that nobody writes them first.
+"""Which host pages saves have still to read, so that they are not written first.
 
 The scheduler may give a host page to a later order's data as soon as it has told the storage to save what the page
 holds: orders take effect in order. Saves wait for buffers and disks, so the storage keeps that order page by page: a
@@ -22,7 +22,7 @@ class PageHazards:
         return len(self._pages)
 
     def begin(self, pages: Iterable[int]) -> int:
-        """A read of these host pages was ordered. Returns its ticket."""
+        """Note an ordered read of these host pages. Returns its ticket."""
         ticket = self._next
         self._next += 1
         self._pages[ticket] = tuple(dict.fromkeys(pages))
@@ -31,7 +31,7 @@ class PageHazards:
         return ticket
 
     def finish(self, ticket: int) -> bool:
-        """That read is done, or will never be. False if it was over already."""
+        """End that read, whether done or given up. False if it was over already."""
         pages = self._pages.pop(ticket, None)
         if pages is None:
             return False
@@ -43,7 +43,7 @@ class PageHazards:
         return True
 
     def before(self, pages: Iterable[int]) -> tuple[int, ...]:
-        """Reads that must be done before these pages may be written; later ones will not be among them."""
+        """Return reads that must be done before these pages may be written; later ones will not be among them."""
         if not self._readers:
             return ()
         return tuple(dict.fromkeys(ticket for page in pages for ticket in self._readers.get(page, ())))

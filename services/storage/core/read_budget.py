@@ -2,7 +2,7 @@
 was granted takes at that rate. Pure.
 
 What is granted has been waited for: a read of n bytes begins n / rate after the one before it, as on a disk of that
-speed. A bucket that nobody asked of for a while grants a little at once.
+speed. A bucket that was not used for a while grants a little at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BURST_S = 0.05
 
 
 class ReadBudget:
-    """Whoever asks holds the turn: between :meth:`due_s` and :meth:`take` nobody else does either."""
+    """The caller holds the turn: between :meth:`due_s` and :meth:`take` there are no other calls."""
 
     def __init__(self, bytes_per_s: float) -> None:
         """``bytes_per_s`` is above 0."""
@@ -20,9 +20,9 @@ class ReadBudget:
         self._spent_until_s = float("-inf")
 
     def due_s(self, nbytes: int, now_s: float) -> float:
-        """The time at which ``nbytes`` may be taken. Does not mutate."""
+        """Return the time at which ``nbytes`` may be taken. Does not mutate."""
         return max(self._spent_until_s, now_s - BURST_S) + nbytes / self.bytes_per_s
 
     def take(self, due_s: float) -> None:
-        """What :meth:`due_s` said came, and its bytes are read."""
+        """Take the bytes that :meth:`due_s` announced."""
         self._spent_until_s = due_s

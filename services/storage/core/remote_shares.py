@@ -43,7 +43,7 @@ class RemoteShares:
         return namespace in self._namespaces
 
     def bounded(self) -> dict[str, tuple[str, int]]:
-        """The namespaces of owners that have a quota: owner and quota of each."""
+        """Return the namespaces of owners that have a quota: owner and quota of each."""
         return {
             name: (known.owner, quota)
             for name, known in self._namespaces.items()
@@ -51,7 +51,7 @@ class RemoteShares:
         }
 
     def learn(self, namespace: str, owner: str, quota: int) -> bool:
-        """A namespace is this owner's, who may have ``quota`` bytes from now on; 0 is no bound.
+        """Assign a namespace to this owner, who may have ``quota`` bytes from now on; 0 is no bound.
 
         The first word on whose it is stands. True if that changes what is :meth:`bounded`.
         """
@@ -75,12 +75,12 @@ class RemoteShares:
         return [name for name in self._owners[known.owner].namespaces if self._is_old(name, now_s)]
 
     def counting(self, namespace: str) -> None:
-        """A count begins."""
+        """Begin a count."""
         if (known := self._namespaces.get(namespace)) is not None:
             known.since = 0
 
     def counted(self, namespace: str, nbytes: int, begun_s: float) -> None:
-        """A count that began then found so many bytes; what was uploaded meanwhile may be among them or not."""
+        """End a count that found so many bytes; what was uploaded meanwhile may be among them or not."""
         if (known := self._namespaces.get(namespace)) is not None:
             known.nbytes, known.counted_s = nbytes + known.since, begun_s
 
@@ -97,7 +97,7 @@ class RemoteShares:
         return True
 
     def give_back(self, namespace: str, nbytes: int) -> None:
-        """What was reserved did not get there, or had been there already."""
+        """Release a reservation: its upload failed, or the object was there already."""
         if (known := self._namespaces.get(namespace)) is not None:
             known.nbytes = max(0, known.nbytes - nbytes)
             known.since = max(0, known.since - nbytes)

@@ -18,7 +18,7 @@ class RetryPolicy:
     cap_s: float = 1.0
 
     def ceiling_s(self, failed: int) -> float:
-        """The longest delay after ``failed`` attempts (from 1) have failed."""
+        """Return the longest delay after ``failed`` attempts (from 1) have failed."""
         # The exponent is bounded because 2.0 to the power of a large count overflows.
         return min(self.cap_s, self.base_s * 2.0 ** min(failed - 1, 60))
 

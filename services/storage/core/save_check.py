@@ -39,7 +39,7 @@ class SaveChunk:
 
 
 def check_save(order: SaveChunks, host: PoolHandle, device: PoolHandle | None) -> list[SaveChunk]:
-    """The chunks of ``order``. ``device`` is the pool of the worker that it names, None if it names none.
+    """Return the chunks of ``order``. ``device`` is the pool of the worker that it names, None if it names none.
 
     ``host`` is the hidden pool for an order of hidden states, which has no other source. Raises InvalidRequest, saying
     what is wrong.
@@ -84,7 +84,7 @@ def check_save(order: SaveChunks, host: PoolHandle, device: PoolHandle | None) -
 
 
 def key_above(namespace: str, parent: bytes, depth: int, geometry: bytes) -> ChunkKey | None:
-    """The chunk that ends with page ``parent``, ``depth`` tokens below the root; None at the root."""
+    """Return the chunk that ends with page ``parent``, ``depth`` tokens below the root; None at the root."""
     return ChunkKey(namespace, geometry, parent) if depth else None
 
 
@@ -103,6 +103,6 @@ def reads_device(order: SaveChunks) -> bool:
 
 
 def host_pages_of(chunk: SaveChunk) -> list[int]:
-    """The host pages that a chunk is read from."""
+    """Return the host pages that a chunk is read from."""
     pages: list[int] = chunk.host_pages[chunk.host_pages != NOWHERE].tolist()
     return pages

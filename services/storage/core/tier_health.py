@@ -1,4 +1,4 @@
-"""When a tier that failed is tried again: at growing intervals, so that nobody waits for it each time."""
+"""When a tier that failed is tried again: at growing intervals, so that requests do not wait for it each time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TierHealth:
         return 0.0 if self.may_try(now_s) else self._until_s - now_s
 
     def failed(self, now_s: float) -> bool:
-        """It failed. True if it had worked before: that is worth a line in the log."""
+        """Record a failure. True if it had worked before: that is worth a line in the log."""
         is_news = not self._pause_s
         # Calls that were under way together count as one failure.
         if now_s >= self._until_s or is_news:
@@ -35,7 +35,7 @@ class TierHealth:
         return is_news
 
     def worked(self) -> bool:
-        """It worked. True if it had failed before."""
+        """Record a success. True if it had failed before."""
         is_news = self._pause_s > 0
         self._pause_s = self._until_s = 0.0
         return is_news

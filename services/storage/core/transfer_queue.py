@@ -63,7 +63,7 @@ class TransferQueue:
         return True
 
     def start(self) -> Transfer | None:
-        """The transfer that waits longest, now copying; None if none waits."""
+        """Return the transfer that waits longest, now copying; None if none waits."""
         if not self._waiting:
             return None
         entry = self._entries[self._waiting.popleft()]

@@ -8,7 +8,7 @@ queued    revoked            failed     its device pool was detached, or the sto
 copying   copied             done       every page is in the host pool, sealed
 copying   raised             failed     the copy failed; none of its host pages may be used
 copying   revoked            revoked    its device pool was detached under the copy, which ends first
-revoked   copied             failed     what was copied may be the KV of nobody
+revoked   copied             failed     what was copied may be of no use
 revoked   raised             failed
 ========  =================  =========  ==================================================================
 

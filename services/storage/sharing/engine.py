@@ -44,11 +44,11 @@ class TransferEngine(Protocol):
         ...
 
     def metadata(self) -> bytes:
-        """What another process needs to read from here, memory registered so far included."""
+        """Return what another process needs to read from here, memory registered so far included."""
         ...
 
     def connect(self, metadata: bytes) -> str:
-        """The name of a peer, for :meth:`read`. Raises TransportError for metadata of no use."""
+        """Return the name of a peer, for :meth:`read`. Raises TransportError for metadata of no use."""
         ...
 
     def disconnect(self, peer: str) -> None:

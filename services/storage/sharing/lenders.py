@@ -104,13 +104,13 @@ class Lenders:
         self._geometry, self._buffers, self._most_buffers = geometry, Buffers(staging), staging.buffers
 
     def source(self, lender: Lender, chunks: list[FetchChunk]) -> LenderSource:
-        """What one fetch reads from. Raises InvalidRequest for an order without sense."""
+        """Return what one fetch reads from. Raises InvalidRequest for an order without sense."""
         if self._geometry is None or self._buffers is None:
             raise InvalidRequest("there is no host pool yet")
         return LenderSource(self, lender, _lent_pages(lender, chunks), self._geometry, self._buffers)
 
     async def link(self, lender: Lender) -> _Link:
-        """The connection to this incarnation, made when there is none. Raises TransportError."""
+        """Return the connection to this incarnation, made when there is none. Raises TransportError."""
         name = (lender.storage_id, lender.incarnation)
         found = self._links.get(name)
         if found is None:
@@ -153,14 +153,14 @@ class Lenders:
                 self._buffers.give_back(buffer, is_urgent=True)
 
     def forget(self, lender: Lender) -> None:
-        """Reading from this lender failed: make the connection anew when it is asked for again."""
+        """Drop the connection after a failed read; it is made anew when it is asked for again."""
         measures.TIER_FAILURES.labels("lender").inc()
         link = self._links.pop((lender.storage_id, lender.incarnation), None)
         if link is not None:
             self._engine.disconnect(link.peer)
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """What of sharing is not as asked: what, why, and the flag."""
+        """Yield what is degraded in sharing: what, why, and the flag."""
         self._take_back()
         if self._late:
             yield "sharing", f"{len(self._late)} buffers are held by reads that are late", "--share"

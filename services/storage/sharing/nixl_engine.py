@@ -32,7 +32,7 @@ _log = logs.get_logger("storage")
 
 
 def find_api() -> Any:
-    """The library's Python module. Raises ConfigError, saying what to install, where there is none."""
+    """Import the library's Python module. Raises ConfigError, saying what to install, where there is none."""
     # Read at import: both would write to the standard output.
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
@@ -50,7 +50,7 @@ class NixlEngine:
     name = NAME
 
     def __init__(self, agent_name: str) -> None:
-        """Raises ConfigError where NIXL is not installed, TransportError when it does not start."""
+        """Start the agent. Raises ConfigError where NIXL is not installed, TransportError when it does not start."""
         api = find_api()
         self._lock = threading.Lock()
         self._unfinished: dict[str, int] = {}
@@ -105,7 +105,7 @@ class NixlEngine:
     def _connect(self, agent: Any, metadata: bytes) -> str:
         known = self._told.get(metadata)
         if known is not None and known in self._unfinished:
-            # Told again, it would forget the reads that are not over, and nobody could say when they are.
+            # Told again, it would forget the reads that are not over, and their end could not be told.
             self._leaving.discard(known)
             return known
         found = agent.add_remote_agent(metadata)
@@ -181,7 +181,7 @@ def _region(memory: npt.NDArray[np.uint8]) -> tuple[int, int, int, str]:
 
 
 def _agent(api: Any, name: str) -> Any:
-    """An agent with UCX alone. The library's own constructor has no way to say how its progress thread sleeps."""
+    """Return an agent with UCX alone. The library's own constructor cannot set how its progress thread sleeps."""
     made = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
     config = api.nixlBind.nixlAgentConfig()
     config.useProgThread = True

@@ -33,7 +33,7 @@ class Sharing:
     """Of one incarnation of a storage. Without an engine, ``pool`` and ``lenders`` are None and a fault says why."""
 
     def __init__(self, config: StorageConfig, bus: Bus, pools: Pools, threads: IoThreads, incarnation: str) -> None:
-        """Raises ConfigError where the library is not installed."""
+        """Start sharing. Raises ConfigError where the library is not installed."""
         self.pool: SharedPool | None = None
         self.lenders: Lenders | None = None
         self.engine_name = ""
@@ -52,7 +52,7 @@ class Sharing:
         self.engine_name = engine.name
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """What of sharing is not as asked: what, why, and the flag."""
+        """Yield what is degraded in sharing: what, why, and the flag."""
         if self._reason:
             yield "sharing", self._reason, FLAG
         if self.lenders is not None:

@@ -1,1 +1,1 @@
-"""The second form of KV chunks on the disk, of which parts can be read (IMPRESS 4.3, 4.4.1)."""
+"""The second form of KV chunks on the disk, which can be read in parts (IMPRESS 4.3, 4.4.1)."""

@@ -16,7 +16,7 @@ from services.storage.backends import ChunkKey
 class ChunkTurns:
     """Turns that exist while they last. Owned by the event loop.
 
-    Whoever waits to write goes before those who come to read later: a copy that is read all the time is worth writing
+    A waiting writer goes before later readers: a copy that is read all the time is worth writing
     in a better order most of all. How long it may hold them up is for the writer to bound.
     """
 
@@ -27,12 +27,12 @@ class ChunkTurns:
         self._changed = asyncio.Event()
 
     def is_idle(self, key: ChunkKey) -> bool:
-        """Whether nobody reads or writes it now."""
+        """Whether it is neither read nor written now."""
         return key not in self._readers and key not in self._writing
 
     @asynccontextmanager
     async def reading(self, keys: Iterable[ChunkKey]) -> AsyncIterator[None]:
-        """Wait until nobody writes any of these, each named once, or waits to, and let nobody write them."""
+        """Wait until none of these, each named once, is written or about to be, and hold off writers."""
         keys = list(keys)
         while any(key in self._writers for key in keys):
             await self._changed.wait()
@@ -47,7 +47,7 @@ class ChunkTurns:
 
     @asynccontextmanager
     async def writing(self, key: ChunkKey) -> AsyncIterator[None]:
-        """Wait until those who read or write it have ended, and let nobody else."""
+        """Wait until its readers and writers have ended, and hold off others."""
         self._writers[key] = self._writers.get(key, 0) + 1
         try:
             while not self.is_idle(key):

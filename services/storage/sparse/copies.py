@@ -1,7 +1,7 @@
 """Sparse copies on their way to the disk, behind the chunks of KV that they are made of.
 
 A copy is made of pages that are in memory anyway, on their way to the disk, and is written once its chunk is durable
-there. Nobody waits for it: where memory for copies is all taken, or the disk does not take it, the chunk is left
+there. It runs in the background: where memory for copies is all taken, or the disk does not take it, the chunk is left
 without one. The scheduler is told of copies that are there, some at a time.
 """
 
@@ -33,7 +33,7 @@ from shared import logs
 from shared.errors import CapacityError
 
 TOLD_AT_ONCE = 64
-"""Copies of which the scheduler hears in one event while more are being written."""
+"""Copies that one event announces to the scheduler while more are being written."""
 
 _log = logs.get_logger("storage")
 
@@ -86,7 +86,7 @@ class SparseCopies:
         self._is_stopping = False
 
     def __len__(self) -> int:
-        """Copies under way."""
+        """Return the number of copies under way."""
         return len(self._under_way)
 
     def is_lacking(self, header: ChunkHeader) -> bool:
@@ -96,8 +96,8 @@ class SparseCopies:
         return not (is_there or self._is_stopping)
 
     async def make(self, header: ChunkHeader, blob: memoryview, key_id: str, value: float = 0.0) -> SparseCopy | None:
-        """A copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if there is
-        one already, or memory for it is not to be had at once.
+        """Begin a copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if
+        there is one already, or memory for it is not to be had at once.
 
         ``key_id`` is whose key it is sealed with, ``value`` as in the save. Raises KeyMissing, and nothing for want
         of anything else.
@@ -163,7 +163,7 @@ class SparseCopies:
                 if not (copy.is_void or self._is_stopping):
                     await self._write(copy)
             except Exception as error:
-                # Its chunk can be read as a whole; that it cannot be in part is nobody's trouble.
+                # Its chunk can be read as a whole; that it cannot be in part costs no answer.
                 self._leave_out("failed")
                 _log.warning("sparse_copy_not_written", chunk=copy.arrival.key.path, reason=str(error))
             finally:

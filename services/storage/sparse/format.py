@@ -107,7 +107,7 @@ class SparseTables(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables say. Arrays are not written to."""
 
     mapping: npt.NDArray[np.uint32]
-    """[tokens]: of which token, counted from the chunk's first, a stored row is; every token once."""
+    """[tokens]: the token, counted from the chunk's first, of each stored row; every token once."""
     checksums: npt.NDArray[np.uint64]
     """[layers, units]: of units as they are stored."""
     seals: npt.NDArray[np.uint8] | None = None
@@ -115,7 +115,7 @@ class SparseTables(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fixed_fields(header: SparseHeader) -> bytes:
-    """The fixed header without its two checksums: what sealed parts are authenticated with."""
+    """Return the fixed header without its two checksums: sealed parts are authenticated with it."""
     layout, geometry = header.layout, header.layout.geometry
     return _FIELDS.pack(
         MAGIC,
@@ -151,7 +151,7 @@ def write_head(blob: memoryview, header: SparseHeader, tables: bytes) -> None:
 
 
 def pack_tables(tables: SparseTables) -> bytes:
-    """The tables as they are stored, before sealing."""
+    """Return the tables as they are stored, before sealing."""
     seals = b"" if tables.seals is None else tables.seals.tobytes()
     return tables.mapping.astype("<u4").tobytes() + tables.checksums.astype("<u8").tobytes() + seals
 
@@ -170,7 +170,7 @@ def unpack_tables(packed: bytes, layout: SparseLayout, *, is_sealed: bool) -> Sp
 
 
 def read_fixed(head: memoryview, nbytes: int) -> SparseHeader:
-    """The header from the first block of a copy of ``nbytes`` bytes: what an inventory reads.
+    """Parse the header from the first block of a copy of ``nbytes`` bytes, as an inventory does.
 
     Raises IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``.
     """
@@ -194,7 +194,7 @@ def read_fixed(head: memoryview, nbytes: int) -> SparseHeader:
 
 
 def read_head(head: memoryview, nbytes: int) -> tuple[SparseHeader, memoryview]:
-    """The header, and the tables' bytes with what fills them up, checked; ``head`` has all that lies before the probe
+    """Return the header, and the tables' bytes with their padding, checked; ``head`` has all that lies before the probe
     keys of a copy of ``nbytes`` bytes.
 
     Raises IntegrityError as :func:`read_fixed` does.

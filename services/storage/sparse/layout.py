@@ -42,7 +42,7 @@ K, V = 0, 1
 
 
 def whole_blocks(nbytes: int) -> int:
-    """The bytes of the fewest blocks of the disk that hold so many bytes."""
+    """Return the bytes of the fewest blocks of the disk that hold so many bytes."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -56,7 +56,8 @@ class SparseLayout:
 
     @classmethod
     def of(cls, geometry: KvGeometry, *, block_tokens: int = 0) -> SparseLayout:
-        """The layout in which this storage writes chunks of KV of ``geometry``; ``block_tokens`` 0 is the rule above.
+        """Return the layout for chunks of KV of ``geometry`` that this storage writes; ``block_tokens`` 0 is the rule
+        above.
 
         Raises InvalidRequest for hidden states, and for blocks that do not divide a chunk.
         """
@@ -90,7 +91,7 @@ class SparseLayout:
         return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
 
     def key(self, namespace: str, identity: bytes) -> ChunkKey:
-        """The name of the copy of the chunk of KV that has this identity."""
+        """Return the name of the copy of the chunk of KV that has this identity."""
         return ChunkKey(namespace, self.shape, identity)
 
     @cached_property

@@ -83,7 +83,7 @@ def complete(blob: memoryview, header: SparseHeader, mapping: npt.NDArray[np.uin
 
 
 def gaps(header: SparseHeader) -> list[tuple[int, int]]:
-    """What fills up probe keys and rows to whole blocks: (start, end) of either, all zeros."""
+    """Return the padding of probe keys and rows to whole blocks: (start, end) of either, all zeros."""
     layout = header.layout
     probes_end = header.header_bytes + layout.geometry.layers * layout.probe_bytes
     kv_at = layout.kv_at(is_sealed=header.is_sealed)

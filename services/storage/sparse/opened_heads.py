@@ -14,7 +14,7 @@ MAX_BYTES = 128 * 2**20
 class OpenedHeads:
     """The last used within ``max_bytes``. Owned by the event loop.
 
-    Nobody puts or asks for a copy but in a turn of ``ChunkTurns``, and who writes a copy forgets it in its turn: what
+    Copies are put and asked for only in a turn of ``ChunkTurns``, and a writer forgets its copy in its turn: what
     is here is what the file says.
     """
 
@@ -27,7 +27,7 @@ class OpenedHeads:
         return len(self._opened)
 
     def get(self, key: ChunkKey, key_id: str) -> Opened | None:
-        """What was read of a copy that is sealed with this key ("" is none)."""
+        """Open what was read of a copy that is sealed with this key ("" is none)."""
         opened = self._opened.get(key)
         if opened is None or opened.header.key_id != key_id:
             return None

@@ -93,7 +93,7 @@ class PartReading:
         self, backend: PartialReads, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened],
         cipher: Cipher, into: memoryview,
     ) -> None:  # fmt: skip
-        """``opened`` belongs to ``asked.keys``; ``into`` is all of the caller's memory for the call."""
+        """Read rows; ``opened`` belongs to ``asked.keys``, and ``into`` is all of the caller's memory for the call."""
         self._backend = backend
         self._asked = asked
         self._reads = reads
@@ -127,7 +127,7 @@ class PartReading:
         check.verify(buffer, (starts - first).tolist(), unit_bytes, asked.layer, read.units)
         with self._placing:
             if self._is_abandoned:
-                raise TransportError("nobody waits for it any more")
+                raise TransportError("it is not waited for any more")
             self._place(read, np.frombuffer(buffer, np.uint8)[start - first : start - first + nbytes], layout)
 
     def abandon(self) -> None:

@@ -23,7 +23,7 @@ MAX_TOKENS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call asks for, of ``keys`` in order, the first of which is chunk number ``place`` from the root.
+    """What a call asks for, of ``keys`` in order; the first is chunk number ``place`` from the root.
 
     ``tokens`` is int32 [lists, n], ascending and counted from the first token of the first chunk: one list for all
     ``heads``, or one for each. Empty ``heads`` are all of them. ``halves`` is which of K and V is wanted; there are
@@ -40,7 +40,7 @@ class Asked:
 
 
 def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
-    """What ``call`` asks for. Raises InvalidRequest, saying what is wrong."""
+    """Return what ``call`` asks for. Raises InvalidRequest, saying what is wrong."""
     check_namespace(call.namespace)
     if not call.chunks or len(call.chunks) % DIGEST_BYTES:
         raise InvalidRequest(f"{len(call.chunks)} bytes are no list of chunks")

@@ -1,4 +1,4 @@
-"""Which units of which copies a read needs, where they lie in the files, and which rows of them go where. Pure.
+"""Units and copies that a read needs, where they lie in the files, and which rows of them go where. Pure.
 
 Blocks of the disk that hold a row that is asked for are read whole, by one call where they lie side by side or so close
 that reading what is between them costs less than another call (:func:`gap_worth_reading`): of a quarter of the rows,
@@ -27,7 +27,7 @@ where a block of a large read costs 0.4.
 """
 
 UNKNOWN_BYTES_PER_S = 1e9
-"""Where nobody has measured the disk."""
+"""Where the disk was not measured."""
 
 
 def gap_worth_reading(bytes_per_s: float) -> int:
@@ -69,7 +69,7 @@ class ChunkRead:
 def plan_reads(
     asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, is_sealed: bool, gap_bytes: int = 0
 ) -> list[ChunkRead]:
-    """What to read of each chunk that has anything that was asked for, in order.
+    """Return what to read of each chunk with anything that was asked for, in order.
 
     ``inverses`` says for every chunk of ``asked`` at which row each of its tokens is stored, intp [tokens]; up to
     ``gap_bytes`` between two parts are read with them.
@@ -92,7 +92,7 @@ def plan_reads(
 
 
 def _blocks_of(rows: Rows, layout: SparseLayout) -> npt.NDArray[np.intp]:
-    """The blocks that hold these rows, ascending."""
+    """Return the blocks that hold these rows, ascending."""
     wanted = np.zeros(layout.blocks, np.bool_)
     wanted[rows // layout.block_tokens] = True
     return np.flatnonzero(wanted)

@@ -84,7 +84,7 @@ class SparseReader:
         self._is_stopping = False
 
     def __len__(self) -> int:
-        """Calls under way."""
+        """Return the number of calls under way."""
         return self._running
 
     async def read(self, call: ReadSparse, into: memoryview) -> int:

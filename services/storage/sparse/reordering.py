@@ -8,7 +8,7 @@ within the nodes of its radix tree for the same reasons).
 A copy is due once it has wasted as many bytes as rewriting it moves: so no more is ever spent on it than was lost
 without it, and a copy that is seldom read is never rewritten. It is rewritten only if the reads that it had would
 have touched markedly fewer blocks. All layers have one order, by the average over them. One copy is rewritten at a
-time, at a bounded rate (``sparse_reorder_bytes_per_s``), while nobody reads it, into a new file that takes the old
+time, at a bounded rate (``sparse_reorder_bytes_per_s``), while it is not read, into a new file that takes the old
 one's name: ended anywhere, one of the two is there, and both are right.
 """
 
@@ -67,7 +67,7 @@ class Reordering:
         pace: PacedReads,
         uses: TokenUses | None = None,
     ) -> None:
-        """Buffers of ``staging`` hold a whole copy, and are taken only while nobody else wants them; ``pace`` is of
+        """Buffers of ``staging`` hold a whole copy, and are taken only while no read wants them; ``pace`` is of
         this work alone.
         """
         self.rewritten = 0
@@ -85,7 +85,7 @@ class Reordering:
         self._due_bytes = 2 * layout.blob_bytes(is_sealed=True)  # It is read once and written once.
 
     def learn(self, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened]) -> None:
-        """A call chose and read these. Reads of keys alone choose nothing."""
+        """Record what a call chose and read. Reads of keys alone choose nothing."""
         if V not in asked.halves:
             return
         for read in reads:
@@ -177,7 +177,7 @@ class Reordering:
         )
 
     def _made(self, key: ChunkKey, shares: Shares, old: memoryview, new: memoryview) -> memoryview | None:
-        """The copy in its new order, in ``new``; None if that spares too little. Blocking: for I/O threads."""
+        """Build the copy in its new order, in ``new``; None if that spares too little. Blocking: for I/O threads."""
         header, tables, blob = _read(self._disk.backend, key, self._layout, self._cipher, old)
         mapping = by_share(shares)
         now = expected_blocks(shares, tables.mapping, self._layout.block_tokens)
@@ -192,7 +192,7 @@ class Reordering:
 def _read(
     backend: ChunkBackend, key: ChunkKey, layout: SparseLayout, cipher: Cipher, buffer: memoryview
 ) -> tuple[SparseHeader, SparseTables, memoryview]:
-    """A whole copy, verified, and opened in ``buffer``."""
+    """Read a whole copy, verified, and opened in ``buffer``."""
     nbytes = backend.get(key, buffer, timeout_s=READ_TIMEOUT_S)
     if not nbytes:
         raise NotFound(f"the file of sparse copy {key.path} is gone")

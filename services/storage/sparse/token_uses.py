@@ -2,7 +2,7 @@
 
 IMPRESS averages the importance of tokens. Storage does not see it; what it sees is better for its purpose, namely which
 tokens were read. A token's **share** is a moving average over the reads of its chunk, each of one layer, of whether it
-was among them. Chunks of which nothing was chosen cost nothing, and teach nothing.
+was among them. Chunks without a chosen token cost nothing, and teach nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def expected_blocks(shares: Shares, mapping: npt.NDArray[np.uint32], block_token
 
 
 def by_share(shares: Shares) -> npt.NDArray[np.uint32]:
-    """The mapping with the most often chosen token first; of equals, the earlier."""
+    """Return the mapping with the most often chosen token first; of equals, the earlier."""
     return np.argsort(-shares, kind="stable").astype(np.uint32)
 
 
@@ -55,7 +55,7 @@ class TokenUses:
         return len(self._uses)
 
     def note(self, key: ChunkKey, chosen: Shares, wasted_bytes: int) -> int:
-        """A read chose ``chosen`` (float32 [tokens]: the share of its heads that chose a token), and read
+        """Record a read that chose ``chosen`` (float32 [tokens]: the share of its heads that chose a token), and read
         ``wasted_bytes`` more than as many rows of one order could have taken. Returns what was wasted so far.
         """
         uses = self._uses.get(key)
@@ -71,12 +71,12 @@ class TokenUses:
         return uses.wasted_bytes
 
     def shares(self, key: ChunkKey) -> Shares | None:
-        """A copy of what is known of its tokens, float32 [tokens]."""
+        """Return a copy of what is known of its tokens, float32 [tokens]."""
         uses = self._uses.get(key)
         return None if uses is None else uses.shares.copy()
 
     def most_wasteful(self, least_bytes: int) -> ChunkKey | None:
-        """The chunk that wasted most, and at least ``least_bytes``. O(chunks)."""
+        """Return the chunk that wasted most, and at least ``least_bytes``. O(chunks)."""
         wasteful = [(uses.wasted_bytes, key) for key, uses in self._uses.items() if uses.wasted_bytes >= least_bytes]
         return max(wasteful)[1] if wasteful else None
 
@@ -87,5 +87,5 @@ class TokenUses:
             uses.wasted_bytes = 0
 
     def forget(self, key: ChunkKey) -> None:
-        """It is not there any more."""
+        """Forget a chunk that is gone."""
         self._uses.pop(key, None)

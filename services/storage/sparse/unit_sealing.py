@@ -32,7 +32,7 @@ def seal_tables(packed: bytes, header: SparseHeader, cipher: Cipher) -> bytes:
 
 
 def open_tables(body: memoryview, header: SparseHeader, cipher: Cipher) -> bytes:
-    """The packed tables from the bytes behind the fixed header, sealed or not.
+    """Parse the packed tables from the bytes behind the fixed header, sealed or not.
 
     Raises IntegrityError(code="wrong_key"), or KeyMissing.
     """

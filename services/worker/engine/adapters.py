@@ -1,6 +1,6 @@
 """LoRA adapters beside the base model: which rows of a step get which low-rank terms, and the terms themselves.
 
-The base model's linear layers compute all rows, whoever they belong to, and a hook adds ``scale * B(A(x))`` to the rows
+The base model's linear layers compute all rows, of all adapters, and a hook adds ``scale * B(A(x))`` to the rows
 of each adapter (the batches of Punica, Chen et al. 2024, and S-LoRA, Sheng et al. 2024, without their kernels). Rows
 without an adapter are not touched. A and B are kept and applied in float32, as PEFT does, whatever the model's type;
 on a CPU they are packed like the model's own layers, so that a row's result does not depend on the other rows.
@@ -107,7 +107,7 @@ class Adapters:
 
     def put(self, adapter: Adapter) -> None:
         """Serve an adapter from now on. Raises AdapterRefused, and serves it not, where the model calls one of its
-        layers in another way than once a step with all rows in order: then nobody could say which rows are whose.
+        layers in another way than once a step with all rows in order: then it would be unknown which rows are whose.
         """
         self._check_calls(adapter)
         self._loaded[adapter.digest] = adapter
@@ -126,8 +126,8 @@ class Adapters:
             self._hooks.pop(name).remove()
 
     def rows_of(self, segments: Sequence[Segment]) -> list[AdapterRows]:
-        """The rows of each adapter in a step; empty where all rows are the base model's. Raises InvariantViolated for
-        an adapter that is not loaded.
+        """Return the rows of each adapter in a step; empty where all rows are the base model's. Raises
+        InvariantViolated for an adapter that is not loaded.
         """
         if not any(segment.adapter for segment in segments):  # Nearly every step.
             return []
@@ -194,7 +194,7 @@ def adapting(step: Sequence[AdapterRows]) -> Iterator[None]:
 
 
 def _adding(name: str) -> Callable[[Any, tuple[torch.Tensor, ...], torch.Tensor], None]:
-    """The hook of a module: adds to its output in place, which nobody else has seen."""
+    """Return the hook of a module: it adds to the module's output in place, which has no other reader yet."""
 
     def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         for part in _STEP.get():
@@ -215,7 +215,7 @@ def _noting(calls: list[tuple[int, ...]]) -> Callable[[Any, tuple[torch.Tensor, 
 
 
 def _linear(weight: torch.Tensor) -> torch.nn.Module:
-    """The linear layer without bias that has this weight, float32 [outputs, inputs]."""
+    """Return the linear layer without bias that has this weight, float32 [outputs, inputs]."""
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     return PackedLinear(linear) if is_packable(weight) else linear

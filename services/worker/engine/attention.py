@@ -64,7 +64,7 @@ class AttentionStep(Protocol):
     """One forward pass, as attention sees it."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """The attention output, ``[T, heads, value_dim]``. It may be overwritten by the next call."""
+        """Return the attention output, ``[T, heads, value_dim]``. It may be overwritten by the next call."""
 
 
 _STEP: ContextVar[AttentionStep] = ContextVar("attention_step")
@@ -93,7 +93,7 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered function. Raises InvariantViolated outside :func:`attending`."""
+    """Attend as the registered function. Raises InvariantViolated outside :func:`attending`."""
     step = _STEP.get(None)
     if step is None:
         raise InvariantViolated("attention was called without a step")

@@ -40,12 +40,14 @@ class CapturedAttention(Protocol):
     """Attention of the graphs of one runner."""
 
     def shapes(self, most_rows: int, longest: int) -> list[DecodeShape]:
-        """What is captured for steps of up to ``most_rows`` requests of up to ``longest`` tokens, the largest first."""
+        """Return what is captured for steps of up to ``most_rows`` requests of up to ``longest`` tokens, the largest
+        first.
+        """
 
     def of_shape(self, shape: DecodeShape) -> PagedAttend:
-        """What a graph of this shape calls in each layer. Its first call for a kind of layer is not captured."""
+        """Return what a graph of this shape calls in each layer. Its first call for a kind of layer is not captured."""
 
     def plan(self, segments: Sequence[Segment], tiles: SharedTiles | None, shape: DecodeShape) -> None:
-        """A graph of ``shape`` computes ``segments`` next, and padding behind them. ``tiles`` are the keys that they
+        """Plan a graph of ``shape`` for ``segments``, and padding behind them. ``tiles`` are the keys that they
         share, for a shape that ``shares``.
         """

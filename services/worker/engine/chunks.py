@@ -39,7 +39,7 @@ def tell_chunks(model: Any, chunks: Sequence[int | None]) -> None:
 
 
 def chunks_of(model: Any) -> dict[int, int]:
-    """The chunks that modules were told, by layer."""
+    """Return the chunks that the configuration gives modules, by layer."""
     return {module.layer_idx: module.__dict__[CHUNK] for module in model.modules() if CHUNK in module.__dict__}
 
 

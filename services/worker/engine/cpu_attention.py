@@ -127,7 +127,7 @@ class CpuAttention:
         return _Portable(plan, torch.from_numpy(plan.gather_pages))
 
     def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
-        """What could be compiled for the first layer's heads; the second never without the first."""
+        """Return what could be compiled for the first layer's heads; the second never without the first."""
         return self._kernels(self._shape(0, query_heads))
 
     def _kernels(self, shape: HeadShape) -> tuple[NativeDecode | None, NativeExtend | None]:

@@ -25,7 +25,7 @@ class Capture(Protocol):
         """Capture ``run``, which may be called any number of times before. Raises RuntimeError when that fails."""
 
     def used_bytes(self) -> int:
-        """Device memory in use, whoever uses it."""
+        """Device memory in use, by all processes."""
 
 
 class CudaCapture:

@@ -72,8 +72,8 @@ class DecodeGraphs:
         most_bytes: int = MOST_BYTES,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why. Without
-        ``attention`` graphs attend by ``kernels``.
+        """Capture. A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why.
+        Without ``attention`` graphs attend by ``kernels``.
         """
         geometry = runner.pool.geometry
         self._runner, self._kernels, self._attention = runner, kernels, attention
@@ -114,8 +114,8 @@ class DecodeGraphs:
     def replay(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor | None:
-        """The logits of a step, float32 [R, vocab], as ``ModelRunner.forward`` gives them; None where no graph serves
-        it, and then nothing was done.
+        """Return the logits of a step, float32 [R, vocab], as ``ModelRunner.forward`` gives them; None where no graph
+        serves it, and then nothing was done.
         """
         shape = self.shape_for(meta, last_rows)
         if shape is None:
@@ -133,11 +133,13 @@ class DecodeGraphs:
         shape = shape or smallest((each for each in self._graphs if not each.shares), meta.rows, longest)
         if shape is None or not torch.equal(last_rows.cpu(), self._order[: meta.rows]):
             return None
-        # A graph calls no module, so whoever listens to one would hear nothing.
+        # A graph calls no module, so a hook on one would hear nothing.
         return shape if self._count_hooks() == self._hooks else None
 
     def _sharing(self, meta: ForwardMeta, longest: int) -> DecodeShape | None:
-        """A shape that attends apart to what the requests of a step share; None where there is none, or nothing is."""
+        """Return a shape that attends apart to what the requests of a step share; None where there is none, or
+        nothing is.
+        """
         sharing = [each for each in self._graphs if each.shares]
         if not sharing or host_tiles(meta) is None:
             return None
@@ -146,14 +148,14 @@ class DecodeGraphs:
     def _compute(
         self, shape: DecodeShape, graph: Graph, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta
     ) -> None:
-        """A step of single rows by a graph, into the logits of the static batch."""
+        """Compute a step of single rows by a graph, into the logits of the static batch."""
         if self._attention is not None:
             self._attention.plan(meta.segments, host_tiles(meta) if shape.shares else None, shape)
         self._batch.fill(ids, positions, meta, shape.rows)
         graph.replay()
 
     def _run_of(self, shape: DecodeShape) -> Callable[[], None]:
-        """A step of this shape over the static batch, into its logits."""
+        """Return a step of this shape over the static batch, into its logits."""
         batch, rows = self._batch, shape.rows
         attend = None
         if self._attention is not None:

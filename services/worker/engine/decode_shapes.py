@@ -49,6 +49,6 @@ def decode_shapes(most_rows: int, longest: int) -> list[DecodeShape]:
 
 
 def smallest(shapes: Iterable[DecodeShape], rows: int, length: int) -> DecodeShape | None:
-    """The shape of the fewest rows, and then of the least length, that serves such a step; None if none does."""
+    """Return the shape of the fewest rows, and then of the least length, that serves such a step; None if none does."""
     fitting = (shape for shape in shapes if shape.fits(rows, length))
     return min(fitting, key=lambda shape: (shape.rows, shape.length), default=None)

@@ -87,7 +87,7 @@ class Trial:
     """One prompt over a pool, computed in several ways; it overwrites the pool."""
 
     def __init__(self, forward: Forward, pool: DevicePool, vocab_size: int, max_context: int) -> None:
-        """Raises ConfigError for a pool too small to try anything in."""
+        """Plan the probe. Raises ConfigError for a pool too small to try anything in."""
         self._forward, self._pool, self._vocab_size = forward, pool, vocab_size
         size = pool.geometry.page_size
         self._tokens = min(_TRIED_TOKENS, max_context, pool.pages // 2 * size)
@@ -109,7 +109,7 @@ class Trial:
         return self._tokens
 
     def observe(self, replaced: Iterable[str]) -> None:
-        """Raise UnsupportedModel for operators of which nothing is known."""
+        """Raise UnsupportedModel for unknown operators."""
         observed = ObservedOperators(replaced)
         with observed:
             self._step((0, 0, self._tokens))
@@ -136,7 +136,7 @@ class Trial:
         self._compare("beside a chunk", (end - 1, end), [(1, 0, max(1, end // 2)), (0, end - 1, end)])
 
     def _compare(self, how: str, span: tuple[int, int], segments: list[tuple[int, int, int]]) -> None:
-        """The last segment is the part ``span`` of the prompt."""
+        """Compare the last segment, which is the part ``span`` of the prompt."""
         before = sum(last - first for _, first, last in segments[:-1])
         inside = [row for row in self._rows if span[0] <= row < span[1]]
         found = self._step(*segments, rows=[before + row - span[0] for row in inside])
@@ -155,7 +155,7 @@ class Trial:
         return self._forward(ids, positions, meta, torch.tensor(rows, dtype=torch.int64)).cpu()
 
     def _held(self) -> torch.Tensor:
-        """The prompt's KV, as bits, on the processor: a device whose pool is made has little room."""
+        """Return the prompt's KV, as bits, on the processor: a device whose pool is made has little room."""
         pages = self._pool.tensor[:, :, torch.from_numpy(self._tables[0]).long().to(self._pool.device)].cpu()
         bits = torch.int16 if pages.element_size() == 2 else torch.int32
         return pages.flatten(2, 3)[:, :, : self._tokens].contiguous().view(bits)

@@ -31,7 +31,7 @@ class FlashInferAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
 
     def __init__(self, pool: DevicePool) -> None:
-        """Raises ConfigError, with every reason, where FlashInfer cannot attend over ``pool``."""
+        """Prepare. Raises ConfigError, with every reason, where FlashInfer cannot attend over ``pool``."""
         faults = unfit(pool.geometry, pool.device)
         if faults:
             raise ConfigError(f"--attention flashinfer: {'; '.join(faults)}; choose --attention triton")
@@ -62,7 +62,7 @@ class FlashInferAttention:
 
 
 class FlashInferSteps:
-    """Ordinary steps over pools of one geometry. Layers of two steps may take turns, each of which is then planned."""
+    """Ordinary steps over pools of one geometry. Layers of two steps may take turns; each turn is then planned."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner

@@ -37,7 +37,7 @@ _cuda: Any = torch.cuda
 
 PLAN_BYTES = 2**20
 """Device memory, and as much that is pinned, for one plan: some integers for each program and row. FlashInfer takes 8
-MiB, of which there would be one for each number of rows and kind of layer.
+MiB, and would need one for each number of rows and kind of layer.
 """
 
 

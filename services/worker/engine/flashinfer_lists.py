@@ -68,7 +68,7 @@ def step_lists(
 def cascade(
     segments: Sequence[Segment], tiles: SharedTiles, page_size: int, *, padded: int = 0, most_tiles: int = 0
 ) -> Cascade:
-    """A step in two parts. Shared keys that do not fill a page are left to each request.
+    """Return a step in two parts. Shared keys that do not fill a page are left to each request.
 
     For a captured step, which has ``padded`` rows, ``order`` has them all, and ``shared`` has ``most_tiles`` requests
     and one more, of the rows that share nothing; what it reads is not used. Else ``order`` has rows of tiles alone.

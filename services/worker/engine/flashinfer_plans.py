@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 def kind_of(
     scaling: float, window: int | None, softcap: float | None, chunk: int | None, sinks: torch.Tensor | None
 ) -> Kind:
-    """The kind of a layer. Raises InvariantViolated for one that :func:`unfit_layers` rules out."""
+    """Return the kind of a layer. Raises InvariantViolated for one that :func:`unfit_layers` rules out."""
     if chunk is not None or sinks is not None:
         raise InvariantViolated("FlashInfer was chosen for a model with attention in chunks or with sinks")
     return Kind(scaling, window, softcap)

@@ -105,7 +105,7 @@ class ForwardMeta:
         device: str | torch.device,
         gate: LayerGate | None = None,
     ) -> ForwardMeta:
-        """Raises InvariantViolated if a segment is empty or its page table too short."""
+        """Build the tables. Raises InvariantViolated if a segment is empty or its page table too short."""
         if all(segment.rows == 1 for segment in segments):  # A step that only decodes.
             slots = np.array([_slot(segment, page_size) for segment in segments], dtype=np.int64)
         else:
@@ -159,7 +159,7 @@ def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
 
 
 def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
-    """A step of these segments as the kernels read it; steps that are built for a GPU have it already."""
+    """Return a step of these segments as the kernels read it; steps that are built for a GPU have it already."""
     tables, tiles = _tables(segments, page_size)
     return _paged(segments, upload(tables, device), tiles)
 

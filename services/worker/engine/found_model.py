@@ -23,7 +23,7 @@ _log = get_logger("worker.engine")
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """A model, its plane map, the implementation of attention that it is loaded with, and its modules that carry
-    states. ``model_bytes`` are those of all weights, of which others may take some later.
+    states. ``model_bytes`` are those of all weights; others may take some of them later.
     """
 
     model: Any

@@ -56,7 +56,7 @@ class GpuAttention:
 
 
 def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> AttentionBackend:
-    """The backend of this name: ``triton`` over a package of kernels, ``torch`` or ``flashinfer``.
+    """Return the backend of this name: ``triton`` over a package of kernels, ``torch`` or ``flashinfer``.
 
     Raises ConfigError for one that cannot serve this pool.
     """
@@ -66,7 +66,7 @@ def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> Attenti
 
 
 def way_of(asked: str, proofs: ProofTable) -> str:
-    """The way by which a GPU attends, of those that passed; without proofs ``auto`` is our kernels.
+    """Return the way by which a GPU attends, of those that passed; without proofs ``auto`` is our kernels.
 
     Raises ConfigError where FlashInfer was asked for by name and did not pass.
     """
@@ -81,7 +81,8 @@ def way_of(asked: str, proofs: ProofTable) -> str:
 
 
 def captured_attention(backend: AttentionBackend, most_rows: int, most_tokens: int) -> CapturedAttention | None:
-    """What graphs attend by where ordinary steps attend by ``backend``; None for the kernels of the graphs themselves.
+    """Return what graphs attend by where ordinary steps attend by ``backend``; None for the kernels of the graphs
+    themselves.
 
     ``most_tokens`` is the longest request.
     """

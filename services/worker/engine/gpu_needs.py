@@ -1,7 +1,7 @@
 """What a model needs of each GPU, from its configuration and the size of its files: pure arithmetic.
 
 Two uses: a model whose weights alone exceed a GPU is refused before minutes of reading, with the number of ranks that
-would hold it, and pools of GPUs that nobody has at hand are estimated. The pool of a real one is measured
+would hold it, and pools of GPUs that are not at hand are estimated. The pool of a real one is measured
 (:mod:`services.worker.engine.gpu_room`).
 """
 
@@ -65,7 +65,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One of ``count`` GPUs, and its memory in bytes, whoever has it now."""
+    """One of ``count`` GPUs, and its memory in bytes, whichever process has it now."""
 
     name: str
     total: int
@@ -73,8 +73,8 @@ class GpuFacts:
 
 
 def shape_of(model_dir: Path, dtype: str) -> ModelShape | None:
-    """The shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model with
-    parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
+    """Return the shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model
+    with parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
     """
     try:
         config = model_files.load_config(model_dir)
@@ -128,8 +128,8 @@ def _advice(shape: ModelShape, allowed: int, gpu: GpuFacts, wish: RoomWish) -> s
 
 
 def least_ranks(shape: ModelShape, allowed: int, wish: RoomWish) -> int | None:
-    """The least number of ranks, each with ``allowed`` bytes of a GPU, that have room for the weights, the largest
-    prefill and as much as a twentieth of ``allowed`` for KV; None where none has.
+    """Return the least number of ranks, each with ``allowed`` bytes of a GPU, that have room for the weights, the
+    largest prefill and as much as a twentieth of ``allowed`` for KV; None where none has.
     """
     for ranks in RANKS:
         taken = shape.rank_weight_bytes(ranks) + shape.prefill_bytes(wish, ranks) + wish.reserve_bytes

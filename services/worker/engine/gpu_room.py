@@ -36,11 +36,11 @@ class DeviceMemory(Protocol):
         ...
 
     def peak_bytes(self) -> int:
-        """The most that this process has had allocated at once since :meth:`start`, weights included."""
+        """Return the most that this process has had allocated at once since :meth:`start`, weights included."""
         ...
 
     def foreign_bytes(self) -> int:
-        """What is taken on the device besides: by other processes, the driver, communicators."""
+        """Return what is taken on the device besides: by other processes, the driver, communicators."""
         ...
 
     def total_bytes(self) -> int: ...

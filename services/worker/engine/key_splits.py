@@ -14,5 +14,5 @@ def keys_per_split(visible: int) -> int:
 
 
 def splits_for(max_visible: int) -> int:
-    """Splits of the longest decode row, which sees ``max_visible`` keys."""
+    """Return the splits of the longest decode row, which sees ``max_visible`` keys."""
     return max(1, min(MAX_SPLITS, -(-max_visible // SPLIT_KEYS)))

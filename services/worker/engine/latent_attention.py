@@ -82,7 +82,7 @@ class LatentAttention:
         return attend
 
     def _divide(self, meta: ForwardMeta, most: float, attend_all: _Attend) -> list[_Share]:
-        """The rows of segments up to ``most`` rows long, which are absorbed, and those of longer ones."""
+        """Return the rows of segments up to ``most`` rows long, which are absorbed, and those of longer ones."""
         ends = np.cumsum([segment.rows for segment in meta.segments])
         sides: tuple[list[int], list[int]] = [], []
         for number, segment in enumerate(meta.segments):

@@ -51,15 +51,17 @@ class Latents:
         return key[0, :, :, : self.nope].transpose(1, 2).contiguous(), value[0].transpose(1, 2).contiguous()
 
     def absorbed(self, call: AttentionCall) -> AttentionCall:
-        """The same attention with latents for keys and values: ``call`` with query [1, heads, T, rank + rope]. K's half
-        of the expansion is taken into it, and V's is left to :meth:`values` (the same section, "absorbed").
+        """Return the same attention with latents for keys and values: ``call`` with query [1, heads, T, rank + rope].
+        K's half of the expansion is taken into it, and V's is left to :meth:`values` (the same section, "absorbed").
         """
         unrotated, rotated = call.query[..., : self.nope], call.query[..., self.nope :]
         query = torch.cat((_rows_by(unrotated[0], self._ups[0])[None], rotated), dim=-1)
         return replace(call, query=query, value=call.key, latents=None)
 
     def values(self, output: torch.Tensor) -> torch.Tensor:
-        """What attention gives, [T, heads, value_dim], of what :meth:`absorbed` gave, [T, heads, rank + rope]."""
+        """Return what attention gives, [T, heads, value_dim], from the output of :meth:`absorbed`, [T, heads, rank +
+        rope].
+        """
         return _rows_by(output[:, :, : self.rank].transpose(0, 1), self._ups[1].transpose(1, 2)).transpose(0, 1)
 
     def expanded(self, kept: torch.Tensor, heads: slice, dim: int) -> torch.Tensor:

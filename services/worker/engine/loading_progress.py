@@ -29,7 +29,7 @@ class _Bar:
         self._advance(amount)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        # Captions and colours of a bar that nobody sees.
+        # Captions and colours of a hidden bar.
         return lambda *_, **__: None
 
     def __enter__(self) -> _Bar:

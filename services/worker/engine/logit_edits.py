@@ -12,7 +12,7 @@ from services.worker.engine.sample_row import SampleRow, is_penalised
 
 
 def is_edited(row: SampleRow) -> bool:
-    """Does anything change this row's logits?"""
+    """Return whether anything changes this row's logits."""
     params = row.params
     return bool(row.forbid or params.logit_bias) or is_penalised(params)
 

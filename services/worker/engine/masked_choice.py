@@ -51,7 +51,7 @@ def _places(
     best: npt.NDArray[np.float32],
     rows: Sequence[SampleRow],
 ) -> list[int]:
-    """The place in ``kept`` of each row's token; row r has the places from ``edges[r]`` to ``edges[r + 1]``."""
+    """Return the place in ``kept`` of each row's token; row r has the places from ``edges[r]`` to ``edges[r + 1]``."""
     starts = edges[:-1].tolist()
     ends = edges[1:].tolist()
     if not any(row.params.temperature > 0 for row in rows):

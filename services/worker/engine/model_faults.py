@@ -66,7 +66,7 @@ def refusing(model_type: str, doing: str, kind: type[UnsupportedModel] = Unsuppo
 
 
 def in_one_line(error: BaseException) -> str:
-    """The error's type and its first lines, for a message that a terminal shows."""
+    """Return the error's type and its first lines, for a message that a terminal shows."""
     text = " ".join(str(error).split())
     short = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 4].rstrip() + " ..."
     return f"{type(error).__name__}: {short}" if short else type(error).__name__

@@ -45,7 +45,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention", CHUNKED, "mlp", "moe", *ST
 
 
 def load_config(model_dir: Path) -> Any:
-    """The checkpoint's configuration, or that of its text part. Raises UnsupportedModel, with every reason that it
+    """Load the checkpoint's configuration, or that of its text part. Raises UnsupportedModel, with every reason that it
     alone can show.
     """
     unreadable = f"{model_dir} holds no readable model configuration"
@@ -84,9 +84,10 @@ def load_model(
     attention: str = ATTENTION_NAME,
     keeps_codes: bool = False,
 ) -> Any:
-    """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference over
-    ``context`` positions (0: those that the model knows), with this implementation of attention. Quantised weights are
-    dequantised; ``keeps_codes`` leaves their codes with the layers (:mod:`~services.worker.engine.quantised.codes`).
+    """Load the model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference
+    over ``context`` positions (0: those that the model knows), with this implementation of attention. Quantised weights
+    are dequantised; ``keeps_codes`` leaves their codes with the layers
+    (:mod:`~services.worker.engine.quantised.codes`).
 
     Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
     numbers must not answer anybody.
@@ -121,7 +122,7 @@ def tell(model: Any, config: Any, context: int) -> None:
 
 
 def _load(model_dir: Path, config: Any, dtype: str, attention: str, *, keeps_codes: bool) -> tuple[Any, dict[str, Any]]:
-    """The model, and the library's report of what it loaded."""
+    """Return the model, and the library's report of what it loaded."""
     raw = load_raw_config(model_dir)
     names = tensor_names(raw)
     arguments = {
@@ -161,7 +162,7 @@ def check_forward(model: Any) -> None:
 
 
 def expected_windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer as the configuration has it; None is full attention."""
+    """Return the sliding window of each layer as the configuration has it; None is full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

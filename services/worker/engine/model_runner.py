@@ -308,7 +308,7 @@ class ModelRunner:
 
     @property
     def model(self) -> Any:
-        """The Hugging Face model, for what reads its modules; nobody else changes it."""
+        """The Hugging Face model, for what reads its modules; it is not changed elsewhere."""
         return self._model
 
     @torch.inference_mode()
@@ -424,7 +424,7 @@ def pack_layers(model: Any) -> None:
 
 
 def cpu_attention(pool: DevicePool) -> AttentionBackend:
-    """The backend on a CPU."""
+    """Return the backend on a CPU."""
     if any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers):
         return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
     return CpuAttention(pool)

@@ -22,7 +22,7 @@ _MOST_PARTS = 2048
 
 
 def find_decode_work(meta: ForwardMeta, window: int | None, chunk: int | None = None) -> DecodeWork | None:
-    """The step's segments of a single row; None if it has none.
+    """Return the step's segments of a single row; None if it has none.
 
     Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch. Neighbouring rows of one
     request, which prompt lookup proposes, have one table and take the keys of an item one after the other.
@@ -61,7 +61,9 @@ def _put_same_keys_together(items: list[tuple[int, int, int, int]], first: int) 
 def find_extend_work(
     meta: ForwardMeta, window: int | None, group: int, kv_heads: int, chunk: int | None = None, least_rows: int = 2
 ) -> ExtendWork | None:
-    """The step's segments of ``least_rows`` rows or more; None if it has none. ``group``: query heads to a KV head."""
+    """Return the step's segments of ``least_rows`` rows or more; None if it has none. ``group``: query heads to a KV
+    head.
+    """
     tables: list[npt.NDArray[np.int32]] = []
     segments: list[tuple[int, int, int]] = []
     spans: list[tuple[int, int, int]] = []
@@ -157,5 +159,5 @@ def _keys(bounds: npt.NDArray[np.int32], first: int, last: int) -> int:
 
 
 def _spans(bounds: npt.NDArray[np.int32], first: int, last: int) -> range:
-    """The spans that these lie in."""
+    """Return the spans that these lie in."""
     return range(int(bounds[:, first, 0].min()) // SPAN_KEYS, -(-int(bounds[:, last - 1, 1].max()) // SPAN_KEYS))

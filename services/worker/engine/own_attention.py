@@ -210,7 +210,8 @@ class _Recording(CacheLayerMixin):
 
 @torch.inference_mode()
 def recorded(model: Any, layers: int) -> list[AttentionCall]:
-    """What each of ``layers`` layers hands to the cache, for two tokens, as calls whose queries are as their keys.
+    """Record what each of ``layers`` layers hands to the cache, for two tokens, as calls whose queries are as their
+    keys.
 
     Raises UnsupportedModel unless each layer does so once.
     """

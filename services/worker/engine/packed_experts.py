@@ -78,7 +78,7 @@ class _Padding:
         self._rows = 0
 
     def add(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The first input, [..., T, width], with rows of zeros where T is less than oneDNN's least."""
+        """Return the first input, [..., T, width], with rows of zeros where T is less than oneDNN's least."""
         hidden, *others = inputs
         self._rows = hidden.shape[-2]
         return pad(hidden, (0, 0, 0, max(0, LEAST_ROWS - self._rows))), *others

@@ -6,7 +6,7 @@ not depend, to the bit, on how many other rows there are, so a decoding request 
 any batch. Fewer rows are padded, which is also faster than the matrix-vector kernel.
 
 So are other numbers of rows, to one of few. oneDNN compiles a primitive for every shape and keeps 1,024 of them, half
-a MiB each, and whoever meets a new shape waits for the compiler. Measured with the three linear shapes of the bundled
+a MiB each, and a request with a new shape waits for the compiler. Measured with the three linear shapes of the bundled
 model and batches of 4 to 256 rows: 390 MiB of primitives, with 16 sizes from each power of two to the next 80 MiB; and
 a tenth less time, though 2% of the rows are padding, because round numbers of rows are computed faster.
 """

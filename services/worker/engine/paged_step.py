@@ -37,7 +37,7 @@ class PooledStep(ABC):
 
     @abstractmethod
     def attend_written(self, call: AttentionCall) -> torch.Tensor:
-        """The same over a pool that holds the call's K and V already."""
+        """Attend in the same way over a pool that holds the call's K and V already."""
 
 
 class PagedStep(PooledStep):

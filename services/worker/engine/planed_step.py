@@ -1,6 +1,6 @@
 """One step in service over a pool whose plane map is not the identity: see :mod:`services.worker.engine.paged_step`.
 
-A layer's KV heads lie in parts (:class:`~services.worker.kv.planes.Part`), each of which is attended to as if it were a
+A layer's KV heads lie in parts (:class:`~services.worker.kv.planes.Part`), and each is attended to as if it were a
 layer of its own, with the query heads that read it.
 """
 

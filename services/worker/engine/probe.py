@@ -55,7 +55,7 @@ class LayoutProbe:
 
 
 def find_geometry(model: Any, windows: list[int | None], page_size: int, context: int) -> KvGeometry:
-    """The geometry of a model all of whose layers keep K and V of the same heads; see :func:`find_planes`.
+    """Return the geometry of a model whose layers all keep K and V of the same heads; see :func:`find_planes`.
 
     Raises UnsupportedModel for another, for the sake of those who know no plane map.
     """
@@ -110,7 +110,7 @@ def find_planes(
 
 
 def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
-    """The same of a model that attends by code of its own, from what its layers give to the library's cache.
+    """Return the same for a model that attends by code of its own, from what its layers give to the library's cache.
 
     Raises UnsupportedModel, also where layers are not alike.
     """
@@ -130,7 +130,9 @@ def has_sinks(model: Any) -> bool:
 
 @torch.inference_mode()
 def _layout(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
-    """What two tokens at ``positions`` ask of attention. At position 0 rotary embeddings of all kinds are alike."""
+    """Return what two tokens at ``positions`` ask of attention. At position 0 rotary embeddings of all kinds are
+    alike.
+    """
     probe = LayoutProbe()
     # Not the first tokens of a vocabulary: the embedding of a padding token is zero, and shows nothing.
     vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -217,7 +219,7 @@ class Verification:
     def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
         """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
         logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
-        as chunks after context, one of which ends where a page does, and as a decode token.
+        as chunks after context, one ending where a page does, and as a decode token.
         """
         with shortened(self._model, self._prompts.shape[1]):
             self._check_logits(forward, pages, page_size)
@@ -253,7 +255,7 @@ class Verification:
         self._compare(forward(ids, positions, meta, rows), expected[rows])
 
     def _check_causality(self, forward: Forward, pages: int, page_size: int) -> None:
-        """The same of the paged forward: what comes later in a chunk changes no earlier row."""
+        """Check the same of the paged forward: what comes later in a chunk changes no earlier row."""
         tokens, device = self._prompts.shape[1], self._prompts.device
         meta = self._meta([(0, 0, tokens), (1, 0, tokens)], pages, page_size)
         positions, rows = torch.arange(tokens, device=device).repeat(2), torch.arange(2 * tokens, device=device)
@@ -267,7 +269,7 @@ class Verification:
         return unpadded(self._causality.changed(self._prompts), self._model.config)
 
     def _meta(self, work: list[tuple[int, int, int]], pages: int, page_size: int) -> ForwardMeta:
-        """A step of ``work``: prompt, first token, end."""
+        """Return a step of ``work``: prompt, first token, end."""
         per_prompt = pages_for(self._prompts.shape[1], page_size)
         numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
         tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]

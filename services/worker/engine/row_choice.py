@@ -22,7 +22,7 @@ _FIRST_LEVEL = WEIGHT_ONE >> 8
 
 
 def choose_in_row(logits: npt.NDArray[np.float32], likeliest: int, params: SamplingParams, uniform: float) -> int:
-    """The place of the token in one row of ``logits`` float32 [tokens], of which ``likeliest`` is the place of the
+    """Return the place of the token in one row of ``logits`` float32 [tokens]; ``likeliest`` is the place of the
     largest; otherwise as :func:`services.worker.engine.token_choice.choose` has it.
     """
     row = torch.from_numpy(logits)
@@ -37,7 +37,7 @@ def keeps_all(params: SamplingParams, tokens: int) -> bool:
 
 
 def choose_by_weight(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: float) -> int:
-    """The place of the token in one row of ``weights`` int32 [tokens], of which the largest is WEIGHT_ONE."""
+    """Return the place of the token in one row of ``weights`` int32 [tokens]; the largest is WEIGHT_ONE."""
     if keeps_all(params, len(weights)):
         return _find_among_all(weights, uniform)
     least = math.ceil(params.min_p * WEIGHT_ONE)
@@ -54,7 +54,7 @@ def choose_by_weight(weights: npt.NDArray[np.int32], params: SamplingParams, uni
 
 
 def target_weight(total: int, uniform: float) -> int:
-    """The first token whose cumulative weight exceeds this is chosen."""
+    """Return the target: the first token whose cumulative weight exceeds it is chosen."""
     # The product may round up to the total itself.
     return min(math.floor(total * uniform), total - 1)
 
@@ -86,7 +86,9 @@ def _find_candidates(weights: npt.NDArray[np.int32], total: int, top_k: int, top
 def _keep_heaviest(
     ids: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], total: int, top_k: int, top_p: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What of the candidates top-k keeps, and of that top-p; smaller ids stay among equal weights. Ids ascending."""
+    """Return what of the candidates top-k keeps, and of that top-p; smaller ids stay among equal weights. Ids
+    ascending.
+    """
     order = np.argsort(-weights, kind="stable")[:top_k]
     heaviest = weights[order]
     kept_by_k = total if len(order) < top_k else int(heaviest.sum())

@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def _edited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """The logits with what rows ask for besides a mask; the same tensor where none does."""
+    """Return the logits with what rows ask for besides a mask; the same tensor where none does."""
     edited = [number for number, row in enumerate(rows) if is_edited(row)]
     if not edited:
         return logits
@@ -84,7 +84,7 @@ def _choose_on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[lis
 
 
 def _choose_free(values: npt.NDArray[np.float32], row: SampleRow) -> int:
-    """The token of a row without a mask; NO_TOKEN where its largest logit is not finite."""
+    """Return the token of a row without a mask; NO_TOKEN where its largest logit is not finite."""
     place = int(values.argmax())
     if not np.isfinite(values[place]):
         return NO_TOKEN
@@ -128,8 +128,8 @@ def may_be_unread(row: SampleRow) -> bool:
 
 @torch.inference_mode()
 def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """What :func:`sample` chooses for rows of ``logits`` float32 [R, vocab], with nothing read by the host: int64
-    [2, R] on their device.
+    """Return what :func:`sample` chooses for rows of ``logits`` float32 [R, vocab], with nothing read by the host:
+    int64 [2, R] on their device.
 
     The first row holds tokens, every one below ``vocab``; the second says whether it is the token of :func:`sample` (1)
     or that has to be asked (0): the logits are not finite, or a guess was wrong (``token_choice.choose_unread``).

@@ -105,7 +105,7 @@ class StaticBatch:
             self.tile_keys[:tiles].copy_(shared.tile_keys)
 
     def clear(self) -> None:
-        """Padding everywhere: a step that changes nothing in the pool."""
+        """Fill with padding: a step that changes nothing in the pool."""
         self.slots.fill_(PADDING)
         self.context.zero_()
         self.row_keys.zero_()
@@ -139,7 +139,7 @@ class StaticStep(PooledStep):
             page_table=batch.page_table[: shape.rows],
             max_rows=1,
             max_length=shape.length,
-            # One request shares with nobody, and the launch would be for nothing.
+            # A single request shares nothing, and the launch would be for nothing.
             shared=None if shape.rows == 1 else _shared_of(batch, shape.rows),
         )
         self._attend = attend or partial(_by_kernels, kernels, paged)

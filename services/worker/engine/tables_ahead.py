@@ -1,7 +1,8 @@
 """Tables of the next decode step, made and sent while the GPU computes this one.
 
-Where everybody's next token goes is known before the token is: to the place behind this one. What is made ahead is used
-only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its own time.
+The place of every request's next token is known before the token is: to the place behind this one. What is made ahead
+is used only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its
+own time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class TablesAhead:
         self._ahead: ForwardMeta | None = None
 
     def of_step(self, segments: Sequence[Segment], gate: LayerGate | None) -> ForwardMeta:
-        """The tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed in
-        place.
+        """Return the tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed
+        in place.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and gate is None and _are_same(ahead.segments, segments):
@@ -31,7 +32,7 @@ class TablesAhead:
         return ForwardMeta.build(segments, self._page_size, self._device, gate)
 
     def expect_after(self, segments: Sequence[Segment]) -> None:
-        """The step of ``segments`` is launched: if it only decodes, make the tables of one more token of each."""
+        """Make the tables of one more token of each of ``segments``, whose step is launched, if it only decodes."""
         if self._device.type == "cpu" or any(segment.rows != 1 for segment in segments):
             return
         after = [replace(segment, rows=1, context=segment.length) for segment in segments]

@@ -90,7 +90,7 @@ def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[Sampling
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The first token whose cumulative weight exceeds its row's share ``uniforms`` [R, 1] of the total.
+    """Return the first token whose cumulative weight exceeds its row's share ``uniforms`` [R, 1] of the total.
 
     First the block, then the token in it, which is several times cheaper than one cumulative sum over all.
     """

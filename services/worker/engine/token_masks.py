@@ -18,7 +18,7 @@ _FEW = 8
 
 
 def without(words: Words, tokens: Sequence[int]) -> Words:
-    """The mask less ``tokens``, or the mask itself where nothing would be left: the grammar outweighs them."""
+    """Return the mask less ``tokens``, or the mask itself where nothing would be left: the grammar outweighs them."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     bits[[token for token in tokens if 0 <= token < len(bits)]] = 0
     less = np.packbits(bits, bitorder="little").view(np.int32)
@@ -47,7 +47,7 @@ def allowed_ids(masks: Sequence[Words], vocab_size: int) -> tuple[npt.NDArray[np
 
 
 def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor:
-    """A copy of ``logits`` float32 [R, vocab] in which row r keeps what ``masks[r]`` allows; other rows stay."""
+    """Return a copy of ``logits`` float32 [R, vocab] in which row r keeps what ``masks[r]`` allows; other rows stay."""
     rows = np.fromiter(masks, dtype=np.int64, count=len(masks))
     words, which = upload([_stack(list(masks.values()), logits.shape[1]), rows], logits.device)
     places = torch.arange(_WORD_BITS, dtype=torch.int32, device=logits.device)
@@ -58,7 +58,9 @@ def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor
 
 
 def _stack(masks: Sequence[Words], vocab_size: int) -> Words:
-    """The words of a vocabulary of all masks, a copy: a tokenizer may know more tokens than logits have columns."""
+    """Return the words of a vocabulary of all masks, a copy: a tokenizer may know more tokens than logits have
+    columns.
+    """
     return np.stack([mask[: -(-vocab_size // _WORD_BITS)] for mask in masks])
 
 
@@ -67,5 +69,5 @@ def _set_bits(words: Words) -> npt.NDArray[np.int64]:
 
 
 def _below(count: int) -> np.int32:
-    """The word of its lowest ``count`` tokens; of all where there is no remainder."""
+    """Return the word of its lowest ``count`` tokens; of all where there is no remainder."""
     return np.int32((1 << count) - 1 if count else -1)

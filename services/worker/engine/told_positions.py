@@ -64,5 +64,5 @@ class _Distances:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The new rows alone, as attention without a cache has them."""
+        """Return the new rows alone, as attention without a cache has them."""
         return key_states, value_states

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do no
     from services.worker.kv.device_pool import DevicePool
 
 MOST_SCORES = 2**25
-"""Scores made at once, in all heads: 128 MiB of float32, of which softmax takes some more."""
+"""Scores made at once, in all heads: 128 MiB of float32; softmax takes some more."""
 
 
 class TorchAttention:
@@ -50,7 +50,7 @@ class TorchAttention:
 
 
 def page_tables(segments: tuple[Segment, ...], page_size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The pages that each segment reads, int64 on ``device``; one copy for all of them."""
+    """Return the pages that each segment reads, int64 on ``device``; one copy for all of them."""
     counts = [pages_for(segment.length, page_size) for segment in segments]
     pages = np.concatenate([segment.pages[:count] for segment, count in zip(segments, counts, strict=True)])
     return torch.split(torch.from_numpy(pages.astype(np.int64)).to(device), counts)

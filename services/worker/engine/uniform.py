@@ -13,7 +13,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, position: int) -> float:
-    """A multiple of 2**-53 in [0, 1). ``seed`` is taken modulo 2**64, so negative ones are fine."""
+    """Return a multiple of 2**-53 in [0, 1). ``seed`` is taken modulo 2**64, so negative ones are fine."""
     start = _mix(seed & _MASK)  # Neighbouring seeds must not give shifted copies of one stream.
     return (_mix((start + (position + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
 

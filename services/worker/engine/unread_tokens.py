@@ -69,7 +69,7 @@ def send_home(chosen: torch.Tensor) -> UnreadTokens:
 
 
 def behind_all(device: torch.device) -> Event:
-    """A point behind everything that this thread has launched; on a CPU that is done already."""
+    """Return a point behind everything that this thread has launched; on a CPU that is done already."""
     if device.type != "cuda":
         return _Passed()
     event: Event = _cuda.current_stream(device).record_event()

@@ -40,7 +40,9 @@ def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> l
 
 
 def pinned(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
-    """Copies of ``arrays`` on the host that ``device`` reads when it gets there; for a CPU, ``arrays`` themselves."""
+    """Return copies of ``arrays`` on the host that ``device`` reads when it gets there; for a CPU, ``arrays``
+    themselves.
+    """
     made = [torch.from_numpy(each) for each in arrays]
     return [each.pin_memory() for each in made] if device.type == "cuda" and _cuda.is_initialized() else made
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 
 def first_visible(position: int, window: int | None, chunk: int | None) -> int:
-    """The first key that the row at ``position`` sees."""
+    """Return the first key that the row at ``position`` sees."""
     if chunk is not None:
         return position - position % chunk
     return 0 if window is None else max(0, position - window + 1)
 
 
 def most_visible(length: int, window: int | None, chunk: int | None) -> int:
-    """The largest number of keys that a row of a request of ``length`` tokens sees."""
+    """Return the largest number of keys that a row of a request of ``length`` tokens sees."""
     return min([length, *(bound for bound in (window, chunk) if bound is not None)])

@@ -52,7 +52,7 @@ class KeptAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """``[T, heads, head_dim]``, for rows in the order of the batch. Raises UnsupportedModel for layers with sinks
-        or chunks, of which methods that choose tokens know nothing.
+        or chunks, which methods that choose tokens do not know.
         """
         if call.sinks is not None or call.chunk is not None:
             raise UnsupportedModel("what a choice of tokens costs is not measured with attention sinks or chunks")
@@ -98,7 +98,7 @@ class KeptAttention:
         return [of_one[:, :count] for of_one, count in zip(weights, counts, strict=True)]
 
     def _first_visible(self, call: AttentionCall) -> int:
-        """The first token of the prefix that any question sees in this layer."""
+        """Return the first token of the prefix that any question sees in this layer."""
         if call.window is None:
             return 0
         return min(self._prefix.tokens, max(0, self._prefix.tokens - call.window + 1))

@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PackedQuestions:
-    """``Q`` questions in ``T`` rows, of which none has more than ``R``. Build it with :func:`pack`.
+    """``Q`` questions in ``T`` rows, none with more than ``R``. Build it with :func:`pack`.
 
     ids and positions int64 [T]; rows int64 [Q, R], the batch's row of each place of a question, padded with 0; valid
     bool [Q, R]; asking bool [Q, R], rows of the question itself; visible bool [Q, R, R], which places a place attends

@@ -27,10 +27,10 @@ BATCH_LOGITS = 64_000_000
 
 
 class RunnerScorer:
-    """Uses the runner's whole pool; nobody else may. Remembers the last prefix. Not thread-safe."""
+    """Uses the runner's whole pool, alone. Remembers the last prefix. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Raises ConfigError for a model of whose pages no part can be read."""
+        """Prepare. Raises ConfigError for a model whose pages cannot be read in parts."""
         if not runner.pool.planes.is_identity:
             raise ConfigError(
                 f"importance is of K and V of all layers alike, and pages hold {runner.pool.planes.contents}"
@@ -49,7 +49,7 @@ class RunnerScorer:
         return scores
 
     def _compute(self, prefix: tuple[int, ...]) -> PooledPrefix:
-        """The prefix in the first pages of the pool."""
+        """Return the prefix in the first pages of the pool."""
         page_size, pool = self._runner.geometry.page_size, self._runner.pool
         pages = np.arange(pages_for(len(prefix), page_size))
         if len(pages) > pool.pages:
@@ -93,7 +93,7 @@ class RunnerScorer:
 
 
 def check_context(runner: ModelRunner, prefix: Sequence[int], asked: Sequence[Asked]) -> None:
-    """Raises ContextTooLong unless every question fits with its prefix, and ConfigError for an empty prefix."""
+    """Raise ContextTooLong unless every question fits with its prefix, and ConfigError for an empty prefix."""
     if not prefix:
         raise ConfigError("a prefix needs a token at least")
     longest = len(prefix) + max((one.length for one in asked), default=0)

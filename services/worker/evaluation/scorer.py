@@ -1,4 +1,4 @@
-"""What an evaluation asks of a model: how likely answers are, given a prefix of which only a part is attended to."""
+"""What an evaluation asks of a model: how likely answers are, given a prefix that is attended to in part."""
 
 from __future__ import annotations
 

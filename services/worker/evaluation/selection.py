@@ -53,8 +53,8 @@ class LayerView:
         return self._weigh()
 
     def importance(self, place: int, metric: Metric, units: tuple[ProbeUnit, ...] | None = None) -> torch.Tensor:
-        """What matters to question ``numbers[place]``, float32 ``[units, tokens]``; the units are all KV heads with
-        their groups if not given.
+        """Return what matters to question ``numbers[place]``, float32 ``[units, tokens]``; the units are all KV heads
+        with their groups if not given.
         """
         wanted = head_units(self.query_heads, self.kv_heads) if units is None else units
         weights = self.weights[place]
@@ -81,4 +81,4 @@ class Selection(Protocol):
     """One method with one budget."""
 
     def choose(self, view: LayerView) -> list[Chosen]:
-        """What each question of the view attends to in this layer. Deterministic; may remember what it saw."""
+        """Return what each question of the view attends to in this layer. Deterministic; may remember what it saw."""

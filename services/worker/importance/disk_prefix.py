@@ -1,6 +1,6 @@
 """The part of one request's prefix that is only on the disk of its node, as a source of keys, K and V.
 
-What a layer wants is cut into calls of which each answer fits in a slot and each question in a message. Tokens are
+What a layer wants is cut into calls; each answer fits in a slot and each question in a message. Tokens are
 positions from the request's root, which is also what storage counts by.
 """
 
@@ -45,7 +45,7 @@ class DiskPrefix:
     """
 
     def __init__(self, sparse: SparsePrefix, reads: DiskReads) -> None:
-        """Raises InvalidRequest for chunks that do not hold the prefix."""
+        """Prepare. Raises InvalidRequest for chunks that do not hold the prefix."""
         geometry = reads.geometry
         self.start, self.end, self.tokens = sparse.start, sparse.end, sparse.end - sparse.start
         self.kv_heads = geometry.kv_heads
@@ -103,7 +103,9 @@ class DiskPrefix:
         tokens: npt.NDArray[np.int64],
         heads: tuple[int, ...] = (),
     ) -> torch.Tensor:
-        """What is asked for, ``[*shape, head_dim]``; tokens ``[rows, n]``, in ``cuts``, are its second dimension."""
+        """Return what is asked for, ``[*shape, head_dim]``; tokens ``[rows, n]``, in ``cuts``, are its second
+        dimension.
+        """
         cut = [tokens[:, columns] for columns in cuts]
         geometry = self._reads.geometry
         dtype = TORCH_DTYPES[geometry.dtype]
@@ -160,7 +162,7 @@ class DiskPrefix:
         return (end - first) * DIGEST_BYTES + tokens.size * _TOKEN_BYTES
 
     def _chunks_of(self, tokens: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """The run of chunks ``[first, end)`` that holds these tokens."""
+        """Return the run of chunks ``[first, end)`` that holds these tokens."""
         depth = self._sparse.depth
         first, last = int(tokens[:, 0].min()) - depth, int(tokens[:, -1].max()) - depth
         return first // self._chunk_tokens, last // self._chunk_tokens + 1

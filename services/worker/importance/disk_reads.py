@@ -40,7 +40,7 @@ class PartsRead:
 
 
 class DiskReads:
-    """Used by several threads, none of which may be the event loop's. Whoever made it closes it."""
+    """Used by several threads, but not by the event loop's. Its maker closes it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class DiskReads:
         return self._calls.max_payload // 2
 
     def read(self, storage_id: str, calls: Sequence[ReadSparse]) -> PartsRead:
-        """What ``calls`` ask for, verified; where it is to be put is filled in here. Each fits in a slot.
+        """Return what ``calls`` ask for, verified; its destination is filled in here. Each fits in a slot.
 
         Raises SparsePrefixLost.
         """
@@ -115,7 +115,7 @@ class DiskReads:
         return begun
 
     def wait(self, begun: Future[torch.Tensor]) -> torch.Tensor:
-        """What :meth:`ahead` began. Raises SparsePrefixLost when it failed or does not end in time."""
+        """Wait for what :meth:`ahead` began. Raises SparsePrefixLost when it failed or does not end in time."""
         try:
             return begun.result(self._timeout_s)
         except TimeoutError as error:

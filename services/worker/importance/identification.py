@@ -52,12 +52,12 @@ class ProbeHeads:
     unit: Literal["kv_head", "query_head"] = "kv_head"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError unless there is a probe head."""
+        """Raise ConfigError unless there is a probe head."""
         if self.count < 1:
             raise ConfigError(f"importance needs a probe head, not {self.count}")
 
     def units(self, query_heads: int, kv_heads: int) -> tuple[ProbeUnit, ...]:
-        """The voters of a model with these heads."""
+        """Return the voters of a model with these heads."""
         group = query_heads // kv_heads
         if self.unit == "kv_head":
             return head_units(query_heads, kv_heads)[: self.count]
@@ -71,7 +71,7 @@ def head_units(query_heads: int, kv_heads: int) -> tuple[ProbeUnit, ...]:
 
 
 def heads_read(units: tuple[ProbeUnit, ...]) -> tuple[int, ...]:
-    """The KV heads whose keys these voters need, ascending."""
+    """Return the KV heads whose keys these voters need, ascending."""
     return tuple(sorted({unit.kv_head for unit in units}))
 
 
@@ -90,14 +90,14 @@ class Rows:
     softcap: float | None
 
     def first_visible(self) -> int:
-        """The first position that any of the rows can see."""
+        """Return the first position that any of the rows can see."""
         return 0 if self.window is None else max(0, self.context - self.window + 1)
 
 
 def measure_importance(
     rows: Rows, keys: torch.Tensor, positions: torch.Tensor, prefix: int, units: tuple[ProbeUnit, ...], metric: Metric
 ) -> torch.Tensor:
-    """Importance of the first ``prefix`` of ``keys`` for each unit, float32 ``[units, prefix]``.
+    """Return the importance of the first ``prefix`` of ``keys`` for each unit, float32 ``[units, prefix]``.
 
     keys ``[units, n, head_dim]``: each unit's own, of the prefix and then of all else that the rows see; positions
     int64 ``[n]``.
@@ -135,7 +135,7 @@ class Identification:
 
 
 def identify(importance: torch.Tensor, start: int, choice: Choice, alpha: float = ALPHA) -> Identification:
-    """The set of one layer. importance float32 ``[units, n]`` of tokens ``start .. start + n - 1``."""
+    """Return the set of one layer. importance float32 ``[units, n]`` of tokens ``start .. start + n - 1``."""
     scores = importance[:, choice.candidates.to(importance.device) - start]
     sets = most_important(scores, choice.count)
     similarity = mean_similarity(sets)
@@ -145,6 +145,8 @@ def identify(importance: torch.Tensor, start: int, choice: Choice, alpha: float 
 
 
 def choose_by_head(importance: torch.Tensor, start: int, choice: Choice) -> torch.Tensor:
-    """The fallback: the tokens that each unit finds most important, int64 ``[units, count]``, each row ascending."""
+    """Return the fallback: the tokens that each unit finds most important, int64 ``[units, count]``, each row
+    ascending.
+    """
     candidates = choice.candidates.to(importance.device)
     return choice.with_kept(candidates[most_important(importance[:, candidates - start], choice.count)])

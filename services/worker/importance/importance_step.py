@@ -39,7 +39,7 @@ class ImportanceStep(PagedStep):
         backend: AttentionBackend,
         prefixes: Mapping[int, ImportantPrefix],
     ) -> None:
-        """Raises InvariantViolated where a segment begins within its prefix."""
+        """Prepare. Raises InvariantViolated where a segment begins within its prefix."""
         super().__init__(meta, pool, _ImportanceAttention(pool, backend, prefixes))
 
 
@@ -133,6 +133,6 @@ class _ImportanceAttention:
 
 
 def _restricted(call: AttentionCall, rows: torch.Tensor) -> AttentionCall:
-    """The call for some rows of the batch, int64."""
+    """Return the call for some rows of the batch, int64."""
     query, key, value = (tensor.index_select(2, rows) for tensor in (call.query, call.key, call.value))
     return replace(call, query=query, key=key, value=value)

@@ -1,4 +1,4 @@
-"""One request's prefix, of which only what matters is loaded: layer by layer, in the middle of the forward pass.
+"""One request's prefix; only what matters of it is loaded: layer by layer, in the middle of the forward pass.
 
 A layer reads its probe heads' keys, chooses, reads what was chosen and has not been read ahead, and starts to read
 ahead for the next layer before it attends (IMPRESS Figure 9, HyperInfer IV-C).
@@ -75,7 +75,7 @@ class ImportantPrefix:
         kept: KeptKv | None = None,
         name: str = "",
     ) -> None:
-        """What is chosen is ``kept`` in memory by default."""
+        """Prepare; what is chosen is ``kept`` in memory by default."""
         self.start, self.end = source.start, source.end
         self.name = name
         self.kept = kept or KeptInMemory()

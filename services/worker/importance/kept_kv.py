@@ -56,7 +56,7 @@ class KeptInPages:
         self._counts: dict[int, int] = {}
 
     def put(self, layer: int, kv: torch.Tensor) -> None:
-        """Raises InvariantViolated when there are more tokens than the pages hold."""
+        """Put tokens into pages. Raises InvariantViolated when there are more than the pages hold."""
         count = kv.shape[2]
         if count > len(self._slots):
             raise InvariantViolated(f"{count} chosen tokens do not fit into leased room for {len(self._slots)}")

@@ -27,7 +27,7 @@ class Landing:
         self._lock = threading.Lock()
 
     def land(self, memory: npt.NDArray[np.uint8], checksum: int) -> torch.Tensor:
-        """A copy of ``memory`` on the device, uint8 ``[n]``; ``memory`` is not read any more.
+        """Return a copy of ``memory`` on the device, uint8 ``[n]``; ``memory`` is not read any more.
 
         On a GPU the copy is ordered like kernels of the current stream. Raises SparsePrefixLost if it is not what the
         storage has read.

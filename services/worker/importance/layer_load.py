@@ -66,7 +66,7 @@ class LayerLoad:
         return values
 
     def outcome(self) -> LayerOutcome:
-        """What this layer's loading came to."""
+        """Return the outcome of this layer's loading."""
         return LayerOutcome(
             layer=self._layer,
             needed_bytes=self._needed_bytes,

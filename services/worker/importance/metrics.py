@@ -23,12 +23,12 @@ class Metric(Protocol):
     """Stateless: the importance so far goes in and comes out."""
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Importance float32 ``[units, tokens]`` after one more block of ``weights`` float32 ``[units, group, rows,
-        tokens]``; all zero before the first. ``group`` are the query heads that count as one unit.
+        """Return importance float32 ``[units, tokens]`` after one more block of ``weights`` float32 ``[units, group,
+        rows, tokens]``; all zero before the first. ``group`` are the query heads that count as one unit.
         """
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
-        """What is compared, of the same shape."""
+        """Return what is compared, of the same shape."""
 
 
 class ColumnSum:
@@ -87,7 +87,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def metric_named(name: str) -> Metric:
-    """Raises ConfigError, with the names that exist, for one that does not."""
+    """Return the metric of a name. Raises ConfigError, with the names that exist, for one that does not."""
     if name not in METRICS:
         raise ConfigError(f"there is no importance metric {name!r}; there are {', '.join(METRICS)}")
     return METRICS[name]

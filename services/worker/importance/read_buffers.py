@@ -1,7 +1,7 @@
 """Shared memory that this worker lends to storages for answers, in slots of equal size.
 
 A slot is taken for one read, and given back when the storage has ended it *and* what came was copied out, whichever is
-later. Until then it is nobody else's: there is no telling a late answer from a new one by looking at memory.
+later. Until then it has no other use: there is no telling a late answer from a new one by looking at memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReadBuffers:
     """Used by several threads at once. The segment is made when the first slot is taken."""
 
     def __init__(self, shm_prefix: str, nbytes: int, *, slots: int = SLOTS) -> None:
-        """Raises ConfigError when there is no room for the slots."""
+        """Reserve the slots. Raises ConfigError when there is no room for them."""
         self.slot_bytes = nbytes // slots // ALIGNMENT * ALIGNMENT
         if not self.slot_bytes:
             raise ConfigError(f"{nbytes} bytes are too few for {slots} slots of {ALIGNMENT} bytes at the least")
@@ -54,18 +54,18 @@ class ReadBuffers:
             return 0 if self._segment is None else self._slots - len(self._free)
 
     def take(self, timeout_s: float) -> ReadSlot:
-        """A slot. Raises TransportError when none is given back in time or there is no memory for them."""
+        """Take a slot. Raises TransportError when none is given back in time or there is no memory for them."""
         slot = self._take(timeout_s)
         if slot is None:
             raise TransportError(f"all {self._slots} slots for reads of parts of a prefix are in use")
         return slot
 
     def take_at_once(self) -> ReadSlot | None:
-        """A slot if one is free. Raises TransportError like :meth:`take`."""
+        """Take a slot if one is free. Raises TransportError like :meth:`take`."""
         return self._take(0.0)
 
     def give_back(self, slot: ReadSlot) -> None:
-        """Nobody reads or writes it any more."""
+        """Free it: it is not read or written any more."""
         with self._changed:
             if not self._is_closed:
                 self._free.append(slot)

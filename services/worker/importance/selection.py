@@ -2,7 +2,7 @@
 
 IMPRESS and HyperInfer keep a ratio of the prefix and nothing regardless of its score; H2O keeps recent tokens too, and
 others the first ones. Both are possible here and neither is the default. Tokens that are kept regardless count towards
-the ratio, but not when heads are compared: sets that share what nobody chose would look alike without being so.
+the ratio, but not when heads are compared: sets that share unchosen tokens would look alike without being so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Budget:
             raise ConfigError("the numbers of first and recent tokens to load cannot be negative")
 
     def over(self, start: int, end: int) -> Choice:
-        """The choice among tokens ``[start, end)``, those of a prefix that the layer can see.
+        """Return the choice among tokens ``[start, end)``, those of a prefix that the layer can see.
 
         ``first_tokens`` are the first of the request: behind a sliding window, or where the beginning is there
         anyhow, there are none left.
@@ -83,7 +83,7 @@ def most_important(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def vote(sets: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """The ``count`` columns that most rows of ``sets`` hold, int64 ``[count]``, ascending.
+    """Return the ``count`` columns that most rows of ``sets`` hold, int64 ``[count]``, ascending.
 
     sets int64 ``[units, count]``, of columns of scores ``[units, n]``. IMPRESS says only that the token is "deemed most
     important by all probe heads" and that they vote: here votes decide, then the sum of the scores, then the lower

@@ -11,8 +11,8 @@ FULL_SHARE = 255
 
 
 def chunk_shares(positions: Collection[torch.Tensor], start: int, end: int, depth: int, chunk: int) -> bytes:
-    """A byte for each chunk of tokens ``[depth, end)``, ``chunk`` tokens each: the share of its tokens in ``[start,
-    end)`` that was chosen, on average over layers and heads, in 255ths, rounded to the nearest.
+    """Return a byte for each chunk of tokens ``[depth, end)``, ``chunk`` tokens each: the share of its tokens in
+    ``[start, end)`` that was chosen, on average over layers and heads, in 255ths, rounded to the nearest.
 
     positions has int64 ``[kv_heads, k]`` or ``[1, k]`` for each layer: what it chose.
     """

@@ -16,7 +16,7 @@ from services.worker.native.extend import compile_extend
 
 
 def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The attention output ``[T, heads, head_dim]``.
+    """Return the attention output ``[T, heads, head_dim]``.
 
     kv ``[2, kv_heads, n, head_dim]`` of tokens at positions int64 ``[kv_heads, n]``, or ``[1, n]`` where all heads have
     the same; each row ascending. The last T of them are the rows themselves.
@@ -44,7 +44,7 @@ def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> to
 
 
 def _mask(rows: Rows, positions: torch.Tensor, start: int, end: int) -> torch.Tensor | None:
-    """What rows ``[start, end)`` see: bool ``[kv_heads or 1, 1, rows, n]``, or None if a single row sees all."""
+    """Return what rows ``[start, end)`` see: bool ``[kv_heads or 1, 1, rows, n]``, or None if a single row sees all."""
     if end - start == 1 and rows.window is None:
         return None
     at = torch.arange(rows.context + start, rows.context + end, device=positions.device)[None, :, None]

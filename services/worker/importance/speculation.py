@@ -80,7 +80,8 @@ class Flight:
         self._future = future
 
     def land(self, deadline_s: float) -> Landed | None:
-        """What was read, or None if it failed or takes longer than ``deadline_s``: the layer reads on demand then.
+        """Return what was read, or None if it failed or takes longer than ``deadline_s``: the layer reads on demand
+        then.
 
         A failed read is not reported here, because the same read on demand fails again if it is worth reporting.
         """
@@ -99,7 +100,7 @@ READS = 8
 
 
 class ReadAhead:
-    """One thread that reads one thing after another. Whoever made it closes it."""
+    """One thread that reads one thing after another. Its maker closes it."""
 
     def __init__(self, *, reads: int = READS, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._reads = clock, reads

@@ -19,7 +19,7 @@ from services.worker.importance.speculation import LayerOutcome
 class ControlSettings:
     """``trial_outcomes`` are looked at before a verdict. ``recency`` is the weight of the newest in the averages.
 
-    ``waste_weight``: what a second of the link is worth, in seconds of stall; 0 where nobody else uses it.
+    ``waste_weight``: what a second of the link is worth, in seconds of stall; 0 where it has no other users.
     """
 
     trial_outcomes: int = 4

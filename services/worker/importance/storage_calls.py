@@ -20,10 +20,10 @@ from shared.messages.sparse_reads import ReadSparse, SparseRead
 from shared.messages.status import CellStatus
 
 LATE_S = 30.0
-"""How long an answer is waited for before the storage is asked again; nobody computes with it by then."""
+"""How long an answer is waited for before the storage is asked again; it is not computed with by then."""
 
 ASK_AGAIN_S = 1.0
-"""Between calls that nobody answers at all."""
+"""Between calls without any answer."""
 
 _log = logs.get_logger("worker")
 
@@ -38,7 +38,7 @@ class PendingRead:
         self._sides = 2
 
     def wait(self, timeout_s: float) -> SparseRead:
-        """The answer. Raises SparsePrefixLost for an error, and when there is none in time."""
+        """Wait for the answer. Raises SparsePrefixLost for an error, and when there is none in time."""
         try:
             return self._answer.result(timeout_s)
         except TimeoutError as error:
@@ -116,7 +116,7 @@ class StorageCalls:
         return pending
 
     async def close(self) -> None:
-        """Fail what is under way. Slots of which a storage has not said that it is done are not given back."""
+        """Fail what is under way. Slots that a storage has not reported as done are not given back."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -139,7 +139,7 @@ class StorageCalls:
             self._tasks.discard(task)
 
     async def _ask_until_done(self, pending: PendingRead, storage_id: str, incarnation: str, data: bytes) -> None:
-        """Returns when the storage is done with the slot."""
+        """Ask until the storage is done with the slot."""
         while True:
             try:
                 answer = await self._bus.call(
@@ -148,7 +148,7 @@ class StorageCalls:
                 pending.answer(decode(answer, SparseRead))
                 return
             except Unavailable as error:
-                # Nobody knows what became of it: the storage may be about to write.
+                # Its outcome is unknown: the storage may be about to write.
                 pending.fail(f"storage {storage_id} does not answer: {error.message}")
             except ThermoclineError as error:
                 pending.fail(error.message)  # It was not sent, or answered by something that is no answer.
@@ -160,7 +160,7 @@ class StorageCalls:
                 return
 
     async def _next_try(self) -> None:
-        """A while, or until the cell has other storages."""
+        """Wait a while, or until the cell has other storages."""
         try:
             async with asyncio.timeout(self._ask_again_s):
                 await self._changed.wait()

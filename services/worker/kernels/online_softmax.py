@@ -21,7 +21,7 @@ CHUNK = 2
 
 
 def bound_of(window: int | None, chunk: int | None) -> tuple[int, int]:
-    """The kind of bound of a layer, and its number of keys: the arguments BOUND and ``reach`` of kernels."""
+    """Return the kind of bound of a layer, and its number of keys: the arguments BOUND and ``reach`` of kernels."""
     if chunk is not None:
         return CHUNK, chunk
     return (UNBOUNDED, 0) if window is None else (WINDOW, window)
@@ -29,7 +29,7 @@ def bound_of(window: int | None, chunk: int | None) -> tuple[int, int]:
 
 @triton.jit
 def first_visible(position, reach, BOUND: tl.constexpr):
-    """The first key that a row at ``position`` sees, as ``services.worker.engine.visibility``."""
+    """Return the first key that a row at ``position`` sees, as ``services.worker.engine.visibility``."""
     first = position - position
     if BOUND == 1:
         first = tl.maximum(first, position - reach + 1)
@@ -68,7 +68,7 @@ def attend_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Returns the new (total, row_max, row_sum).
+    """Return the new (total, row_max, row_sum).
 
     query [M, BLOCK_D]; total fp32 [M, BLOCK_D]; row_max (of base-2 scores) and row_sum fp32 [M]. ``k_head`` and
     ``v_head`` point at this KV head of page 0; ``table`` at the request's page table. keys [N] are positions;

@@ -107,7 +107,7 @@ def tile_shape(row_words: int) -> tuple[int, int]:
 
 
 def stages(shared_bytes: int, block_rows: int) -> int:
-    """What Triton calls stages, one more than the tiles on their way, for a program with so much shared memory."""
+    """Return what Triton calls stages, one more than the tiles in flight, for a program with so much shared memory."""
     if block_rows > MOST_ROWS_AHEAD:
         return 1
     # Page numbers of source and target are on their way with the tiles.
@@ -117,7 +117,7 @@ def stages(shared_bytes: int, block_rows: int) -> int:
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """What one program may have on ``device``; 0 where kernels are interpreted, or torch does not say."""
+    """Return what one program may have on ``device``; 0 where kernels are interpreted, or torch does not say."""
     if device.type != "cuda":
         return 0
     properties: Any = torch.cuda.get_device_properties(device)

@@ -14,7 +14,7 @@ from services.worker.kernels.block_sizes import next_power_of_two
 from shared.errors import InvariantViolated
 
 MAX_WIDTH = 65_536
-"""Numbers of a row, all of which one program holds in registers."""
+"""Numbers of a row; one program holds all in registers."""
 
 
 @triton.jit

@@ -55,7 +55,9 @@ _START = (
 
 @triton.jit
 def _secret_at(constants, word, seed, BYTE: tl.constexpr):
-    """The seeded secret's 8 bytes that begin ``BYTE`` bytes behind ``word``; ``BYTE`` is 0 or more and below 8."""
+    """Return the seeded secret's 8 bytes that begin ``BYTE`` bytes behind ``word``; ``BYTE`` is 0 or more and below
+    8.
+    """
     seed = tl.where(word % 2 == 0, seed, 0 - seed)
     low = (tl.load(constants + word) + seed).to(tl.uint64, bitcast=True)
     if BYTE == 0:
@@ -179,7 +181,7 @@ def row_blocks(half_bytes: int) -> tuple[int, int]:
 
 
 def constants_on(device: torch.device) -> torch.Tensor:
-    """What the kernels take as ``constants``: int64 [32], the secret and the start of the accumulators."""
+    """Return what the kernels take as ``constants``: int64 [32], the secret and the start of the accumulators."""
     words = [int.from_bytes(_SECRET[at : at + 8], "little") for at in range(0, len(_SECRET), 8)]
     signed = [word - 2**64 if word >= 2**63 else word for word in (*words, *_START)]
     return torch.tensor(signed, dtype=torch.int64, device=device)

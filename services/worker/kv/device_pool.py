@@ -24,7 +24,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class DevicePool:
-    """``pages`` pages of KV. Make one with :meth:`create`; whoever made it closes it."""
+    """``pages`` pages of KV. Make one with :meth:`create`; its maker closes it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DevicePool:
         planes: PlaneMap | None = None,
     ) -> None:
         """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU. What is not
-        exported, because CUDA cannot do it here, has a handle that nobody can map. ``planes`` is a map of this
+        exported, because CUDA cannot do it here, has a handle that cannot be mapped. ``planes`` is a map of this
         geometry, the identity by default.
         """
         self.geometry = geometry
@@ -66,7 +66,7 @@ class DevicePool:
         is_exported: bool = True,
         planes: PlaneMap | None = None,
     ) -> DevicePool:
-        """A zeroed pool. Raises ConfigError when it has no page or its memory cannot be had."""
+        """Create a zeroed pool. Raises ConfigError when it has no page or its memory is not available."""
         if pages < 1:
             raise ConfigError(f"the device pool needs room for one page of {geometry.page_bytes} bytes")
         nbytes = pages * geometry.page_bytes
@@ -97,7 +97,7 @@ class DevicePool:
         return self._halves[layer][1]
 
     def states(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
-        """What these ``pages`` (int64 [R]) hold of the state of one layer: uint8 [R, nbytes], a contiguous copy.
+        """Return the state of one layer in these ``pages`` (int64 [R]): uint8 [R, nbytes], a contiguous copy.
 
         Raises InvariantViolated for a layer that keeps no state.
         """
@@ -121,7 +121,7 @@ class DevicePool:
         return self._halves[layer][half].flatten(0, 1).flatten(1).index_select(0, slots)
 
     def _state_planes(self, layer: int) -> tuple[torch.Tensor, StateKept]:
-        """The planes of a state, uint8 ``[planes, pages, half_bytes]``."""
+        """Return the planes of a state, uint8 ``[planes, pages, half_bytes]``."""
         owned: LayerPlanes = self.planes.layers[layer]
         if self._storage is None or not isinstance(owned.kept, StateKept):
             raise InvariantViolated(f"the device pool is closed, or layer {layer} keeps no state")
@@ -129,14 +129,14 @@ class DevicePool:
         return halves[owned.first : owned.first + owned.planes], owned.kept
 
     def bytes_view(self) -> npt.NDArray[np.uint8]:
-        """The same memory as uint8 ``[layers, 2, pages, half_bytes]``; CPU only, for loads."""
+        """Return the same memory as uint8 ``[layers, 2, pages, half_bytes]``; CPU only, for loads."""
         if self._segment is None:
             raise InvariantViolated("only a device pool in shared memory can be seen as host bytes")
         geometry = self.geometry
         return self._segment.array.reshape(geometry.layers, 2, self.pages, geometry.half_bytes)
 
     def memory(self) -> PageMemory:
-        """The pool as movers see it."""
+        """Return the pool as movers see it."""
         if self._storage is None:
             raise InvariantViolated("the device pool is closed")
         layout = PageLayout.layer_first(self.geometry, self.pages)
@@ -178,7 +178,7 @@ class DevicePool:
 
 
 def _heads(plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
-    """What a plane ``[pages, page_size, width]`` holds of ``heads`` heads, ``[pages, page_size, heads, dim]``."""
+    """Return the ``heads`` heads in a plane ``[pages, page_size, width]``, ``[pages, page_size, heads, dim]``."""
     pages, page_size, width = plane.shape
     # Kernels go by the stride of slots, which a slice of pages of one slot would lose.
     return plane.as_strided((pages, page_size, heads, dim), (page_size * width, width, dim, 1))

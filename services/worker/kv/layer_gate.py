@@ -33,7 +33,7 @@ class LayerGate:
         self._changed = threading.Condition()
 
     def release(self, layer: int) -> None:
-        """The pages of all layers up to ``layer`` are on the device."""
+        """Release the pages of all layers up to ``layer``: they are on the device."""
         with self._changed:
             self._released = max(self._released, layer + 1)
             self._released_ns = self._clock_ns()
@@ -46,7 +46,7 @@ class LayerGate:
             return self._released, self._released_ns
 
     def expire(self) -> bool:
-        """Whether the next layer has taken too long although nobody waits for it; closes the gate if so."""
+        """Whether the next layer has taken too long although it is not waited for; closes the gate if so."""
         with self._changed:
             is_overdue = self._clock_ns() - self._released_ns > self._timeout_s * 1e9
             if is_overdue and self._reason is None:

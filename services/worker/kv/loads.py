@@ -4,8 +4,8 @@ One transfer thread makes all copies, so a mover has one user. It takes the load
 each layer at the gate. On a GPU the next layer is launched before the thread waits for the last, so the link never
 idles, and a layer is released when its bytes have arrived and were verified: what the gate and the bubble see is what
 happened. A wrong page closes the gate before its layer is released. Its bytes may be on the device by then, and those
-of the next layer on their way, which harms nobody: the scheduler undoes the load as a whole (``lost_pages``).
-Promotions, which nobody waits for, get that thread piece by piece when no load wants it (see ``promotions``).
+of the next layer on their way, which does no harm: the scheduler undoes the load as a whole (``lost_pages``).
+Promotions, which no request waits for, get that thread piece by piece when no load wants it (see ``promotions``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOIN_TIMEOUT_S = 60.0
 class LoadResult:
     """What became of a batch's loads.
 
-    ``lost_pages`` are all device pages of loads that failed: the scheduler undoes such a load as a whole, so nobody
+    ``lost_pages`` are all device pages of loads that failed: the scheduler undoes such a load as a whole, so no request
     may count even on those of its pages that were good.
     """
 
@@ -84,7 +84,7 @@ class BatchTransfer:
         timeout_s: float,
         clock_ns: Callable[[], int],
     ) -> None:
-        """``copies`` are those of ``loads``, opened."""
+        """Prepare; ``copies`` are those of ``loads``, opened."""
         self.gate = LayerGate(geometry.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._geometry = geometry
         self._mover = mover
@@ -132,7 +132,7 @@ class BatchTransfer:
         self._declare(layer)
 
     def _declare(self, layer: int) -> None:
-        """A layer has arrived. Every page that is wrong in it has closed the gate before it is released."""
+        """Declare a layer that has arrived. Every page that is wrong in it has closed the gate before its release."""
         for copy in self._copies:
             copy.judge(layer)
             self._note_wrong(copy)

@@ -22,7 +22,7 @@ class Pins(Protocol):
     """Makes mapped memory reachable for a GPU; see :mod:`services.worker.kv.pinning`."""
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run ``work`` behind what was started before; nobody who serves waits for it."""
+        """Run ``work`` behind what was started before; serving does not wait for it."""
 
     def finish(self) -> None:
         """Return when everything that was started is done."""
@@ -31,7 +31,7 @@ class Pins(Protocol):
         """Register the memory under ``array``. Raises TransportError when the driver refuses."""
 
     def unpin(self, array: npt.NDArray[np.uint8]) -> None:
-        """The reverse, when nothing reads or writes it any more."""
+        """Undo :meth:`pin`, when nothing reads or writes it any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,7 @@ class MappedPools:
             self._close(pool)
 
     def find(self, storage_id: str) -> AttachedPool:
-        """A mapped pool. Raises TransportError, saying why, when there is none."""
+        """Return a mapped pool. Raises TransportError, with the reason, when there is none."""
         pool = self._pools.get(storage_id)
         if pool is None:
             raise TransportError(self._reasons.get(storage_id, f"no {self._kind} pool of {storage_id} is attached"))

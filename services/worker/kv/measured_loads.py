@@ -118,7 +118,7 @@ def medians(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
 
 
 def plain_copy(scene: LoadScene) -> Callable[[], object]:
-    """Copies the same bytes between the same pools in one piece: memcpy on a CPU, one DMA to a GPU."""
+    """Return a copy of the same bytes between the same pools in one piece: memcpy on a CPU, one DMA to a GPU."""
     source = scene.host.view.flat_pages()[: scene.nbytes]
     memory = scene.device.memory()
     if memory.array is not None:

@@ -75,7 +75,7 @@ class Neighbours:
             self._forget(worker_id)
 
     def find(self, worker_id: str, incarnation: str) -> Neighbour:
-        """The pool of just this incarnation. Raises TransportError, saying why, when it is not mapped."""
+        """Return the pool of just this incarnation. Raises TransportError, with the reason, when it is not mapped."""
         mapped = self._mapped.get(worker_id)
         if mapped is None:
             raise TransportError(self._reasons.get(worker_id, f"no device pool of {worker_id} is attached"))
@@ -115,7 +115,9 @@ class Neighbours:
 
 
 def _opened(handle: PoolHandle, views: list[DevicePoolView]) -> PageMemory:
-    """A pool in one piece, mapped; what holds the mapping in shared memory goes to ``views``. Raises TransportError."""
+    """Return a pool in one piece, mapped; what holds the mapping in shared memory goes to ``views``. Raises
+    TransportError.
+    """
     layout = PageLayout.layer_first(handle.geometry, handle.pages)
     if handle.kind == "shm":
         views.append(DevicePoolView.attach(handle))

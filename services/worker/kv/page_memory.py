@@ -1,7 +1,7 @@
 """Where the bytes of pages are and how they lie: what a mover reads from and writes to.
 
 A row is K (or V) of one page in one layer, ``half_bytes`` contiguous bytes. Both layouts that pools have are three
-strides; whoever moves rows needs nothing else (Strata section 4.2.1: one more multiplication per row).
+strides; code that moves rows needs nothing else (Strata section 4.2.1: one more multiplication per row).
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ class PageMemory:
 
 
 def word_type(half_bytes: int, kinds: tuple[torch.dtype, ...]) -> torch.dtype:
-    """The first of ``kinds`` whose size divides a row."""
+    """Return the first of ``kinds`` whose size divides a row."""
     return next(kind for kind in kinds if half_bytes % kind.itemsize == 0)

@@ -1,4 +1,4 @@
-"""What a load from a host pool, a load from a neighbour and a promotion have in common: lists of pages, some of which
+"""What a load from a host pool, a load from a neighbour and a promotion have in common: lists of pages that may
 turn out to be wrong.
 """
 
@@ -42,7 +42,7 @@ class PageCopy(Protocol):
         """After the last byte has arrived: mark what must have changed under the copy."""
 
     def failure(self) -> LoadFailure:
-        """What to tell the scheduler of the pages that are wrong."""
+        """Return the report on the wrong pages for the scheduler."""
 
 
 class OrderPages:
@@ -83,7 +83,7 @@ class OrderPages:
         self.reason = self.reason or reason
 
     def mark(self, wrong: npt.NDArray[np.bool_], reason: str) -> None:
-        """These pages (bool [pages]) are not to be used."""
+        """Mark these pages (bool [pages]) as not to be used."""
         if wrong.any():
             self.wrong |= wrong
             self.reason = self.reason or reason

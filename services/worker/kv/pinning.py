@@ -40,11 +40,11 @@ class CudaPins:
         self._threads.shutdown(wait=True)
 
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
-        """Raises TransportError when the driver refuses, mostly for the limit on locked memory."""
+        """Pin the memory. Raises TransportError when the driver refuses, mostly for the limit on locked memory."""
         _MEMORY.register(array)
 
     def unpin(self, array: npt.NDArray[np.uint8]) -> None:
-        """Waits for the device first: a kernel may still read what its stream has been told to."""
+        """Unpin the memory. Waits for the device first: a kernel may still read what its stream was given."""
         try:
             _cuda.synchronize()
             _MEMORY.unregister(array)

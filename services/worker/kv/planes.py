@@ -144,13 +144,13 @@ class PlaneMap:
         return tuple(part for layer in self.layers for part in layer.parts)
 
     def parts_of(self, layer: int) -> tuple[Part, ...]:
-        """What a layer attends to; of a layer that shares, the parts of its source."""
+        """Return what a layer attends to; of a layer that shares, the parts of its source."""
         kept = self.layers[layer].kept
         return self.layers[kept.source if isinstance(kept, SharedKept) else layer].parts
 
     def last_unit(self, layer: int) -> int:
-        """The last unit with a plane that ``layer`` reads: once it and those before have landed, the layer may be
-        computed. -1 for a layer that reads none.
+        """Return the last unit with a plane that ``layer`` reads: once it and those before have landed, the layer may
+        be computed. -1 for a layer that reads none.
         """
         kept = self.layers[layer].kept
         owned = self.layers[kept.source if isinstance(kept, SharedKept) else layer]
@@ -170,7 +170,7 @@ class PlaneMap:
 
 
 def identity_map(geometry: KvGeometry) -> PlaneMap:
-    """The map of a model all of whose layers keep K and V of the same heads."""
+    """Return the map of a model whose layers all keep K and V of the same heads."""
     kept = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
     layers = (
         LayerPlanes(

@@ -74,8 +74,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     restorations: tuple[RestorationProfile, ...] = ()  # One a model, the last measured last.
 
     def fastest(self, device: str, page_size: int, *, verified: bool) -> MoverFigure | None:
-        """The best figure on this kind of device at the measured page size nearest to ``page_size``; None if there is
-        none. Among equals the first measured wins.
+        """Return the best figure on this kind of device at the measured page size nearest to ``page_size``; None if
+        there is none. Among equals the first measured wins.
         """
         of_device = [figure for figure in self.movers if figure.device == device]
         if not of_device:
@@ -89,7 +89,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def restoration_of(self, here: RestorationProfile) -> RestorationProfile | None:
-        """What was measured for the model that ``here`` describes; None if no model was measured at all.
+        """Return what was measured for the model that ``here`` describes; None if no model was measured at all.
 
         Raises ProfileForeign, naming what differs in the nearest, where only others were.
         """
@@ -105,21 +105,21 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         raise ProfileForeign(f"restoration was measured for another model: {'; '.join(nearest)}")
 
     def with_restorations(self, others: Iterable[RestorationProfile]) -> Profile:
-        """This profile with what ``others`` say besides: of models that it says nothing of."""
+        """Return this profile with what ``others`` say of models that it does not know."""
         mine = self.restorations
         kept = [each for each in others if all(each.differences(one) for one in mine)]
         return msgspec.structs.replace(self, restorations=(*kept, *mine)[-MOST_RESTORATIONS:])
 
 
 def this_machine(gpus: tuple[str, ...] = ()) -> Machine:
-    """The machine that this process runs on; ``gpus`` are the names that the driver gives them."""
+    """Return the machine that this process runs on; ``gpus`` are the names that the driver gives them."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # All cores, not those that this process may use: workers may be bound to a few.
     return Machine(processor=_processor(), cores=os.cpu_count() or 1, memory_gib=round(pages / 2**30), gpus=gpus)
 
 
 def default_path() -> Path:
-    """Where a profile is written and looked for when nobody names a file."""
+    """Where a profile is written and looked for when no file is named."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline" / "profile.json"
 
 
@@ -132,8 +132,8 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path, machine: Machine) -> Profile:
-    """Raises ConfigError, saying why, for a file that cannot be read or is none; ProfileForeign for one of another
-    machine.
+    """Read the profile. Raises ConfigError, with the reason, for a file that cannot be read or is none; ProfileForeign
+    for one of another machine.
     """
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)

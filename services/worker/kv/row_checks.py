@@ -23,15 +23,15 @@ class RowChecks:
     wanted: npt.NDArray[np.bool_]
 
     def seeds(self) -> npt.NDArray[np.uint64]:
-        """The low 8 bytes of each identity, uint64 [pages]."""
+        """Return the low 8 bytes of each identity, uint64 [pages]."""
         return np.ascontiguousarray(self.identities[:, :8]).view("<u8").reshape(-1)
 
     def part(self, pages: slice, layers: slice = slice(None)) -> RowChecks:
-        """The checks of some of the pages and layers."""
+        """Return the checks of some of the pages and layers."""
         return RowChecks(self.expected[pages, layers], self.identities[pages], self.wanted[pages])
 
     def of(self, entries: npt.NDArray[np.intp]) -> RowChecks:
-        """The checks of these entries alone."""
+        """Return the checks of these entries alone."""
         return RowChecks(self.expected[entries], self.identities[entries], self.wanted[entries])
 
     def holds(self, row: npt.NDArray[np.uint8], page: int, layer: int) -> bool:

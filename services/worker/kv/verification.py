@@ -49,7 +49,7 @@ class Verification:
         return storage_id in self._distrusted
 
     def note_failure(self, storage_id: str) -> None:
-        """A page of this storage was wrong."""
+        """Note a wrong page of this storage."""
         self._distrusted.add(storage_id)
 
     def trust_again(self, storage_id: str) -> None:

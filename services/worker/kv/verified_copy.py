@@ -3,7 +3,7 @@
 The identity of every page is compared with the plan's, and each layer's checksum, seeded with that identity, for the
 pages that ``Verification`` draws (all of them by default). Some movers check a row before they write it, some after
 (``Verdict``). Either way a page that fails is marked before its layer is declared loaded, and whatever its device page
-holds then is nobody's: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
+holds then is void: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VerifiedCopy:
                 self._verification.note_failure(self._storage_id)
 
     def confirm(self) -> None:
-        """A page that was given away during the copy has another identity by now, or none."""
+        """Confirm pages: one that was given away during the copy has another identity by now, or none."""
         if self._pool is not None and not self._wanted.all():
             self._compare_identities()
 

@@ -1,6 +1,6 @@
 """Where the last tokens of a text have occurred before, and so how it may go on (prompt lookup decoding).
 
-For each length of n-gram there is a table of slots, each of which holds where the text goes on behind the latest n-gram
+For each length of n-gram there is a table of slots, and each holds where the text goes on behind the latest n-gram
 that falls into it. What is found is compared with the tokens themselves, so two n-grams that share a slot cost a
 proposal and never make a wrong one.
 """

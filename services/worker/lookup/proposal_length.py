@@ -19,8 +19,9 @@ FIRST_BALANCE, MOST_BALANCE = 900, 4 * TOKEN
 
 
 def row_cost(row_bytes: int, step_bytes: int, requests: int) -> int:
-    """What a row costs in a step of so many requests, in thousandths of a token's time: of the step 4% for linear
-    layers, norms and the choice of its token, and five quarters of the share of its bytes that it reads for itself.
+    """Return the cost of a row in a step of so many requests, in thousandths of a token's time: of the step 4% for
+    linear layers, norms and the choice of its token, and five quarters of the share of its bytes that it reads for
+    itself.
 
     ``row_bytes`` are the KV before it, ``step_bytes`` the weights and the KV of the step without proposals. An estimate
     on the safe side: what rows really cost is measured by ``bench/prompt_lookup.py``.
@@ -41,7 +42,7 @@ class ProposalLength:
         return min(self._length, self.most, self._balance // cost)
 
     def note(self, proposed: int, accepted: int, cost: int) -> None:
-        """A step is over that had ``proposed`` rows at this cost, of which the first ``accepted`` were right."""
+        """Note a finished step that had ``proposed`` rows at this cost; the first ``accepted`` were right."""
         paid = self._balance + ALLOWANCE + accepted * TOKEN - proposed * cost
         self._balance = min(max(0, paid), MOST_BALANCE)
         if proposed:

@@ -1,7 +1,7 @@
 """Compiles a C file of this folder for this machine and loads it: once per source, flags, compiler and processor.
 
-No library is needed to serve: whoever asks for one keeps a portable path for machines without a C compiler. What goes
-that way is logged and stands in :data:`missing`, of which the worker's heartbeats tell.
+No library is needed to serve: its caller keeps a portable path for machines without a C compiler. What goes
+that way is logged and stands in :data:`missing`, which the worker's heartbeats report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NotCompiled(Exception):
 
 
 def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors: Mapping[str, Mirror]) -> ctypes.CDLL:
-    """The library of ``name``.c, compiled now unless it is in this user's cache.
+    """Load the library of ``name``.c, compiled now unless it is in this user's cache.
 
     ``constants`` are macros that the file expects to be defined. ``mirrors`` are the structures that Python fills, by
     their names in C: one whose size, or a field's name, place or size, differs there does not compile.
@@ -102,7 +102,7 @@ def _compile(command: Sequence[str], unit: str, target: Path) -> ctypes.CDLL:
 
 
 def _run(command: Sequence[str], source: str = "") -> str:
-    """What ``command`` prints, with ``source`` as its input. Raises NotCompiled where it fails."""
+    """Return what ``command`` prints, with ``source`` as its input. Raises NotCompiled where it fails."""
     try:
         done = subprocess.run(
             command, input=source, capture_output=True, encoding="utf-8", errors="replace", timeout=_COMPILE_SECONDS
@@ -117,7 +117,7 @@ def _run(command: Sequence[str], source: str = "") -> str:
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on: a home directory may be shared by unlike machines."""
+    """Return what ``-march=native`` depends on: a home directory may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

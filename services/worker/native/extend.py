@@ -34,7 +34,7 @@ _FLAGS = ("-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fa
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rows cut into tiles, and tiles with their keys into units, of which a thread takes one at a time.
+    """Rows cut into tiles, and tiles with their keys into units; a thread takes one at a time.
 
     tiles int32 [N, 6]: segment, first and last row of the batch, first span, first and last part. units int32 [U, 4]:
     tile, first and last span, and the part of a unit that has one span of several, or -1. Span i begins at position

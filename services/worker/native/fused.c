@@ -55,7 +55,7 @@ int64_t scratch_bytes(int64_t inputs, int64_t intermediate) {
     return (BLOCK * (inputs + intermediate) * (int64_t)sizeof(element) + 63) / 64 * 64 + x_groups_bytes(inputs);
 }
 
-/* Takes all rows through job. With enough of them every thread has blocks of its own and waits for nobody; otherwise
+/* Takes all rows through job. With enough of them every thread has blocks of its own and waits for no other; otherwise
    all threads share every block. */
 static void spread(job_t *job, const void *work, int rows, int threads, uint8_t *scratch, int64_t each,
                    int64_t inputs) {

@@ -111,7 +111,7 @@ class Matrix:
         return int(self.struct.strips) * LANES
 
     def part(self, first: int, outputs: int) -> Matrix:
-        """Outputs ``[first, first + outputs)``, both multiples of LANES, in the same memory."""
+        """Return outputs ``[first, first + outputs)``, both multiples of LANES, in the same memory."""
         whole = self.struct
         part = MatrixStruct.from_buffer_copy(whole)
         row = self.inputs * whole.bits // 8 if whole.bits else int(whole.depth) * 4
@@ -163,7 +163,7 @@ class FusedKernels:
         return bool(self._library.is_tuned())
 
     def scratch(self, inputs: int, intermediate: int = 0) -> int:
-        """A pointer to scratch memory for all threads; valid until the next call with larger numbers."""
+        """Return a pointer to scratch memory for all threads; valid until the next call with larger numbers."""
         needed = int(self._library.scratch_bytes(inputs, intermediate)) * torch.get_num_threads()
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)

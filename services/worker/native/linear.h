@@ -157,7 +157,7 @@ INLINE lanes exp_of(lanes x) {
 
 /* What an adapter adds to a linear layer for its rows: b @ (a @ x) (LoRA), in float whatever the type of x. a
    [ranks, inputs] is stored as strips of LANES ranks, one input a step, b [outputs, ranks] as strips of LANES outputs,
-   one rank a step. ranks is a multiple of LANES, some of which may be zeros; 0 adds nothing. */
+   one rank a step. ranks is a multiple of LANES, padded with zeros; 0 adds nothing. */
 typedef struct {
     const lanes *a, *b;
     int64_t ranks;

@@ -95,7 +95,7 @@ def can_hash(half_bytes: int) -> bool:
 
 @functools.cache
 def native_rows() -> NativeRows | None:
-    """The functions, compiled and proven equal to xxhash here; None, announced, where that fails."""
+    """Return the functions, compiled and proven equal to xxhash here; None, announced, where that fails."""
     try:
         made = NativeRows(load("page_rows", (), {}, {"move_t": _Move}))
     except NotCompiled:

@@ -37,7 +37,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Raises ChannelClosed, or TransportError when the other side does not take it in time."""
+        """Send a message. Raises ChannelClosed, or TransportError when the other side does not take it in time."""
         data = encode(message)
         if len(data) > MAX_MESSAGE_BYTES:
             raise TransportError(f"a message of {len(data)} bytes does not go to a rank")
@@ -50,7 +50,7 @@ class Channel:
             raise ChannelClosed(f"the other side is gone: {error.strerror}") from error
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message; without ``timeout_s`` it is waited for as long as the other side lives.
+        """Return the next message; without ``timeout_s`` wait for it as long as the other side lives.
 
         Raises ChannelClosed, TransportError when time is over, CodecError for bytes that are no such message.
         """

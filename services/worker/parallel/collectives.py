@@ -26,7 +26,7 @@ def make_store(timeout_s: float) -> Any:
 
 
 def join_store(port: int, timeout_s: float) -> Any:
-    """The same in the process of another rank. Raises TransportError when rank 0 does not answer."""
+    """Join the store in the process of another rank. Raises TransportError when rank 0 does not answer."""
     try:
         return _TCPStore(_LOCAL_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -34,7 +34,7 @@ def join_store(port: int, timeout_s: float) -> Any:
 
 
 def separate_store(name: str, store: Any) -> Any:
-    """A part of ``store`` in which another group meets than in the rest."""
+    """Return a part of ``store`` in which another group meets than in the rest."""
     return _PrefixStore(name, store)
 
 
@@ -70,7 +70,7 @@ class Collectives:
         return cls(ranks, through_host=through_host)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place where memory allows. Raises TransportError."""
+        """Return the sum over all ranks, in place where memory allows. Raises TransportError."""
         tensor = tensor.contiguous()
         with _exchanging():
             if self._through_host:
@@ -109,7 +109,7 @@ class Collectives:
 
 @contextlib.contextmanager
 def _exchanging() -> Iterator[None]:
-    """What gloo or NCCL raises is no fault of the model that is being computed."""
+    """Translate what gloo or NCCL raises: it is no fault of the model that is being computed."""
     try:
         yield
     except RuntimeError as error:

@@ -30,12 +30,12 @@ class Share:
     ranks: int
 
     def query_heads(self, total: int) -> range:
-        """The query heads of this rank, of ``total`` that are divisible."""
+        """Return the query heads of this rank, of ``total`` that are divisible."""
         each = total // self.ranks
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads(self, total: int) -> range:
-        """The KV heads of this rank, of ``total`` that are divisible, see :func:`check_divisible`."""
+        """Return the KV heads of this rank, of ``total`` that are divisible, see :func:`check_divisible`."""
         if total >= self.ranks:
             each = total // self.ranks
             return range(self.rank * each, (self.rank + 1) * each)
@@ -82,7 +82,7 @@ def check_divisible(config: Any, ranks: int) -> None:
 
 
 def config_of_rank(config: Any, ranks: int) -> Any:
-    """The configuration of a model as large as one rank's share. ``config`` stays as it is."""
+    """Return the configuration of a model as large as one rank's share. ``config`` stays as it is."""
     head_dim, kv_heads = head_dim_of(config), kv_heads_of(config)
     mine = copy.deepcopy(config)
     mine.head_dim = head_dim  # Otherwise models derive it from the number of heads, which is another now.
@@ -94,13 +94,13 @@ def config_of_rank(config: Any, ranks: int) -> Any:
 
 
 def _widths(config: Any) -> list[tuple[str, int]]:
-    """What the configuration calls the inner widths of its MLPs and experts, as far as it has them."""
+    """Return the inner widths of the configuration's MLPs and experts, as far as it has them, by name."""
     found = [(name, getattr(config, name, None)) for name in _WIDTHS]
     return [(name, width) for name, width in found if isinstance(width, int) and width]
 
 
 def whole_geometry(part: KvGeometry, config: Any) -> KvGeometry:
-    """The geometry of the group's pages, of which ``part`` is one rank's: that of a worker with one rank."""
+    """Return the geometry of the group's pages (``part`` is one rank's): that of a worker with one rank."""
     return KvGeometry(
         layers=part.layers,
         kv_heads=kv_heads_of(config),

@@ -50,7 +50,7 @@ class ToldGate:
         self._landed = 0
 
     def wait(self, layer: int) -> None:
-        """Raises ChannelClosed when rank 0 is gone, which bounds the wait as the gate there is bounded."""
+        """Wait. Raises ChannelClosed when rank 0 is gone, which bounds the wait as the gate there is bounded."""
         while self._landed <= layer:
             order = self._receive()
             if not isinstance(order, LayersLanded) or order.number != self._number:

@@ -44,7 +44,7 @@ def measure_group(
     enough_s: float,
     said: Callable[[str], None],
 ) -> RestorationProfile:
-    """``here`` with figures for prefixes of these lengths, in tokens, whole pages; no further one is begun after
+    """Return ``here`` with figures for prefixes of these lengths, in tokens, whole pages; no further one is begun after
     ``enough_s`` seconds. Overwrites the pool. Raises ConfigError where hidden states cannot be pages of their own.
     """
     reap(PREFIX)  # What a measurement left that was killed.
@@ -86,7 +86,7 @@ def _measure(group: GroupRunner, here: RestorationProfile, tokens: int, rounds: 
 
 @contextmanager
 def _sealed(geometry: KvGeometry, tokens: int) -> Iterator[HostPoolView]:
-    """A host pool of just ``tokens`` tokens, zeros, sealed under identities of their own."""
+    """Open a host pool of just ``tokens`` tokens, zeros, sealed under identities of their own."""
     view = HostPoolView.create(PREFIX, geometry, tokens // geometry.page_size)
     try:
         for page in range(view.handle.pages):
@@ -104,7 +104,7 @@ def _pages(view: HostPoolView) -> HiddenPages:
 
 
 def _segment(group: GroupRunner, tokens: int) -> Segment:
-    """A prefix in the first pages of the pool."""
+    """Return a prefix in the first pages of the pool."""
     return Segment(tokens, 0, np.arange(pages_for(tokens, group.geometry.page_size), dtype=np.int32))
 
 

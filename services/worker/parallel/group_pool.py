@@ -20,8 +20,8 @@ from shared.messages.pools import KvGeometry, PoolHandle, PoolPart
 
 
 def attach_part(handle: PoolHandle) -> DevicePool:
-    """The part of another rank, mapped by rank 0 to be written. Closing it removes its name too, which a rank that was
-    killed has left behind. Raises TransportError.
+    """Return the part of another rank, mapped by rank 0 to be written. Closing it removes its name too, which a rank
+    that was killed has left behind. Raises TransportError.
     """
     check_device_handle(handle)
     if handle.kind == "shm":

@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: the ``forward`` of a whole model, of which this process computes a share."""
+"""Rank 0's side of a group: the ``forward`` of a whole model; this process computes a share."""
 
 from __future__ import annotations
 
@@ -140,8 +140,9 @@ class GroupRunner:
         return logits
 
     def prove_projection(self, staging_bytes: int) -> KvProjection:
-        """What tells the shape of hidden states and sees them in rank 0, once every rank has proven that its KV follows
-        from them. ``staging_bytes`` of each rank's device hold shards of hidden states. Raises HiddenStatesUnsupported.
+        """Return what knows the shape of hidden states and sees them in rank 0, once every rank has proven that its KV
+        follows from them. ``staging_bytes`` of each rank's device hold shards of hidden states. Raises
+        HiddenStatesUnsupported.
         """
         self._ranks.tell(ProveHidden(vocab_size=self.vocab_size, staging_bytes=staging_bytes))
         fault = ""
@@ -201,7 +202,7 @@ class GroupRunner:
             raise PiecesRefused(fault)
 
     def let_go_of_hidden(self) -> None:
-        """A hidden pool is gone: no rank keeps its memory."""
+        """Release a hidden pool that is gone in every rank."""
         if self._restoring is not None:
             self._restoring.let_go()
             self._ranks.tell(LetGoHidden())
@@ -222,7 +223,7 @@ class GroupRunner:
         warm_up(self)
 
     def on_lost(self, callback: Callable[[GroupLost], object]) -> None:
-        """``callback`` is called once, on any thread, when the group cannot compute any more."""
+        """Call ``callback`` once, on any thread, when the group cannot compute any more."""
         self._ranks.on_lost(callback)
 
     def close(self) -> None:

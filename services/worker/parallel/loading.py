@@ -35,7 +35,7 @@ _MAKING = threading.Lock()
 
 
 def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device: torch.device) -> Any:
-    """The model with this rank's weights on ``device``, before :func:`connect`.
+    """Load the model with this rank's weights on ``device``, before :func:`connect`.
 
     Raises ConfigError for a number of ranks by which it does not divide, UnsupportedModel when it cannot be divided at
     all or weights are missing.
@@ -62,7 +62,7 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
 
 
 def dtype_of(config: Any, dtype: str) -> torch.dtype:
-    """The type of weights and KV. Raises ConfigError where there is no such type, or ``auto`` does not say."""
+    """Return the type of weights and KV. Raises ConfigError where there is no such type, or ``auto`` does not say."""
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     kind = TORCH_DTYPES[dtype] if dtype != "auto" else getattr(config, "dtype", None)
@@ -133,7 +133,7 @@ def _fill(weights: StoredWeights, model: Any, config: Any, share: Share, plan: D
 def _part(
     name: str, stored: Stored, mine: tuple[int, ...], config: Any, share: Share, plan: DivisionPlan, head: str
 ) -> torch.Tensor | None:
-    """What is this rank's of one tensor, of shape ``mine``; None where no division explains that shape."""
+    """Return this rank's part of one tensor, of shape ``mine``; None where no division explains that shape."""
     module, _, kind = name.rpartition(".")
     style = "colwise" if head and module == head else plan.style(name) or plan.style(module)
     shape = stored.shape

@@ -172,7 +172,7 @@ RankAnswer = RankLoaded | RankMeasured | RankReady | RankProven | RankFailed
 def step_order(
     number: int, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
 ) -> RunStep:
-    """The order for a step, with no more of its page tables than it reads."""
+    """Return the order for a step, with no more of its page tables than it reads."""
     segments = meta.segments
     return RunStep(
         number=number,
@@ -187,7 +187,7 @@ def step_order(
 
 
 def step_meta(order: RunStep, page_size: int, device: torch.device, gate: LayerGate | None) -> ForwardMeta:
-    """What ``order`` tells attention."""
+    """Return the tables of ``order`` for attention."""
     return ForwardMeta.build(_segments(order), page_size, device, gate)
 
 

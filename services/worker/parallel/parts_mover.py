@@ -36,7 +36,7 @@ class _Staging:
         self.memory = PageMemory(layout, array=self.rows.reshape(-1))
 
     def heads(self, count: int) -> npt.NDArray[np.uint8]:
-        """The first ``count`` rows as [count, 2, page_size, kv_heads, head_bytes]."""
+        """Return the first ``count`` rows as [count, 2, page_size, kv_heads, head_bytes]."""
         return self.rows[:count].reshape(count, 2, *self._shape)
 
 

@@ -64,7 +64,7 @@ class DivisionPlan:
     """The plan of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Raises UnsupportedModel when the model has none, or one with styles that are not served."""
+        """Plan. Raises UnsupportedModel when the model has no plan, or one with styles that are not served."""
         name = type(model).__name__
         declared: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
         if not declared:
@@ -88,7 +88,7 @@ class DivisionPlan:
 
 
 def _style(pattern: str, style: str, declared: Mapping[str, str]) -> Style | Literal["refused"] | None:
-    """What a module of the library's ``style`` is here; None is whole."""
+    """Return what a module of the library's ``style`` is here; None is whole."""
     if style in _WHOLE:
         return None
     fused, divided = _FUSED.get(pattern, ("", None))

@@ -58,8 +58,8 @@ class Rank:
         self._restoring: RankRestoring | None = None
 
     def run(self) -> int:
-        """Returns the exit code. The collectives are left to the end of the process: leaving them in order would wait
-        for ranks that end at the same time.
+        """Run; return the exit code. The collectives are left to the end of the process: leaving them in order would
+        wait for ranks that end at the same time.
         """
         self._end_with_rank_0()
         try:
@@ -157,7 +157,7 @@ class Rank:
 
 
 def _checked(order: RankOrder, kind: type[Order]) -> Order:
-    """An order of the kind that is due. Raises ChannelClosed where the group ends instead."""
+    """Return an order of the kind that is due. Raises ChannelClosed where the group ends instead."""
     if isinstance(order, StopRank):
         raise ChannelClosed("the group ends")
     if not isinstance(order, kind):

@@ -76,7 +76,9 @@ class RankModel:
         return self._part
 
     def _shape(self) -> ServedShape:
-        """What :meth:`join` will find, by the configuration. Raises ConfigError where the model does not divide."""
+        """Return what :meth:`join` will find, by the configuration. Raises ConfigError where the model does not
+        divide.
+        """
         start, config = self._start, self.config
         check_divisible(config, start.ranks)
         return expected_shape(
@@ -110,11 +112,11 @@ class RankModel:
         return room.pages(self.part.page_bytes)
 
     def make_pool(self, pages: int) -> DevicePool:
-        """This rank's part of the device pool."""
+        """Make this rank's part of the device pool."""
         return DevicePool.create(self.part, pages, device=self.device, shm_prefix=self._start.shm_prefix)
 
     def expect(self, tokens: int) -> Verification:
-        """What the model gives by its own attention; afterwards it is made as fast as it can be."""
+        """Compute what the model gives by its own attention; afterwards it is made as fast as it can be."""
         with refusing(self.config.model_type, "verified"):
             expected = Verification(self.model, tokens, expected_windows(self.config))
             if self.device.type == "cpu":
@@ -122,11 +124,13 @@ class RankModel:
         return expected
 
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
-        """What computes steps of this rank over ``pool``."""
+        """Return what computes steps of this rank over ``pool``."""
         return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context, proofs=self.proofs)
 
     def restoring(self, runner: ModelRunner, staging_bytes: int) -> RankRestoring:
-        """What restores KV in this rank; every rank calls this at the same time. Raises HiddenStatesUnsupported."""
+        """Return what restores KV in this rank; every rank calls this at the same time. Raises
+        HiddenStatesUnsupported.
+        """
         if self._collectives is None:
             raise InvariantViolated("the rank has not joined its group")
         return RankRestoring(

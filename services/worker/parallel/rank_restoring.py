@@ -113,7 +113,7 @@ class RankRestoring:
         self.let_go()
 
     def _shard(self, order: RestoreRows, mine: range, faults: Faults) -> HiddenSource | None:
-        """This rank's tokens of the order's pages; None where there are none, or the fault was noted."""
+        """Return this rank's tokens of the order's pages; None where there are none, or the fault was noted."""
         if not mine:
             return None
         try:
@@ -133,7 +133,9 @@ class RankRestoring:
             faults.note(error)
 
     def _pages(self, order: RestoreRows, mine: range) -> HiddenPages:
-        """Raises PiecesRefused for what holds something else, TransportError for what cannot be mapped."""
+        """Return the pages. Raises PiecesRefused for what holds something else, TransportError for what cannot be
+        mapped.
+        """
         if self._view is None or self._view.handle.name != order.handle.name:
             self.let_go()
             self._view = HostPoolView.attach(order.handle)

@@ -89,7 +89,7 @@ class Ranks:
         return self._lost
 
     def on_lost(self, callback: Callable[[GroupLost], object]) -> None:
-        """``callback`` is called once, on any thread; at once if the group is lost already."""
+        """Call ``callback`` once, on any thread; at once if the group is lost already."""
         with self._lock:
             self._on_lost = callback
             lost = self._lost
@@ -107,11 +107,11 @@ class Ranks:
                 raise self.lose(f"rank {member.rank}: {error.message}") from error
 
     def collect(self, kind: type[Answer]) -> list[Answer]:
-        """The next answer of every rank, in order. Raises OperatorError or InternalError with a rank's reason."""
+        """Return the next answer of every rank, in order. Raises OperatorError or InternalError with its reason."""
         return [self._answer(member, kind) for member in self._members]
 
     def reason(self) -> Exception | None:
-        """What a rank tells of its own end, if one does; asked when a start has failed, and not afterwards."""
+        """Return a rank's report of its own end, if there is one; asked when a start has failed, and not afterwards."""
         for member in self._members:
             try:
                 answer = member.channel.receive(REASON_TIMEOUT_S)
@@ -122,7 +122,7 @@ class Ranks:
         return None
 
     def lose(self, reason: str) -> GroupLost:
-        """The group is lost; the first reason counts, and is returned."""
+        """Lose the group; the first reason counts, and is returned."""
         with self._lock:
             first = self._lost is None
             self._lost = self._lost or GroupLost(reason)

@@ -34,7 +34,7 @@ class JoinedHead(torch.nn.Module):
 
 
 class AbsentHead(torch.nn.Module):
-    """The head of a rank whose logits nobody wants: rank 0 has all of it, because it is tied to its embeddings."""
+    """The head of a rank whose logits are not used: rank 0 has all of it, because it is tied to its embeddings."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(*x.shape[:-1], 0)

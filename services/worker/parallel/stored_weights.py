@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint by the names that the model has for them, of which a rank reads its part alone.
+"""The tensors of a checkpoint by the names that the model has for them; a rank reads its part alone.
 
 Hugging Face's conversions say how a checkpoint's names and tensors become the model's. Renamed tensors are served, and
 weights of experts that the checkpoint has one by one: the model has them as one tensor ``[experts, rows, columns]``,
-of which the rows of two (gate and up) follow one another. Other conversions compute with whole tensors: models that
+where the rows of two (gate and up) follow one another. Other conversions compute with whole tensors: models that
 need them are refused.
 """
 
@@ -37,7 +37,7 @@ class Stored(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def read(self, dim: int, parts: Sequence[range]) -> torch.Tensor:
-        """These ``parts`` of dimension ``dim`` (-1 or -2) one after the other, all of the others."""
+        """Read these ``parts`` of dimension ``dim`` (-1 or -2) one after the other, all of the others."""
 
     def whole(self) -> torch.Tensor:
         """All of it."""
@@ -118,7 +118,7 @@ class StoredWeights:
             self._of[target] = self._merge(sections)
 
     def get(self, name: str) -> Stored | None:
-        """The tensor that the model calls ``name``; None where the checkpoint lacks it."""
+        """Return the tensor that the model calls ``name``; None where the checkpoint lacks it."""
         return self._of.get(name)
 
     def _merge(self, sections: dict[str, list[StoredTensor]]) -> StoredExperts:

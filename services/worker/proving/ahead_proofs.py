@@ -25,7 +25,7 @@ NEXT_ROWS = (1, 2, 3, 0)
 
 
 def prove_ahead(shape: ServedShape) -> Speed | None:
-    """Requests get the tokens that they get where each turn is read before the next."""
+    """Prove that requests get the tokens that they get where each turn is read before the next."""
     device, random = torch.device(shape.device), torch.Generator().manual_seed(0)
     # A row of logits for each token that may be the one before.
     logits = (torch.randn((VOCAB_SIZE, VOCAB_SIZE), generator=random) * 4).to(device)

@@ -33,7 +33,7 @@ SPEED_ROWS, SPEED_CONTEXT = 16, 2047
 
 
 def prove_triton_attention(shape: ServedShape, package: str = KERNELS) -> Speed | None:
-    """The kernels of a package, such as ``services.worker.kernels``."""
+    """Prove the kernels of a package, such as ``services.worker.kernels``."""
     # Imported here: a worker without Triton, or one that cannot load, is told so and goes on.
     kernels: Any = importlib.import_module(package)
 

@@ -86,7 +86,9 @@ def steps(shape: ServedShape) -> Iterator[Step]:
 
 
 def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
-    """A decode step of ``rows`` requests over zeros, to time it: made on the device, and too large for its cache."""
+    """Return a decode step of ``rows`` requests over zeros, to time it: made on the device, and too large for its
+    cache.
+    """
     geometry, device = shape.geometry, torch.device(shape.device)
     count, dtype = pages_for(context + 1, geometry.page_size), TORCH_DTYPES[geometry.dtype]
     pages = np.arange(rows * count, dtype=np.int32).reshape(rows, count)
@@ -115,7 +117,7 @@ def kinds(shape: ServedShape) -> list[dict[str, Any]]:
 
 
 def kind_name(kind: Mapping[str, Any]) -> str:
-    """What tells such a layer from others."""
+    """Return what tells such a layer from others."""
     sinks = " and sinks" if kind["sinks"] is not None else ""
     if kind["chunk"] is not None:
         return f"chunks of {kind['chunk']}{sinks}"
@@ -131,7 +133,7 @@ def expected(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
+    """Return the oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
     k, v = (half.cpu().flatten(0, 1) for half in (step.k, step.v))
     page_size, kv_heads = step.k.shape[1], step.k.shape[2]
     q = step.q.cpu().double().reshape(len(step.q), kv_heads, -1, step.q.shape[2])
@@ -184,7 +186,7 @@ def is_timed(device: str) -> bool:
 
 
 def seconds_of(work: Callable[[], object], device: str, *, rounds: int = 5) -> float | None:
-    """The fastest of some runs, to the end of what the device does; None where nothing is timed."""
+    """Return the fastest of some runs, to the end of what the device does; None where nothing is timed."""
     if not is_timed(device):
         return None
     # torch leaves these functions without types.

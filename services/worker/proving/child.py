@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit code (see ``shared.lifecycle``)."""
+    """Run; return the exit code (see ``shared.lifecycle``)."""
     # Ctrl-C at a terminal reaches every process there; the worker says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()

@@ -16,7 +16,7 @@ SPEED_VALUES = 2**22
 
 
 def prove_collectives(shape: ServedShape) -> Speed | None:
-    """Sums and joined tensors of all ranks are what they must be, in the model's type and in float32, by NCCL on a GPU
+    """Prove that sums and joined tensors of all ranks are right, in the model's type and in float32, by NCCL on a GPU
     and by gloo on a CPU. Its speed is that of a sum. The group is left with the process.
     """
     device = torch.device(shape.device)

@@ -54,7 +54,7 @@ def find_fault(table: ProofTable, part: str, way: str, fault: str, instead: str)
 
 
 def tell(table: ProofTable) -> None:
-    """A line in the log for each part, and its metrics."""
+    """Log a line for each part, and set its metrics."""
     for proof in table.proofs:
         chosen = next((each for each in proof.attempts if each.way == proof.way), None)
         facts = {} if chosen is None else {"seconds": round(chosen.seconds, 2), "speed": str(chosen.speed or "")}
@@ -69,7 +69,7 @@ def tell(table: ProofTable) -> None:
 
 
 def group_proofs(own: ProofTable, others: Sequence[ProofTable]) -> ProofTable:
-    """What serves in a group, by the tables of all ranks. ``own`` has been told by this process; the others have told
+    """Return what serves in a group, by the tables of all ranks. ``own`` was logged by this process; the others logged
     theirs in the log, and are counted here, where metrics are read.
     """
     table = joined([own, *others])

@@ -32,7 +32,7 @@ def prove_flashinfer(shape: ServedShape) -> Speed | None:
 
 
 def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device], Capture]) -> Speed | None:
-    """Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
+    """Prove steps and graphs. Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
     device = torch.device(shape.device)
     faults = unfit_layers(has_sinks=shape.has_sinks, has_chunks=bool(shape.chunks)) + unfit(shape.geometry, device)
     if faults:
@@ -65,7 +65,7 @@ def prove_captured(
     softcap: float | None,
 ) -> None:
     """Graphs of both kinds, captured over padding, give an oracle's values for the rows of ``step``, for some of them
-    in another order, and for a step of which one row shares nothing.
+    in another order, and for a step with one row that shares nothing.
     """
     settings: dict[str, Any] = {
         "scaling": shape.geometry.head_dim**-0.5, "window": window, "softcap": softcap,

@@ -29,7 +29,7 @@ def prove_fused(shape: ServedShape) -> Speed | None:
 
 
 def _random(shape: ServedShape, *sizes: int, seed: int) -> torch.Tensor:
-    """Normal numbers on the device, in the model's type."""
+    """Return normal numbers on the device, in the model's type."""
     numbers = torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
     return numbers.to(TORCH_DTYPES[shape.geometry.dtype]).to(shape.device)
 

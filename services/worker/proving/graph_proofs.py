@@ -22,7 +22,9 @@ def prove_graphs(shape: ServedShape) -> Speed | None:
 
 
 def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
-    """A captured write and attention give an oracle's values for inputs that were not there when it was captured."""
+    """Prove that a captured write and attention give an oracle's values for inputs that were not there at the
+    capture.
+    """
     kernels: Any = importlib.import_module("services.worker.kernels")
     step, other = make_step(shape, SEGMENTS), make_step(shape, SEGMENTS, seed=1)
     scaling = shape.geometry.head_dim**-0.5

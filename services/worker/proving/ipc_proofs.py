@@ -57,8 +57,8 @@ class PoolSeen(Message, frozen=True):
 
 
 def prove_ipc(shape: ServedShape) -> Speed | None:
-    """Raises WrongResult for bytes that differ, TransportError for what cannot be exported or opened. Its speed is that
-    of reading the other's memory on the device.
+    """Prove IPC. Raises WrongResult for bytes that differ, TransportError for what cannot be exported or opened. Its
+    speed is that of reading the other's memory on the device.
     """
     geometry = msgspec.structs.replace(shape.geometry, layers=2)
     ours = _filled_pool(geometry, shape.device, seed=1)
@@ -102,7 +102,7 @@ def _bytes_of(pool: DevicePool) -> np.ndarray:
 
 @contextlib.contextmanager
 def _peer() -> Iterator[Channel]:
-    """The other process, which does not outlive the block."""
+    """Start the other process, which does not outlive the block."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -124,7 +124,7 @@ def _peer() -> Iterator[Channel]:
 
 
 def main(argv: list[str]) -> int:
-    """The other process. Returns 1 where it could not do its part, which it has told."""
+    """Run the other process. Returns 1 where it could not do its part, which it has reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     channel = Channel(socket.socket(fileno=int(argv[0])), SharePool | PoolSeen, timeout_s=PEER_SECONDS)

@@ -105,7 +105,7 @@ def _checks(rows: np.ndarray, pages: np.ndarray, random: np.random.Generator) ->
 
 
 def _halves(pool: DevicePool) -> np.ndarray:
-    """What the pool holds, uint8 [layers, 2, pages, half_bytes]."""
+    """Return what the pool holds, uint8 [layers, 2, pages, half_bytes]."""
     shape = (pool.geometry.layers, 2, pool.pages, pool.geometry.half_bytes)
     return pool.tensor.contiguous().view(torch.uint8).cpu().numpy().reshape(shape)
 

@@ -30,7 +30,7 @@ def expected_shape(
     share: Share = WHOLE,
     store_port: int = 0,
 ) -> ServedShape:
-    """What a model of ``config`` computes in one process; ``windows`` and ``chunks`` are those of its layers."""
+    """Return what a model of ``config`` computes in one process; ``windows`` and ``chunks`` are those of its layers."""
     geometry = KvGeometry(
         layers=len(windows),
         kv_heads=len(share.kv_heads(kv_heads_of(config))),

@@ -90,7 +90,7 @@ class ProofTable(Message, frozen=True):
     seconds: float = 0.0
 
     def way(self, part: str, default: str = "") -> str:
-        """The way by which ``part`` serves; ``default`` where it was not to be proven."""
+        """Return the way by which ``part`` serves; ``default`` where it was not to be proven."""
         return next((each.way for each in self.proofs if each.part == part), default)
 
     def passed(self, part: str) -> tuple[str, ...] | None:
@@ -102,15 +102,15 @@ class ProofTable(Message, frozen=True):
         return next((each.failed for each in self.proofs if each.part == part), ())
 
     def with_fault(self, part: str, way: str, fault: str, instead: str) -> ProofTable:
-        """What is so since a ``way`` of ``part`` that had passed failed with the model itself; it may still serve in
-        part, where ``instead`` is the same.
+        """Return the table since a ``way`` of ``part`` that had passed failed with the model itself; it may still serve
+        in part, where ``instead`` is the same.
         """
         return msgspec.structs.replace(self, proofs=tuple(
             _with_fault(proof, way, fault, instead) if proof.part == part else proof for proof in self.proofs
         ))  # fmt: skip
 
     def lost(self) -> Iterator[Lost]:
-        """What serves in another way than the best, and why."""
+        """Yield what serves in another way than the best, and why."""
         for proof in self.proofs:
             for attempt in proof.attempts:
                 if attempt.fault:
@@ -133,8 +133,8 @@ def _with_fault(proof: Proof, way: str, fault: str, instead: str) -> Proof:
 
 
 def joined(tables: Sequence[ProofTable]) -> ProofTable:
-    """What serves in a group, by the tables of its ranks, which tried the same parts: a way has passed where no rank
-    found a fault in it. Its faults name the rank.
+    """Return what serves in a group, by the tables of its ranks, which tried the same parts: a way has passed where no
+    rank found a fault in it. Its faults name the rank.
     """
     first = tables[0]
     proofs = tuple(_joined([table.proofs[at] for table in tables]) for at in range(len(first.proofs)))

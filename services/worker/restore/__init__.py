@@ -4,6 +4,6 @@ Saving: :mod:`attention_inputs` sees what goes into attention, :mod:`two_stage` 
 and assembles pieces of 64 tokens beside it, which :mod:`leased_pages` writes to :mod:`hidden_pools`. Restoring:
 :mod:`restoration` brings them to the device layer by layer, read and verified by :mod:`hidden_page_source`, while
 :mod:`projection` turns the layer before into KV. :mod:`profile` measures what each way back costs,
-:mod:`measured_costs` tells it to whoever plans. After HCache (Gao, Chen and Shu, "Fast State Restoration in LLM Serving
+:mod:`measured_costs` tells it to the planner. After HCache (Gao, Chen and Shu, "Fast State Restoration in LLM Serving
 with HCache", EuroSys 2025).
 """

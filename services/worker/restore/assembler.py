@@ -39,14 +39,14 @@ class PieceAssembler:
         self._spare: list[npt.NDArray[np.uint8]] = []
 
     def begin(self, sequence_id: str, position: int) -> None:
-        """The sequence's rows come from ``position`` on. Raises InvariantViolated if it has begun."""
+        """Begin the sequence's rows at ``position``. Raises InvariantViolated if it has begun."""
         if sequence_id in self._open:
             raise InvariantViolated(f"rows of {sequence_id} are being assembled already")
         self._open[sequence_id] = _Open(position)
 
     def append(self, sequence_id: str, rows: npt.NDArray[np.uint8]) -> Iterator[PieceRows]:
-        """The sequence's next rows, uint8 [units, N, row_bytes]; yields the pieces that they fill, each to be used
-        before the next is asked for.
+        """Append the sequence's next rows, uint8 [units, N, row_bytes]; yield the pieces that they fill, each to be
+        used before the next is asked for.
         """
         piece = self._open[sequence_id]
         start, total = 0, rows.shape[1]

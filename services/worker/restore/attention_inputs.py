@@ -27,7 +27,7 @@ class AttentionInputs:
     """The attention modules of one model, in order of their layers."""
 
     def __init__(self, model: Any, layers: int) -> None:
-        """Raises HiddenStatesUnsupported unless each of ``layers`` layers has one attention module."""
+        """Find the modules. Raises HiddenStatesUnsupported unless each of ``layers`` layers has one."""
         self.modules = _attention_modules(model, layers)
 
     @contextmanager
@@ -45,7 +45,7 @@ class AttentionInputs:
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The hidden states in a call of an attention module, ``[1, T, hidden]``."""
+    """Return the hidden states in a call of an attention module, ``[1, T, hidden]``."""
     return args[0] if args else kwargs["hidden_states"]
 
 

@@ -12,7 +12,7 @@ _US = 1e6
 
 
 def costs_of(profile: RestorationProfile) -> RestorationCosts:
-    """What a profile says of one token in one layer.
+    """Return what a profile says of one token in one layer.
 
     Means are over tokens, so that long prefixes, where it matters, count for more. Computing a layer of N tokens takes
     ``N token_us + N² pair_us / 2`` (HCache 3.2, T_rec), so its time per token is a line over N / 2: the one that is
@@ -47,7 +47,9 @@ def _whole_layer_s(figure: RestorationFigure, layers: int) -> float:
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """(a, b) of the line ``a + b x`` nearest to the points, which are above 0, by least squares; neither is below 0."""
+    """Return (a, b) of the line ``a + b x`` nearest to the points, which are above 0, by least squares; neither is
+    below 0.
+    """
     count = len(xs)
     mean_x, mean_y = sum(xs) / count, sum(ys) / count
     spread = sum((x - mean_x) ** 2 for x in xs)

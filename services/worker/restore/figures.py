@@ -60,7 +60,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
         return self.geometry.token_bytes // self.geometry.layers
 
     def differences(self, here: RestorationProfile) -> tuple[str, ...]:
-        """What keeps these figures from holding for ``here``, whose own do not matter; () is nothing.
+        """Return what keeps these figures from holding for ``here``, whose own do not matter; () is nothing.
 
         The size of pages is not among it: only loads of KV depend on that, and little. Nor is the width of hidden
         states where they are of no use here: all else holds.
@@ -76,7 +76,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> RestorationProfile:
-        """Raises ConfigError for anything that :meth:`to_json` of this version does not write."""
+        """Parse the profile. Raises ConfigError for anything that :meth:`to_json` of this version does not write."""
         try:
             profile = msgspec.json.decode(data, type=cls)
         except UNDECODABLE as error:

@@ -1,8 +1,8 @@
-"""What restoring costs here, measured by a worker at its first start with a model, so that nobody has to.
+"""What restoring costs here, measured by a worker at its first start with a model, so that no user has to.
 
 HCache finds it offline for each machine and model (4.1.2), and so does ``thermocline doctor --profile --model``, with
 longer prefixes and more rounds: what it found counts for more. Here it takes seconds, and is remembered in the user's
-cache for the starts that follow. Workers of one machine that start together measure one after the other, and whoever
+cache for the starts that follow. Workers of one machine that start together measure one after the other, and one that
 comes later finds what the first has measured.
 """
 
@@ -59,8 +59,8 @@ def first_costs(
     *,
     path: Path | None = None,
 ) -> RestorationCosts | None:
-    """What restoring costs the model that ``here`` describes, as remembered at ``path`` or else by ``measure``, which
-    says what it is at. None, with a line in the log, where it cannot be measured. Blocking, for seconds.
+    """Return the cost of restoring the model that ``here`` describes, as remembered at ``path`` or else by ``measure``,
+    which says what it is at. None, with a line in the log, where it cannot be measured. Blocking, for seconds.
     """
     path = path or cache_path()
     with _alone(path):
@@ -84,7 +84,7 @@ def _remembered(path: Path, machine: Machine, here: RestorationProfile) -> Resto
 
 
 def _read(path: Path, machine: Machine) -> tuple[RestorationProfile, ...]:
-    """What is remembered of this machine; nothing where the file is none of ours, or of another version."""
+    """Return what is remembered of this machine; nothing where the file is none of ours, or of another version."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_Remembered)
     except (OSError, *UNDECODABLE):

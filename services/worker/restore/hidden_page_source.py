@@ -2,8 +2,8 @@
 
 A unit is a contiguous piece of a page with a checksum of its own (``KvGeometry``), so one layer can be read and
 verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified
-are the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so nobody
-should write to them; whether they were given away all the same is looked at once more in the end
+are the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so they
+should not be written; whether they were given away all the same is looked at once more in the end
 (:meth:`HiddenPages.confirm`).
 """
 
@@ -99,7 +99,7 @@ class HiddenOfPages:
     """A :class:`~services.worker.restore.hidden_source.HiddenSource` over hidden pages."""
 
     def __init__(self, pages: HiddenPages, turns: PinnedTurns | None = None) -> None:
-        """``turns`` is for a GPU, whose memory no unit can be verified into."""
+        """Prepare; ``turns`` is for a GPU, whose memory no unit can be verified into."""
         self.tokens = len(pages) * pages.geometry.page_size
         self._pages, self._turns = pages, turns
 

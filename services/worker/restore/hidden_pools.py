@@ -32,7 +32,7 @@ class HiddenPools(MappedPools):
         super().__init__("hidden", fault, pins, retire, is_written=True)
 
     def view(self, storage_id: str) -> HostPoolView:
-        """A mapped pool. Raises TransportError, saying why, when there is none."""
+        """Return a mapped pool. Raises TransportError, with the reason, when there is none."""
         return self.find(storage_id).view
 
     def is_pinned(self, storage_id: str) -> bool:

@@ -19,7 +19,7 @@ class KvSlots:
 
     @classmethod
     def of_segment(cls, segment: Segment, page_size: int, device: torch.device) -> KvSlots:
-        """The slots of the segment's rows. Raises InvariantViolated if its page table is too short."""
+        """Return the slots of the segment's rows. Raises InvariantViolated if its page table is too short."""
         meta = ForwardMeta.build([segment], page_size, "cpu")
         return cls(meta.slots.to(device), meta.first_slot)
 

@@ -14,7 +14,7 @@ class KvSource(Protocol):
         """Copy one layer into its device pages, or launch that. Raises PiecesRefused for what cannot be trusted."""
 
     def fence(self) -> Fence | None:
-        """A point after all loads so far; None when they are done already."""
+        """Return a point after all loads so far; None when they are done already."""
 
     def drain(self) -> None:
         """Return when nothing is being written any more."""

@@ -28,8 +28,9 @@ _log = logs.get_logger("worker")
 
 
 def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) -> KvProjection | None:
-    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A group
-    proves it in all ranks, each of which stages shards in ``staging_bytes``, and this is the projection of the first.
+    """Return what turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A
+    group proves it in all ranks, and each stages shards in ``staging_bytes``, and this is the projection of the
+    first.
     """
     try:
         return runner.prove_projection(staging_bytes) if isinstance(runner, GroupRunner) else KvProjection(runner)
@@ -62,7 +63,7 @@ def costs_of_first_start(
 
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
-    """The same for the model that ``here`` describes."""
+    """Return the same for the model that ``here`` describes."""
     if path is None and not default_path().exists():
         _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
         return None

@@ -32,7 +32,7 @@ def piece_end(position: int, piece_tokens: int = CHUNK_TOKENS) -> int:
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRows:
     """rows: uint8 [units, tokens, row_bytes] of tokens from ``first`` on. The memory is used again for the next piece:
-    whoever keeps it copies it.
+    a reader that keeps it copies it.
     """
 
     sequence_id: str
@@ -48,7 +48,7 @@ class PieceTaker(Protocol):
     """Where pieces go. Called by the saving thread alone."""
 
     def take(self, piece: PieceRows) -> bool:
-        """False when there is no room: the rest of the sequence is not saved."""
+        """Take rows; False when there is no room: the rest of the sequence is not saved."""
 
     def end(self, sequence_id: str) -> None:
         """No further piece of this sequence comes. Called once for each that has begun."""
@@ -56,7 +56,7 @@ class PieceTaker(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenPiece:
-    """Hidden states of tokens ``[first, end)`` of one sequence. Nobody writes to it once it is made.
+    """Hidden states of tokens ``[first, end)`` of one sequence. It is not changed once it is made.
 
     rows: uint8 [len(layers), tokens, row_bytes]; ``layers`` are the model's layers that it holds, ascending; checksums:
     uint64 [len(layers)].
@@ -70,7 +70,7 @@ class HiddenPiece:
 
     @classmethod
     def seal(cls, sequence_id: str, first: int, layers: tuple[int, ...], rows: npt.NDArray[np.uint8]) -> HiddenPiece:
-        """A piece of these rows, contiguous in each layer, with their checksums."""
+        """Seal a piece of these rows, contiguous in each layer, with their checksums."""
         sums = [_checksum(rows[index], first, layer) for index, layer in enumerate(layers)]
         return cls(sequence_id, first, layers, rows, np.array(sums, dtype=np.uint64))
 

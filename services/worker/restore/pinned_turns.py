@@ -32,7 +32,8 @@ class PinnedTurns:
 
     @contextmanager
     def next(self, nbytes: int) -> Iterator[torch.Tensor]:
-        """The first ``nbytes`` of the next buffer, uint8. Copies out of it go to the current stream, inside the block.
+        """Open the first ``nbytes`` of the next buffer, uint8. Copies out of it go to the current stream, inside the
+        block.
 
         Raises InvariantViolated when a buffer is smaller.
         """

@@ -98,7 +98,7 @@ def measure_restoration(
 def measure_first(
     runner: ModelRunner | GroupRunner, here: RestorationProfile, *, said: Callable[[str], None]
 ) -> RestorationProfile:
-    """What a worker measures at its first start with a model: as many of ``LENGTHS`` as its pool holds and as take no
+    """Measure at a worker's first start with a model: as many of ``LENGTHS`` as its pool holds and as take no
     longer than ``ENOUGH_S``. ``here`` describes the model. Raises ConfigError where the pool holds none.
     """
     longest = min(runner.pool.pages * runner.geometry.page_size, runner.max_context)
@@ -131,7 +131,7 @@ def _measure(runner: ModelRunner, projection: KvProjection | None, tokens: int, 
 
 
 def _recompute(runner: ModelRunner, tokens: int) -> Callable[[], object]:
-    """Computes all layers of a prefix from its tokens."""
+    """Return a computation of all layers of a prefix from its tokens."""
     ids = torch.arange(tokens) * 7919 % runner.vocab_size
     segment = _whole(runner, tokens)
 
@@ -146,7 +146,7 @@ def _recompute(runner: ModelRunner, tokens: int) -> Callable[[], object]:
 def _hidden_works(
     runner: ModelRunner, projection: KvProjection, tokens: int
 ) -> Iterator[dict[str, Callable[[], object]]]:
-    """Transmitting one layer of a prefix's hidden states, and projecting all layers."""
+    """Open the works of transmitting one layer of a prefix's hidden states, and of projecting all layers."""
     shape, device = projection.shape, runner.pool.device
     slots = KvSlots.of_segment(_whole(runner, tokens), runner.geometry.page_size, device)
     embeddings = projection.position_embeddings(torch.arange(tokens))
@@ -174,7 +174,7 @@ def _hidden_works(
 
 
 def _whole(runner: ModelRunner, tokens: int) -> Segment:
-    """A prefix in the first pages of the pool."""
+    """Return a prefix in the first pages of the pool."""
     return Segment(tokens, 0, np.arange(pages_for(tokens, runner.geometry.page_size), dtype=np.int32))
 
 

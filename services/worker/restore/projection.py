@@ -66,7 +66,9 @@ class KvProjection:
     """The K and V projections of every layer of a runner's model. Used by the thread that computes."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Raises HiddenStatesUnsupported, with the reason, when KV cannot be had from hidden states exactly."""
+        """Find the projection. Raises HiddenStatesUnsupported, with the reason, when KV does not follow from hidden
+        states exactly.
+        """
         if runner.attends_itself:
             raise HiddenStatesUnsupported(f"{type(runner.model).__name__} attends by code of its own")
         if not runner.pool.planes.is_identity:
@@ -80,7 +82,7 @@ class KvProjection:
 
     @torch.inference_mode()
     def position_embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """What the model's attention is told about ``positions`` (int64 [T]); None if it adds positions before."""
+        """Return what the model's attention gets for ``positions`` (int64 [T]); None if it adds positions before."""
         if not any("position_embeddings" in kwargs for kwargs in self._kwargs):
             return None
         assert self._rotary is not None
@@ -166,7 +168,7 @@ class _Calls:
 
 
 def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """The keywords to call a module with again. Raises HiddenStatesUnsupported for one that differs from step to
+    """Return the keywords to call a module with again. Raises HiddenStatesUnsupported for one that differs from step to
     step.
     """
     kept: dict[str, Any] = {}
@@ -181,8 +183,8 @@ def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _without_queries(module: torch.nn.Module, width: int | None) -> torch.nn.Module:
-    """A second face of ``module`` that shares all weights but computes no queries (zeros of ``width`` take their place,
-    by default of their own width) and calls no hooks.
+    """Return a second face of ``module`` that shares all weights but computes no queries (zeros of ``width`` take their
+    place, by default of their own width) and calls no hooks.
     """
     twin = copy.copy(module)
     twin._modules = dict(module._modules)

@@ -25,7 +25,7 @@ class RingSpace:
         return oldest - newest
 
     def take(self, nbytes: int) -> int | None:
-        """The start of a new area, or None when there is no room."""
+        """Return the start of a new area, or None when there is no room."""
         if nbytes < 1 or nbytes > self.largest:
             return None
         start = self._areas[-1][1] if self._areas else 0
@@ -36,7 +36,7 @@ class RingSpace:
         return start
 
     def give_back_oldest(self) -> None:
-        """Raises InvariantViolated if nothing is in use."""
+        """Give back the oldest. Raises InvariantViolated if nothing is in use."""
         if not self._areas:
             raise InvariantViolated("a ring in which nothing is in use cannot get anything back")
         self._areas.popleft()

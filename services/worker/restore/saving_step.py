@@ -75,7 +75,7 @@ class SavingStep:
             self._take_kv(snapshot, pool, slots)
 
     def is_whole(self, taken: Taken) -> bool:
-        """Whether a pass has given all that was asked of it, or nobody wants it any more."""
+        """Whether a pass has given all that was asked of it, or it is not wanted any more."""
         return taken.snapshot.is_whole or all(each.sequence_id in self.dropped for each in taken.rows)
 
     def void(self) -> None:
@@ -83,11 +83,11 @@ class SavingStep:
         self.is_void = True
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """What it has taken of these sequences is not right."""
+        """Drop what it has taken of these sequences, which is not right."""
         self.dropped.update(sequence_ids)
 
     def _take_kv(self, snapshot: Snapshot, pool: DevicePool, slots: torch.Tensor) -> None:
-        """The pass has succeeded by now, so what goes wrong here costs saving alone."""
+        """Take the KV of a pass that has succeeded by now, so that a failure here costs saving alone."""
         try:
             snapshot.take_kv(pool, slots)
         except Exception as error:
@@ -96,7 +96,9 @@ class SavingStep:
 
 
 def runs_of(kept: Sequence[SavedRows]) -> list[slice]:
-    """Runs of the pass's rows; neighbours are one run, so that a pass that saves all of its rows is one plain copy."""
+    """Return runs of the pass's rows; neighbours are one run, so that a pass that saves all of its rows is one plain
+    copy.
+    """
     runs: list[slice] = []
     for each in kept:
         if runs and runs[-1].stop == each.first_row:

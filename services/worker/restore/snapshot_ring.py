@@ -40,7 +40,7 @@ class Snapshot:
         kv_layers: Sequence[int],
         stream: Any,
     ) -> None:
-        """``picked`` are runs of the pass's rows, N in all, in this order."""
+        """Prepare; ``picked`` are runs of the pass's rows, N in all, in this order."""
         self.rows = rows
         self._picked = picked
         self.layers = layers
@@ -152,7 +152,7 @@ class SnapshotRing:
         return Snapshot(area, picked, self.layers, self.kv_layers, self._stream)
 
     def give_back_oldest(self) -> None:
-        """The oldest snapshot's memory may be overwritten."""
+        """Give back the oldest snapshot's memory, which may be overwritten."""
         with self._lock:
             self._space.give_back_oldest()
 

@@ -47,7 +47,7 @@ class StagingMemory:
 
 
 class Staging:
-    """Buffers [depth, tokens, hidden], of which each is one layer's."""
+    """Buffers [depth, tokens, hidden], each for one layer."""
 
     def __init__(self, buffers: torch.Tensor) -> None:
         self._buffers = buffers
@@ -57,7 +57,7 @@ class Staging:
         self._projected = [self._event()] * self._depth
 
     def take(self, timeout_s: float) -> torch.Tensor:
-        """The next buffer, once it is free; on a GPU the current stream then waits for its last projection.
+        """Take the next buffer, once it is free; on a GPU the current stream then waits for its last projection.
 
         For the transmitting thread. Raises TransportError when it does not become free in time.
         """
@@ -75,11 +75,11 @@ class Staging:
         return self._taken - self._given_back < self._depth
 
     def buffer(self, number: int) -> torch.Tensor:
-        """The buffer that was taken as the ``number``-th, for the computing thread."""
+        """Return the buffer that was taken as the ``number``-th, for the computing thread."""
         return self._buffers[number % self._depth]
 
     def give_back(self, number: int) -> None:
-        """The ``number``-th has been projected, or will have been when the current stream comes here."""
+        """Give back the ``number``-th, which was projected, or will have been when the current stream comes here."""
         self._projected[number % self._depth] = self._event()
         self._given_back += 1
         self._free.release()
@@ -89,5 +89,5 @@ class Staging:
         self._free.release()
 
     def _event(self) -> Any:
-        """A point in the current stream; None on a CPU, where what was called is done."""
+        """Return a point in the current stream; None on a CPU, where what was called is done."""
         return _cuda.current_stream(self._buffers.device).record_event() if self._buffers.is_cuda else None

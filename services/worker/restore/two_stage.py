@@ -80,7 +80,7 @@ class TwoStageSaver:
         return True
 
     def end(self, sequence_id: str) -> None:
-        """The sequence is finished, preempted or cancelled: its tail becomes a piece. Others are left alone."""
+        """End a sequence that is finished, preempted or cancelled: its tail becomes a piece. Others are left alone."""
         if self._next.pop(sequence_id, None) is not None:
             self._submit(lambda: self._end(sequence_id))
 
@@ -119,7 +119,7 @@ class TwoStageSaver:
     def _take(self, rows: Sequence[SavedRows], stopped: list[str]) -> Taken | None:
         """Room for those rows that are to be saved, in the order of the pass; None if nothing is.
 
-        Their sequences move on at once, so that the step's next pass continues them. Whoever must stop here goes to
+        Their sequences move on at once, so that the step's next pass continues them. One that must stop here goes to
         ``stopped``: its end waits for the rows that earlier passes have taken of it.
         """
         room = self._ring.room_rows
@@ -141,7 +141,7 @@ class TwoStageSaver:
         return Taken(kept, snapshot)
 
     def _part(self, each: SavedRows, room: int, stopped: list[str]) -> SavedRows | None:
-        """What of these rows is saved, if anything: those from the next position on that there is room for."""
+        """Return what of these rows is saved, if anything: those from the next position on that there is room for."""
         sequence_id = each.sequence_id
         position = self._next.get(sequence_id)
         if position is None or sequence_id in stopped:

@@ -39,7 +39,7 @@ def test_what_is_written_is_read_back() -> None:
         ("tenants = 3", "must be at most 4096 tables"),
         ('[tenants."secret x"]\nsalt = ""', "tenant number 1: a name has"),
         (f'[tenants.operator]\nsalt = "{SALT}"', "the name operator is taken"),
-        (f'[tenants.other]\nsalt = "{SALT}"', "the name other stands for everybody else"),
+        (f'[tenants.other]\nsalt = "{SALT}"', "the name other stands for all other callers"),
         (f'[tenants.0123456789abcdef]\nsalt = "{SALT}"', "those of --api-keys"),
         ("[tenants.a]", "tenant a: Object missing required field `salt`"),
         ('[tenants.a]\nsalt = "secret"', "length >= 16"),

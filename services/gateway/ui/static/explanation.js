@@ -4,7 +4,7 @@ import { divergenceView } from "./divergences.js";
 import { h, legend, table } from "./dom.js";
 import { PARTS, SOURCES, count, duration, partWord, percent, reasonWord, sourceWord, tokensBySource } from "./words.js";
 
-/** A bar of the parts of the TTFT, of which `scaleMs` fill it. */
+/** A bar of the parts of the TTFT; `scaleMs` fill it. */
 export function partsBar(explained, scaleMs) {
   const parts = explained.parts ?? [];
   const words = parts.filter((part) => part.ms > 0).map((part) => `${partWord(part.name)} ${duration(part.ms)}`).join(", ");

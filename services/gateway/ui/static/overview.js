@@ -155,7 +155,7 @@ function moving(cell) {
     h("dl", { class: "facts" }, facts.flatMap(([what, number]) => [h("dt", { text: what }), h("dd", { class: "num", text: count(number) })])));
 }
 
-// The file's tenants and everybody else, those with most at work first; null where there is nobody to tell apart.
+// The file's tenants and all other callers, those with most at work first; null without tenants.
 function tenants(cell) {
   const all = cell.tenants ?? [];
   if (all.length < 2) return null;

@@ -8,7 +8,7 @@ an exact one; ``bench/tier_choices.py`` measures by how much. No operation looks
 of nodes.
 
 An index is made when it is first needed and costs nothing before. What the tree held by then it gets to know over
-the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: whoever takes one asks
+the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: its taker asks
 ``rank_of``, which then says None; such a node is noted again when that changes.
 """
 
@@ -85,7 +85,9 @@ def note_node(state: CellState, node: Node) -> None:
 
 
 def note_children(state: CellState, node: Node, worker_id: str) -> None:
-    """A node came to a device: its children in host memory are host roots now. Looks at the newest of very many."""
+    """Note a node that came to a device: its children in host memory are host roots now. Looks at the newest of very
+    many.
+    """
     index = state.candidates.get(hottest_below(worker_id))
     if index is None:
         return
@@ -95,7 +97,9 @@ def note_children(state: CellState, node: Node, worker_id: str) -> None:
 
 
 def index_of(state: CellState, key: str, may_be_chosen: Callable[[Node], bool]) -> Candidates:
-    """The index of this key, made if there is none yet. Notes some of the nodes from before that may be chosen."""
+    """Return the index of this key, made if there is none yet. Notes some of the nodes from before that may be
+    chosen.
+    """
     index = state.candidates.get(key)
     nodes = state.tree.nodes
     if index is None:

@@ -26,14 +26,14 @@ for _index in range(1, _BLOCK + 1):
 _ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
 _SHIFTS = _POWERS.tolist()
 _POWERS = _POWERS[:_BLOCK][::-1].copy()
-# Most spans of which a digest is asked are a node's first tokens: so few cost less without arrays.
+# Most spans that are digested are a node's first tokens: so few cost less without arrays.
 _FEW = 16
 _unpack_few = Struct(f"<{_FEW}I").unpack
 _FEW_POWERS = tuple(_POWERS[-_FEW:].tolist())
 
 
 def root_digest(namespace: str) -> int:
-    """The digest of no tokens in a namespace."""
+    """Return the digest of no tokens in a namespace."""
     digest = 0xCBF29CE484222325
     for byte in namespace.encode():
         digest = ((digest ^ byte) * 0x100000001B3) & _MASK
@@ -41,7 +41,7 @@ def root_digest(namespace: str) -> int:
 
 
 def extend(digest: int, tokens: bytes) -> int:
-    """The digest after these packed int32 tokens more."""
+    """Return the digest after these packed int32 tokens more."""
     if len(tokens) == 4 * _FEW:
         few: int = digest * _SHIFTS[_FEW] + sum(map(mul, _unpack_few(tokens), _FEW_POWERS)) + _ONES[_FEW]
         return few & _MASK
@@ -61,7 +61,7 @@ def extend(digest: int, tokens: bytes) -> int:
 
 
 def mix(value: int) -> int:
-    """A 64-bit number that looks unrelated to ``value``; a permutation (splitmix64).
+    """Return a 64-bit number that looks unrelated to ``value``; a permutation (splitmix64).
 
     Low bits of a digest depend on the low bits of the tokens only, and those of this on all of it.
     """

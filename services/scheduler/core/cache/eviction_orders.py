@@ -69,7 +69,7 @@ def _renew_some(state: CellState, renewal: Renewal, units: int) -> None:
 
 
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
-    """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
+    """Tell the policies of a device and of its host pool that a request was admitted that reuses ``path``."""
     now = moment(state, state.admissions)
     now.cost_depth_tokens, now.host_cost = state.speed.restoration_costs()
     held = path
@@ -93,7 +93,7 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
 
 
 def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) -> None:
-    """A request leaves its worker: tell the same policies, before its pages may go."""
+    """Tell the same policies that a request leaves its worker, before its pages may go."""
     storage_id = state.storage_id_of(worker)
     for order in _orders_of(state.orders, worker.worker_id, storage_id):
         order.ended(admission, answer_tokens)

@@ -30,12 +30,12 @@ _MOST_VICTIMS = 128
 
 
 def hotness(state: CellState, node: Node) -> float:
-    """The node's hotness (HotPrefix, Equation 6, unless ``hotness_expression`` says otherwise). Does not mutate."""
+    """Return the node's hotness (HotPrefix, Equation 6, unless ``hotness_expression`` is set). Does not mutate."""
     return _hotness(state, node, *state.hotness.lookup(node.digest))
 
 
 def worth(state: CellState, node: Node) -> float:
-    """What a copy of the node is worth in host memory: its hotness, by how important it proved. Does not mutate."""
+    """Return the worth of a copy in host memory: the node's hotness, by its measured importance. Does not mutate."""
     return hotness(state, node) * node.importance
 
 
@@ -44,12 +44,13 @@ def _hotness(state: CellState, node: Node, frequency: int, clock: int) -> float:
 
 
 def value_of(state: CellState, *, frequency: int, clock: int, length: int) -> float:
-    """The hotness of so many tokens that are remembered like this, cached or not. Does not mutate."""
+    """Return the hotness of so many tokens that are remembered like this, cached or not. Does not mutate."""
     return parse(state.config.hotness_expression)(clock=clock, frequency=frequency, length=length)
 
 
 def promotion_value(state: CellState, node: Node, record: tuple[int, int] | None = None) -> float:
-    """What promotion goes by (HotPrefix 5.3.4): hotness, or clock, frequency or shallowness alone. Does not mutate.
+    """Return the value that promotion goes by (HotPrefix 5.3.4): hotness, or clock, frequency or shallowness alone.
+    Does not mutate.
 
     ``record`` is the node's (frequency, clock) where the caller has looked it up already.
     """
@@ -72,7 +73,8 @@ def coldest_together(
     is_colder: Callable[[float], bool],
     spared: Container[int] = (),
 ) -> list[Node] | None:
-    """The coldest nodes of ``index`` that together have ``pages``, each child before its parent; None if too few.
+    """Return the coldest nodes of ``index`` that together have ``pages``, each child before its parent; None if too
+    few.
 
     ``rank_when_bare(parent, gone)`` ranks a parent that could go once ``gone`` of its children have. Every node
     must satisfy ``is_colder``, and none is ``spared``. They stay in the index only if None is returned. Mutates the
@@ -156,7 +158,7 @@ class Expression:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Expression:
-    """Raises ConfigError, saying what is wrong and at which column (from 1), for text that is no expression."""
+    """Parse an expression. Raises ConfigError with the fault and its column (from 1) for other text."""
     words = [(found.group(), found.start() + 1) for found in _WORD.finditer(text)]
     if not words:
         raise ConfigError("an expression is empty; write for example frequency + clock / length")

@@ -42,30 +42,32 @@ EMPTY_MAP: dict[Any, Any] = _Shared()
 
 @lru_cache(maxsize=_MOST_SHARED)
 def counted_once(name: str) -> dict[str, int]:
-    """The shared dictionary that counts one of this name."""
+    """Return the shared dictionary that counts one of this name."""
     return _Shared({name: 1})
 
 
 @lru_cache(maxsize=_MOST_SHARED)
 def counted(name: str, count: int) -> dict[str, int]:
-    """The shared dictionary that counts so many of this name, at least 1, for nodes that are counted together."""
+    """Return the shared dictionary that counts so many of this name, at least 1, for nodes that are counted
+    together.
+    """
     return counted_once(name) if count == 1 else _Shared({name: count})
 
 
 @lru_cache(maxsize=_MOST_SHARED)
 def shared_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """An equal tuple, the same one for all that ask for it."""
+    """Return an equal tuple, the same one for all callers."""
     return names
 
 
 @lru_cache(maxsize=1 << 16)
 def shared_depth(depth: int) -> int:
-    """An equal number, the same one for all that ask for it. There are no more depths than pages in a context."""
+    """Return an equal number, the same one for all callers. There are no more depths than pages in a context."""
     return depth
 
 
 def with_count(held: dict[str, int], name: str, count: int) -> dict[str, int]:
-    """The dictionary with this count, at least 1, of a name. A shared one is replaced, not changed."""
+    """Return the dictionary with this count, at least 1, of a name. A shared one is replaced, not changed."""
     if count == 1 and (not held or (len(held) == 1 and name in held)):
         return counted_once(name)
     if type(held) is _Shared:
@@ -75,13 +77,13 @@ def with_count(held: dict[str, int], name: str, count: int) -> dict[str, int]:
 
 
 def shared_count(held: dict[str, int]) -> dict[str, int]:
-    """The shared dictionary in place of one with a single name, where that is counted once."""
+    """Return the shared dictionary in place of one with a single name, where that is counted once."""
     ((name, count),) = held.items()
     return counted_once(name) if count == 1 else held
 
 
 def without_count(held: dict[str, int], name: str) -> dict[str, int]:
-    """The dictionary less a name, which it must have. An emptied one is replaced by :data:`EMPTY_MAP`."""
+    """Return the dictionary less a name, which it must have. An emptied one is replaced by :data:`EMPTY_MAP`."""
     if len(held) == 1 and name in held:
         return EMPTY_MAP
     if type(held) is _Shared:
@@ -91,7 +93,7 @@ def without_count(held: dict[str, int], name: str) -> dict[str, int]:
 
 
 def copied(held: dict[str, int]) -> dict[str, int]:
-    """A dictionary with the same counts that another node may hold: the same one where it is shared."""
+    """Return a dictionary with the same counts that another node may hold: the same one where it is shared."""
     return held if type(held) is _Shared else dict(held)
 
 
@@ -139,7 +141,7 @@ def run_of(first: int, count: int) -> bytes:
 
 
 def digests_of(record: bytes) -> tuple[int, int]:
-    """The digest and the end digest."""
+    """Return the digest and the end digest."""
     digest, end_digest = _DIGESTS.unpack_from(record)
     return digest, end_digest
 
@@ -154,14 +156,14 @@ def listed(record: bytes, pools: int, place: int) -> bytes:
 
 
 def run_at(record: bytes, place: int) -> bytes:
-    """The same of a record of runs, which no list of page numbers is as long as."""
+    """Return the same from a record of runs, which is longer than any list of page numbers."""
     (first,) = _unpack_number(record, DIGESTS_BYTES + _NUMBER * place)
     (count,) = _unpack_number(record, len(record) - _NUMBER)
     return run_of(first, count >> 8)
 
 
 def runs_at(records: list[bytes], place: int, begins: NDArray[np.int64]) -> tuple[NDArray[np.int32], list[int]]:
-    """The same of many records, one behind the other, each of which begins at ``begins``, which has their end, too.
+    """Return the same for many records, one behind the other; each begins at its ``begins``, which has their end, too.
 
     Also places of records that are none of runs: their page numbers are for the caller to fill in.
     """
@@ -176,7 +178,9 @@ def runs_at(records: list[bytes], place: int, begins: NDArray[np.int64]) -> tupl
 
 
 def inserted(record: bytes, pools: int, place: int, pages: bytes) -> bytes:
-    """The record with the numbers in one more pool, which comes to this place; as many as in each of the others."""
+    """Return the record with the numbers in one more pool, which comes to this place; as many as in each of the
+    others.
+    """
     count = len(pages) // _NUMBER
     if not pools:
         return record + (_as_run(pages, count) or pages)
@@ -190,7 +194,7 @@ def inserted(record: bytes, pools: int, place: int, pages: bytes) -> bytes:
 
 
 def taken(record: bytes, pools: int, place: int) -> bytes:
-    """The record without one of the pools that hold the node."""
+    """Return the record without one of the pools that hold the node."""
     if pools == 1:
         return record[:DIGESTS_BYTES]
     size = len(record) - DIGESTS_BYTES
@@ -208,7 +212,7 @@ def lists_of(record: bytes, pools: int) -> list[bytes]:
 
 
 def with_lists(digests: bytes, lists: list[bytes]) -> bytes:
-    """The record of a node with these digests that so many pools hold."""
+    """Return the record of a node with these digests that so many pools hold."""
     record = digests[:DIGESTS_BYTES]
     for place, pages in enumerate(lists):
         record = inserted(record, place, place, pages)
@@ -220,7 +224,7 @@ def _is_run(pages: bytes, count: int) -> bool:
 
 
 def _as_run(pages: bytes, count: int) -> bytes:
-    """The form of a run, or nothing where these pages are none, or too few."""
+    """Return the form of a run, or nothing where these pages are none, or too few."""
     if not LEAST_RUN <= count < _LONGEST_RUN or not _is_run(pages, count):
         return b""
     return pages[:_NUMBER] + count.to_bytes(_COUNT, "little")

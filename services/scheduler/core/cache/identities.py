@@ -18,7 +18,7 @@ _NODES, _IDENTITIES = itemgetter(0), attrgetter("rare.identities")
 class ChunkNames:
     """Identities of a sequence's pages. What the tree knows of them is taken from there, the rest is computed.
 
-    A chunk more costs its own pages: whoever stops at the first chunk that nobody has pays in proportion to the
+    A chunk more costs its own pages: a search that stops at the first missing chunk pays in proportion to the
     hit. Only whole chunks of the first ``max_pages`` pages have a name here.
     """
 
@@ -36,7 +36,7 @@ class ChunkNames:
             del self._known[(deepest.depth // tree.page_size + pages) * IDENTITY_BYTES :]
 
     def __getitem__(self, index: int) -> bytes:
-        """The name of a chunk (16 bytes): the identity of its last page."""
+        """Return the name of a chunk (16 bytes): the identity of its last page."""
         end = (index + 1) * self.pages_each
         return self.identities(end - 1, end)
 

@@ -109,7 +109,9 @@ def _note_prompt(state: CellState, request: Request, node: Node) -> None:
 
 
 def _note_all(state: CellState, request: Request, worker: Worker, tokens: bytes, node: Node, published: int) -> None:
-    """The same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to ``node``."""
+    """Note the same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to
+    ``node``.
+    """
     digests, above = request.match.blocks.digests, request.match.blocks.above
     end = (above + len(digests) // DIGEST_BYTES) * prompt_chain.BLOCK_TOKENS
     if published >= end + prompt_chain.BLOCK_TOKENS:
@@ -127,7 +129,7 @@ def _may_share(request: Request) -> bool:
 
 
 def _parent_of_private(state: CellState, request: Request) -> Node:
-    """The node under which the request's first private page belongs."""
+    """Return the node under which the request's first private page belongs."""
     if request.node:
         return state.tree.nodes[request.node]
     return root_of(state.tree, request.submit.namespace)
@@ -167,7 +169,7 @@ def _adopt(
 def _cached_child(
     state: CellState, worker: Worker, parent: Node, tokens: bytes, position: int, end: int
 ) -> tuple[Node | None, int]:
-    """The child on this device that has the same tokens, and how many pages of it; None while it is loading.
+    """Return the child on this device that has the same tokens, and how many pages of it; None while it is loading.
 
     Where the tokens go on differently after a part of the child, it is split there.
     """
@@ -190,7 +192,7 @@ def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
 
 
 def value_path(state: CellState, storage: Storage, path: Path, start: int) -> None:
-    """The same for what of a path lies behind ``start`` tokens; eviction learns of it."""
+    """Value what of a path lies behind ``start`` tokens; eviction learns of it."""
     for node, _ in path:
         if node.depth >= start:
             value_node(state, storage, node)

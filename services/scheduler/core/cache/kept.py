@@ -108,7 +108,7 @@ class LeaseAccount(msgspec.Struct):
 
 
 class CacheLeases(msgspec.Struct):
-    """All leases of a cell. Empty, and never looked into further, where nobody asks for any."""
+    """All leases of a cell. Empty, and never looked into further, where no request asks for any."""
 
     leases: dict[int, CacheLease] = {}
     nodes: dict[int, LeasedNode] = {}
@@ -116,7 +116,7 @@ class CacheLeases(msgspec.Struct):
     accounts: dict[str, LeaseAccount] = {}  # By tenant; none is empty.
     keys: dict[str, int] = {}  # By :func:`key_name`: the lease that has the key now.
     locked: dict[str, int] = {}  # Host pages on which leases have locks, by storage.
-    pages: int = 0  # Of leased nodes, each counted once whoever leases it.
+    pages: int = 0  # Of leased nodes, each counted once for all its leases.
     next_id: int = 1
 
     @property
@@ -125,7 +125,7 @@ class CacheLeases(msgspec.Struct):
         return sum(account.taken for account in self.accounts.values())
 
     def account(self, tenant: str) -> LeaseAccount:
-        """A tenant's account, opened where there is none."""
+        """Return a tenant's account, opened where there is none."""
         account = self.accounts.get(tenant)
         if account is None:
             account = self.accounts[tenant] = LeaseAccount()
@@ -137,7 +137,7 @@ class CacheLeases(msgspec.Struct):
             del self.accounts[tenant]
 
     def cover(self, lease: CacheLease, path: Iterable[tuple[Node, int]]) -> None:
-        """A lease covers these nodes from now on, each given with its pages."""
+        """Cover these nodes with a lease from now on, each given with its pages."""
         for node, pages in path:
             entry = self.nodes.get(node.id)
             if entry is None:
@@ -149,7 +149,7 @@ class CacheLeases(msgspec.Struct):
             entry.tenants[lease.tenant] = leases + 1
 
     def uncover(self, lease: CacheLease, node: Node, pages: int) -> LeasedNode | None:
-        """A lease covers a node no longer; returns the node's entry if that was the last, which is forgotten then."""
+        """Uncover a node; return its entry, which is forgotten, if that was its last lease."""
         entry = self.nodes[node.id]
         leases = entry.tenants[lease.tenant] - 1
         if leases:
@@ -164,7 +164,7 @@ class CacheLeases(msgspec.Struct):
         return entry
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A node was cut: what covered it covers both parts. ``lower`` keeps the id."""
+        """Split the entry of a node that was cut: what covered it covers both parts. ``lower`` keeps the id."""
         entry = self.nodes.get(lower.id)
         if entry is not None:
             self.nodes[upper.id] = LeasedNode(dict(entry.tenants), (), entry.storages)
@@ -195,7 +195,7 @@ class CacheLeases(msgspec.Struct):
         return before - self.pages
 
     def forget_storage(self, storage_id: str) -> None:
-        """A host pool is gone with all its locks."""
+        """Forget a host pool that is gone, with all its locks."""
         if self.locked.pop(storage_id, None) is None:
             return
         for entry in self.nodes.values():
@@ -203,7 +203,7 @@ class CacheLeases(msgspec.Struct):
                 entry.storages = tuple(name for name in entry.storages if name != storage_id)
 
     def reserve(self, request_id: str, pending: PendingLeases, most_pages: int) -> None:
-        """A request was granted leases, by a tenant with a budget of so many pages."""
+        """Reserve the leases that a request was granted, by a tenant with a budget of so many pages."""
         self.pending[request_id] = pending
         if pending.reserved:
             account = self.account(pending.tenant)
@@ -211,7 +211,7 @@ class CacheLeases(msgspec.Struct):
             account.most_pages = max(account.most_pages, most_pages)
 
     def take_pending(self, request_id: str) -> PendingLeases | None:
-        """A request ends: what it was granted, of which nothing is reserved any more."""
+        """Return what a request that ends was granted; nothing of it is reserved any more."""
         pending = self.pending.pop(request_id, None)
         if pending is not None and pending.reserved:
             self.account(pending.tenant).reserved -= pending.reserved

@@ -41,19 +41,23 @@ _NONE = np.empty(0, _NUMBER)
 
 
 def label_of(tokens: bytes, *, is_kept: bool = True) -> tuple[bytes, bool]:
-    """The label of a node with these tokens (packed int32), and whether it is wide; it is, unless it is to be kept."""
+    """Return the label of a node with these tokens (packed int32), and whether it is wide; it is, unless it is to be
+    kept.
+    """
     narrowed = narrow(tokens) if is_kept and len(tokens) >= LEAST_NARROWED * TOKEN_BYTES else None
     return (tokens, True) if narrowed is None else (narrowed, False)
 
 
 def narrow(tokens: bytes) -> bytes | None:
-    """These packed int32 tokens in NARROW_BYTES each; None where there is one that needs more."""
+    """Return these packed int32 tokens in NARROW_BYTES each; None where there is one that needs more."""
     narrowed = narrow_behind(tokens, 0, len(tokens))
     return None if narrowed is None else bytes(memoryview(narrowed)[:-1])
 
 
 def narrow_behind(tokens: bytes, start: int, end: int) -> bytearray | None:
-    """The same of ``tokens[start:end]`` (byte offsets), with a byte more behind them; what is made is not copied."""
+    """Return the same for ``tokens[start:end]`` (byte offsets), with a byte more behind them; what is made is not
+    copied.
+    """
     count = (end - start) // TOKEN_BYTES
     numbers = np.frombuffer(tokens, _NUMBER, count, start) if count else _NONE
     if np.maximum.reduce(numbers, initial=0) >= _LEAST_WIDE:
@@ -78,7 +82,7 @@ def tokens_of(label: bytes, start: int, end: int, *, is_wide: bool) -> bytes:
 
 
 def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
-    """The child whose first page equals the page of ``tokens`` at byte ``offset``. Does not mutate."""
+    """Return the child whose first page equals the page of ``tokens`` at byte ``offset``. Does not mutate."""
     first_page = tokens[offset : offset + tree.page_token_bytes]
     children = node.children
     if isinstance(children, int):
@@ -143,7 +147,7 @@ def _first_page(tree: PrefixTree, node: Node) -> bytes:
 
 
 def _key_of(tree: PrefixTree, children: dict[int, int], child: Node) -> int:
-    """The key under which ``child`` is among ``children``."""
+    """Return the key under which ``child`` is among ``children``."""
     key = page_key(_first_page(tree, child))
     while children[key] != child.id:
         key += 1

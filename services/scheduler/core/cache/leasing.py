@@ -79,12 +79,12 @@ def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
 
 
 def answers_to(state: CellState, request: Request) -> tuple[LeaseGrant, ...]:
-    """The answers to what an admitted request asked to keep, one to each. Does not mutate."""
+    """Return the answers to an admitted request's leases, one to each. Does not mutate."""
     return state.cache_leases.pending[request.request_id].answers
 
 
 def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
-    """A request ended and its pages are in the tree: hold what it was granted of ``tokens`` (packed int32)."""
+    """Hold what an ended request was granted of ``tokens`` (packed int32); its pages are in the tree."""
     state, leases = step.state, step.state.cache_leases
     if request.submit.cache.returns_in_ms > 0:
         _expect_back(step, request, tokens)
@@ -104,7 +104,7 @@ def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
 
 
 def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
-    """Its caller said when it will go on: what it goes on with is evicted after all that nobody is expected for.
+    """Its caller said when it will go on: what it goes on with is evicted after all that no session is expected to use.
 
     Within the tenant's budget for leases: beyond it, what is expected last is given up.
     """
@@ -129,7 +129,7 @@ def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
 
 
 def expire_cache_lease(step: Step, lease: CacheLease) -> None:
-    """A lease's timer fired: it ends, or its time began anew meanwhile."""
+    """End a lease whose timer fired, or begin its time anew if it was renewed meanwhile."""
     if lease.expires_ns > step.time_ns:
         _set_timer(step, lease)
         return
@@ -215,7 +215,7 @@ def _held_by(state: CellState, tenant: str, path: Sequence[Node], most: int) -> 
 
 
 def _renew(step: Step, tenant: str, reused: Sequence[Node]) -> None:
-    """A tenant uses what its leases cover to their ends: their time begins anew."""
+    """Renew the leases whose nodes a tenant uses to their ends: their time begins anew."""
     leases = step.state.cache_leases
     for node in reused:
         entry = leases.nodes.get(node.id)

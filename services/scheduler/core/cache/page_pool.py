@@ -69,7 +69,7 @@ class PagePool(msgspec.Struct):
         return np.arange(start, start + count, dtype="<i4").tobytes()
 
     def _take_scattered(self, count: int) -> bytes:
-        """The lowest ``count`` free pages, of which there are as many."""
+        """Return the lowest ``count`` free pages; there are as many."""
         view = np.frombuffer(self.free_map, dtype=np.bool_)
         pieces = []
         start = self.lowest
@@ -123,5 +123,5 @@ class LostPool(msgspec.Struct):
 
 
 def new_pool(total: int) -> PagePool:
-    """A pool of ``total`` free pages, numbered from 0."""
+    """Return a pool of ``total`` free pages, numbered from 0."""
     return PagePool(total=total, free_map=bytearray(_FREE * total), free=total)

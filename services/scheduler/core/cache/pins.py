@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_PINS = 256
 _REFUSAL_MS = 60_000
-"""A refused pin is remembered for so long, for whoever asks what became of it."""
+"""A refused pin is remembered for so long, for later questions about it."""
 
 
 def pin_prefix(step: Step, message: PinPrefix) -> None:
@@ -78,7 +78,7 @@ def expire_pin(step: Step, pin: Pin) -> None:
 
 
 def take_hold(step: Step, storage: Storage) -> None:
-    """New copies were made in this host pool: pins that want them take hold of them."""
+    """Let pins take hold of new copies in this host pool."""
     for pin in step.state.pins.values():
         if pin.storage_id == storage.storage_id:
             _take_hold(step, pin)
@@ -95,7 +95,7 @@ def pinned_nodes(state: CellState, storage: Storage) -> set[int]:
 
 
 def let_go_of_spoiled(step: Step) -> None:
-    """Copies failed verification: pins let go of them and of what is below, so that they can go and come back good."""
+    """Release pins of copies that failed verification, and of what is below, so that they can go and come back good."""
     state = step.state
     for pin in state.pins.values():
         held = _held(state, pin)
@@ -105,7 +105,7 @@ def let_go_of_spoiled(step: Step) -> None:
 
 
 def forget_hold(state: CellState, storage_id: str) -> None:
-    """A host pool is gone with all its locks: its pins hold nothing until copies are made in the next one."""
+    """Forget the holds on a host pool that is gone: its pins hold nothing until copies are made in the next one."""
     for pin in state.pins.values():
         if pin.storage_id == storage_id:
             pin.node, pin.pages, pin.chunks = 0, 0, b""
@@ -120,7 +120,7 @@ def _fault(state: CellState, message: PinPrefix) -> str:
 
 
 def _best_storage(state: CellState, message: PinPrefix) -> Storage | None:
-    """The storage whose node holds most of the prefix; the first of equals."""
+    """Return the storage whose node holds most of the prefix; the first of equals."""
     path = match_prefix(state.tree, message.namespace, message.tokens, _whole_pages(state, message.tokens))
     best: tuple[int, Storage] | None = None
     for storage in state.storages.values():
@@ -213,5 +213,5 @@ def _end(step: Step, pin: Pin) -> None:
 
 
 def _held(state: CellState, pin: Pin) -> list[Node]:
-    """The nodes that the pin locks, lowest first. Does not mutate."""
+    """Return the nodes that the pin locks, lowest first. Does not mutate."""
     return ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []

@@ -76,7 +76,7 @@ class PrefixMatch:
 
 
 def find_path(state: CellState, request: Request) -> Path:
-    """What the tree knows of this request's tokens, on whatever tier. Does not mutate.
+    """Return what the tree knows of this request's tokens, on any tier. Does not mutate.
 
     At least the last token must be computed, for its logits; so the match ends a token before the end.
     """
@@ -109,7 +109,7 @@ def matched_path(state: CellState, request: Request) -> Path:
 def reach(
     state: CellState, path: Path, worker: Worker, joinable: Mapping[int, str | None] = NOTHING_JOINABLE
 ) -> PrefixMatch:
-    """The part of ``path`` that this worker can reuse. Does not mutate.
+    """Return the part of ``path`` that this worker can reuse. Does not mutate.
 
     ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
     pool: its chunks may stand on them.
@@ -176,7 +176,9 @@ def _load_nothing(found: PrefixMatch, path: Path) -> None:
 
 
 def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
-    """The neighbour to copy a node from, the first that joined of those that have it; "" is none. Does not mutate."""
+    """Return the neighbour to copy a node from, the first that joined among its holders; "" is none. Does not
+    mutate.
+    """
     usable = [name for name in node.device if worker.moves.neighbours.get(name)]
     if len(usable) < 2:
         return usable[0] if usable else ""
@@ -184,7 +186,9 @@ def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
 
 
 def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """The longest path of the namespace's tree that ``tokens`` follow, of at most ``max_pages``. Does not mutate."""
+    """Return the longest path of the namespace's tree that ``tokens`` follow, of at most ``max_pages``. Does not
+    mutate.
+    """
     root = tree.roots.get(namespace)
     path: Path = []
     if root is not None:
@@ -227,7 +231,7 @@ def match_again(
 
 
 def match_below(tree: PrefixTree, node: Node, tokens: bytes, max_pages: int) -> Path:
-    """What of that path lies below ``node``, all of whose way from the root ``tokens`` follow. Does not mutate."""
+    """Return what of that path lies below ``node``; ``tokens`` follow all of its way from the root. Does not mutate."""
     path: Path = []
     _descend(tree, node, tokens, node.end * TOKEN_BYTES, _end_of_match(tree, tokens, max_pages), path)
     return path

@@ -91,7 +91,7 @@ NOTHING_RARE = Rare()
 
 @lru_cache(maxsize=4096)
 def owned(owner: int, *, is_wide: bool = False, is_sealed: bool = False) -> Rare:
-    """What many nodes have alike: somebody's quotas that they count against, a wide label, a key of their own."""
+    """Return what many nodes have alike: quotas that they count against, a wide label, a key of their own."""
     is_common = not (owner or is_wide or is_sealed)
     return NOTHING_RARE if is_common else Rare(owner=owner, is_wide=is_wide, is_sealed=is_sealed)
 
@@ -109,7 +109,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     Rarely there, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
     ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
     while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
-    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is nobody's; that of its root (see
+    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is none; that of its root (see
     :mod:`quotas`). ``is_wide``: its label has packed int32 tokens. ``is_sealed``: its namespace has a key of its own,
     so that no node lends it to another.
 
@@ -147,7 +147,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         return tokens_of(self.label, 0, len(self.label), is_wide=self.rare.is_wide)
 
     def tokens_between(self, start: int, end: int) -> bytes:
-        """The same from token ``start`` to ``end`` of its span."""
+        """Return the same from token ``start`` to ``end`` of its span."""
         return tokens_of(self.label, start, end, is_wide=self.rare.is_wide)
 
     @property
@@ -208,15 +208,15 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         return self._listed(self.device.index(worker_id))
 
     def loading_pages(self, worker_id: str) -> bytes:
-        """The same of a worker of ``loading``."""
+        """Return the same for a worker of ``loading``."""
         return self._listed(len(self.device) + self.loading.index(worker_id))
 
     def host_pages(self, storage_id: str) -> bytes:
-        """The same of a storage of ``host``."""
+        """Return the same for a storage of ``host``."""
         return self._listed(len(self.device) + len(self.loading) + self.host.index(storage_id))
 
     def put_on_device(self, worker_id: str, pages: bytes) -> None:
-        """These pages of a worker that is not in ``device`` hold it from now on."""
+        """Hold the node in these pages of a worker that is not in ``device`` from now on."""
         self._insert(len(self.device), pages)
         self.device = shared_names((*self.device, worker_id))
 
@@ -227,18 +227,18 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         return pages
 
     def put_loading(self, worker_id: str, pages: bytes) -> None:
-        """A load will fill these pages of a worker that is not in ``loading``."""
+        """Note a load that will fill these pages of a worker that is not in ``loading``."""
         self._insert(len(self.device) + len(self.loading), pages)
         self.loading = shared_names((*self.loading, worker_id))
 
     def take_loading(self, worker_id: str) -> bytes:
-        """That load is over; returns the pages."""
+        """Take back the pages of a load that is over."""
         pages = self._take(len(self.device) + self.loading.index(worker_id))
         self.loading = _without(self.loading, worker_id)
         return pages
 
     def put_in_host(self, storage_id: str, pages: bytes) -> None:
-        """These pages of a storage that is not in ``host`` hold it from now on."""
+        """Hold the node in these pages of a storage that is not in ``host`` from now on."""
         self._insert(self.pools, pages)
         self.host = shared_names((*self.host, storage_id))
 
@@ -275,9 +275,9 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 class PrefixTree(msgspec.Struct, dict=True):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
-    Without ``has_digests`` nodes have none: nobody remembers them once they are gone. Such nodes are few and soon gone,
-    so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against somebody's
-    quotas. ``sealed`` namespaces have a key of their own.
+    Without ``has_digests`` nodes have none: they are not remembered once they are gone. Such nodes are few and soon
+    gone, so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against
+    somebody's quotas. ``sealed`` namespaces have a key of their own.
     """
 
     page_size: int = 0
@@ -304,7 +304,7 @@ class PrefixTree(msgspec.Struct, dict=True):
         return KeptWays()
 
     def owner_of(self, namespace: str) -> int:
-        """The number of who owns a namespace's KV; 0 where no quota is for it. Does not mutate."""
+        """Return the number of a namespace's owner; 0 where no quota is for it. Does not mutate."""
         return self.owners.get(namespace, 0)
 
 
@@ -351,7 +351,7 @@ class KeptWays:
         self._token_bytes = 0
 
     def get(self, node_id: int) -> Way | None:
-        """The kept way to the end of a node that lives, if no node on it was cut since."""
+        """Return the kept way to the end of a node that lives, if no node on it was cut since."""
         way = self._by_end.get(node_id)
         if way is not None and list(map(_PARENTS, way.nodes)) != way.parents:
             self.drop(node_id)
@@ -366,7 +366,7 @@ class KeptWays:
             self.drop(next(iter(self._by_end)))
 
     def tokens(self, node_id: int) -> bytes | None:
-        """The tokens of the whole way to the end of a node that lives, packed int32, where they are kept."""
+        """Return the tokens of the whole way to the end of a node that lives, packed int32, where they are kept."""
         return self._tokens.get(node_id)
 
     def keep_tokens(self, node_id: int, tokens: bytes) -> None:
@@ -381,7 +381,7 @@ class KeptWays:
         self._token_bytes -= len(self._tokens.pop(node_id, b""))
 
     def forget(self, node_id: int) -> None:
-        """The node is gone."""
+        """Forget a node that is gone."""
         self.drop(node_id)
         self.drop_tokens(node_id)
 
@@ -392,7 +392,7 @@ class KeptWays:
 
 
 def way_to(tree: PrefixTree, node: Node) -> Way:
-    """The way from the root to the end of a node, which may be a root itself. Does not mutate the tree."""
+    """Return the way from the root to the end of a node, which may be a root itself. Does not mutate the tree."""
     kept = tree.ways
     found = kept.get(node.id)
     if found is not None:
@@ -416,7 +416,7 @@ def way_to(tree: PrefixTree, node: Node) -> Way:
 
 
 def tokens_to(tree: PrefixTree, node: Node) -> bytes:
-    """The tokens from the root to the end of a node, packed int32. Does not mutate the tree.
+    """Return the tokens from the root to the end of a node, packed int32. Does not mutate the tree.
 
     They are kept, so that those to a node below cost what is new.
     """
@@ -458,12 +458,12 @@ def page_count(tree: PrefixTree, node: Node) -> int:
 
 
 def head_of(tree: PrefixTree, tokens: bytes) -> bytes:
-    """The first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or all that there are."""
+    """Return the first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or all that there are."""
     return tokens[: tree.head_tokens * TOKEN_BYTES]
 
 
 def root_of(tree: PrefixTree, namespace: str) -> Node:
-    """The namespace's root, made if there is none yet."""
+    """Return the namespace's root, made if there is none yet."""
     root_id = tree.roots.get(namespace)
     if root_id is not None:
         return tree.nodes[root_id]
@@ -496,7 +496,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     """Cut ``node`` after ``pages`` of its pages and return the new upper part. Mutates both.
 
-    The lower part keeps the id: whoever holds a node means it and everything above, so the upper part inherits
+    The lower part keeps the id: a holder of a node means it and everything above, so the upper part inherits
     every lock and every reader, and no reference elsewhere needs a change (a transfer's list of nodes does;
     see :func:`residency.split_node`).
     """
@@ -543,7 +543,7 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
 
 
 def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
-    """The record of a node with these tokens right below another, which no pool holds."""
+    """Return the record of a node with these tokens right below another, which no pool holds."""
     if not tree.has_digests:
         return NO_DIGESTS
     head = head_of(tree, tokens)
@@ -595,5 +595,5 @@ def ancestors(tree: PrefixTree, node: Node) -> list[Node]:
 
 
 def namespace_of(tree: PrefixTree, node: Node) -> str:
-    """The namespace whose tree this node is in. Does not mutate."""
+    """Return the namespace whose tree this node is in. Does not mutate."""
     return way_to(tree, node).root.namespace

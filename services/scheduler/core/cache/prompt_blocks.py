@@ -48,13 +48,13 @@ class PromptBlocks(msgspec.Struct):
 
 
 def blocks_behind(message: SubmitRequest, base: PromptBase) -> PromptBlocks:
-    """The digests that a message with a base gives."""
+    """Return the digests that a message with a base gives."""
     digests = base.digest + block_digests(message.namespace, message.tail, above=base.digest)
     return PromptBlocks(digests, above=base.tokens // prompt_chain.BLOCK_TOKENS - 1)
 
 
 def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: PromptBase) -> Node | None:
-    """The node whose way from the root begins with the base; None where the tree does not have it. Does not mutate."""
+    """Return the node whose way from the root begins with the base; None where the tree lacks it. Does not mutate."""
     held = blocks.get(base.digest)
     if held is None or held.tokens != base.tokens:
         return None
@@ -63,12 +63,12 @@ def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: Prompt
 
 
 def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -> bytes:
-    """The first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed."""
+    """Return the first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed."""
     return b"".join((memoryview(tokens_to(tree, node))[: base_tokens * TOKEN_BYTES], tail))
 
 
 def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:
-    """Note where the tree has these blocks, the first of which has ``above`` others before it.
+    """Note where the tree has these blocks; the first has ``above`` others before it.
 
     The first ``end_tokens`` of their tokens lie on the way to ``node``. Returns how many blocks end within them.
     """

@@ -14,8 +14,8 @@ Rules that hold between steps:
   host memory, when no child is in the same pool and the node is elsewhere too, or has no children.
 
 A pool that is lost stays in ``device``, ``loading`` and ``host`` of its nodes until they are struck (``state.lost``,
-see :mod:`pools`). Nobody asks by its name meanwhile; who goes through all names asks :func:`devices_of` and
-:func:`copies_of`. A node that nothing else holds is removed when it is struck, and not before.
+see :mod:`pools`). It is not looked up by its name meanwhile; code that goes through all names asks :func:`devices_of`
+and :func:`copies_of`. A node that nothing else holds is removed when it is struck, and not before.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _LOCKS, _TRANSFERS, _DEVICES, _HOSTS = map(attrgetter, ("locks", "transfer", "de
 
 DEVICE = "device"
 HOST = "host"
-UNREACHED = "unreached"  # In place of a tier: below a node that nobody holds any more.
+UNREACHED = "unreached"  # In place of a tier: below a node that is not held any more.
 
 
 def host_pool(storage: Storage) -> PagePool:
-    """The pool of a storage that must have one."""
+    """Return the pool of a storage that must have one."""
     if storage.pool is None:
         raise InvariantViolated(f"storage {storage.storage_id} has no host pool")
     return storage.pool
@@ -117,7 +117,7 @@ def _goes_on(state: CellState, node: Node, storage_id: str) -> bool:
 
 
 def _offer_above(state: CellState, node: Node) -> None:
-    """A copy below a node is gone, and may have been all that kept the node's own, or that of one above it."""
+    """Offer copies above one that is gone: it may have been all that kept them."""
     least = chunk_tokens(state.tree.page_size)
     while node.parent:
         offer(state, node)
@@ -134,14 +134,14 @@ def _stays_resident(state: CellState, node: Node, storage_id: str) -> bool:
 
 
 def devices_of(state: CellState, node: Node) -> Sequence[str]:
-    """The workers that are there and have the node on their device. Does not mutate."""
+    """Return the workers that are there and have the node on their device. Does not mutate."""
     if not state.lost:
         return node.device
     return [name for name in node.device if name in state.workers]
 
 
 def copies_of(state: CellState, node: Node) -> Sequence[str]:
-    """The storages that are there and have the node in their host pool. Does not mutate."""
+    """Return the storages that are there and have the node in their host pool. Does not mutate."""
     if not state.lost:
         return node.host
     return [name for name in node.host if f"{HOST}/{name}" not in state.lost]
@@ -161,19 +161,19 @@ def is_held(state: CellState, node: Node) -> bool:
 
 
 def moment(state: CellState, admission: int = 0) -> Moment:
-    """What policies may know of the present, and for which admission something happens, if for one."""
+    """Return what policies may know of the present, and for which admission something happens, if for one."""
     return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
 
 
 def order_of(state: CellState, tier: str, owner: str) -> Policy:
-    """The eviction policy of a pool, made when the pool is first spoken of."""
+    """Return the eviction policy of a pool, made at its first use."""
     key = f"{tier}/{owner}"
     order = state.orders.get(key)
     return order if order is not None else _make_order(state, state.orders, tier, owner)
 
 
 def coming_order_of(state: CellState, renewal: Renewal, tier: str, owner: str) -> Policy:
-    """The policy that a pool gets when a change of policy is done, made when the pool is first spoken of."""
+    """Return the policy that a pool gets when a change of policy is done, made at its first use."""
     order = renewal.orders.get(f"{tier}/{owner}")
     return order if order is not None else _make_order(state, renewal.orders, tier, owner)
 
@@ -187,7 +187,7 @@ def _make_order(state: CellState, orders: dict[str, Policy], tier: str, owner: s
 
 
 def _orders_told(state: CellState, node: Node, tier: str, owner: str) -> Sequence[Policy]:
-    """The policies that are to hear what happens to a node in a pool: its own, and the coming one if it knows it."""
+    """Return the policies that hear what happens to a node in a pool: its own, and the coming one if it knows it."""
     renewal = state.renewal
     if renewal is None or node.id not in renewal.told:
         return (order_of(state, tier, owner),)
@@ -216,7 +216,7 @@ def orders_of_tier(orders: Mapping[str, Policy], tier: str) -> list[Policy]:
 
 
 def forget_order(state: CellState, tier: str, owner: str) -> None:
-    """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
+    """Forget what the policy, the indexes and the owners' accounts of a pool that is gone knew."""
     for orders in (state.orders, state.renewal.orders if state.renewal is not None else {}):
         gone = orders.pop(f"{tier}/{owner}", None)
         if gone is not None:
@@ -243,7 +243,7 @@ def offer(state: CellState, node: Node) -> None:
 
 
 def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
-    """A node that :func:`is_left_bare` may leave this device with its children."""
+    """Offer a node that :func:`is_left_bare` may leave this device with its children."""
     _offer_to(state, node, DEVICE, worker_id)
 
 
@@ -261,7 +261,7 @@ def touch(state: CellState, node: Node, seq: int) -> None:
 
 
 def touch_locked(state: CellState, nodes: Sequence[Node], worker: Worker, seq: int) -> None:
-    """The same of nodes that are locked on this worker. One that only this pool holds is offered to nobody."""
+    """Touch nodes that are locked on this worker in the same way. One that only this pool holds is not offered."""
     name = worker.worker_id
     is_plain = not state.candidates
     if nodes and is_plain and _are_held_by(nodes, name):
@@ -305,7 +305,7 @@ def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
-    """Lock nodes of a path that this worker locks alike, and nobody else does; returns whether they are such."""
+    """Lock nodes of a path that this worker alone locks alike; returns whether they are such."""
     count = _locked_alike(nodes, worker.worker_id)
     if count < 0:
         return False
@@ -374,7 +374,7 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> None:
-    """A running backup will free so many pages of a node on this worker more, or fewer."""
+    """Count pages of a node on this worker that a running backup will free, or will no longer."""
     worker.moves.leaving += pages
     if node.owner:
         state.quotas.note_leaving(node.owner, f"{DEVICE}/{worker.worker_id}", pages)
@@ -395,7 +395,7 @@ def lock_host(node: Node, storage_id: str) -> None:
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
-    """Undo :func:`lock_host`; a quarantined copy that nobody reads any more goes. May remove the node."""
+    """Undo :func:`lock_host`; a quarantined copy that is not read any more goes. May remove the node."""
     locks = node.host_locks[storage.storage_id] - 1
     if locks:
         node.set_rare(host_locks=with_count(node.host_locks, storage.storage_id, locks))
@@ -419,7 +419,7 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
 
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
-    """These pages of a worker, leased until now, hold the node's KV from now on. Who computed it had that admission."""
+    """Hold the node's KV in these pages of a worker, leased until now. The computing request had that admission."""
     if state.renewal is not None:
         tell(state, state.renewal, node)
     node.put_on_device(worker.worker_id, pages)
@@ -459,7 +459,7 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
 
 
 def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
-    """These leased pages will hold the node's KV when the load is done."""
+    """Reserve these leased pages for the node's KV until the load is done."""
     node.put_loading(worker.worker_id, pages)
     _count_below(state, node, worker.worker_id, 1)
     if node.owner:
@@ -467,12 +467,12 @@ def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) ->
 
 
 def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
-    """The load is done: the node is on the device."""
+    """Finish a load: the node is on the device."""
     give_device(state, node, worker, _end_loading(state, node, worker))
 
 
 def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
-    """The load failed; returns the pages, which are the caller's to free. The caller prunes the node."""
+    """Cancel a failed load; returns the pages, which are the caller's to free. The caller prunes the node."""
     pages = _end_loading(state, node, worker)
     parent = state.tree.nodes[node.parent]
     if parent.parent:
@@ -489,7 +489,7 @@ def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
 
 
 def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, source: str = "") -> None:
-    """These host pages, leased until now, hold the node's KV from now on. Its owner was charged when they were.
+    """Hold the node's KV in these host pages, leased until now. Its owner was charged when they were.
 
     ``source`` is the worker that it was copied from, whose policy knows for which admission it was computed.
     """
@@ -507,7 +507,7 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
 
 
 def forget_return(state: CellState, node_id: int) -> None:
-    """Nobody is expected behind a node any more: it is on offer like any other."""
+    """Offer a node like any other: no session is expected behind it any more."""
     del state.returns[node_id]
     offer(state, state.tree.nodes[node_id])
 
@@ -555,7 +555,7 @@ def hold_leased_copy(state: CellState, node: Node) -> None:
 
 
 def let_go_of_leased_copies(state: CellState, node: Node, entry: LeasedNode) -> None:
-    """The leases of a node are over: its copies may be evicted again."""
+    """Release the copies of a node whose leases are over: they may be evicted again."""
     for storage_id in entry.storages:
         state.cache_leases.locked[storage_id] -= page_count(state.tree, node)
         unlock_host(state, node, state.storages[storage_id])
@@ -563,7 +563,7 @@ def let_go_of_leased_copies(state: CellState, node: Node, entry: LeasedNode) -> 
 
 
 def _let_go_of_leased_copy(state: CellState, node: Node, storage: Storage) -> None:
-    """A copy failed verification: no lease keeps it."""
+    """Release the lease of a copy that failed verification."""
     entry = state.cache_leases.nodes.get(node.id)
     if entry is not None and storage.storage_id in entry.storages:
         entry.storages = tuple(name for name in entry.storages if name != storage.storage_id)
@@ -664,7 +664,7 @@ def _forget(state: CellState, node: Node, tier: str, owner: str) -> None:
 
 
 def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
-    """A node that somebody owns has these pages of a host pool no more."""
+    """Take these pages of a host pool from an owned node."""
     state.quotas.withdraw(node, f"{HOST}/{storage_id}", moment(state))
     state.quotas.charge(node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
 
@@ -710,7 +710,7 @@ def give_up_copies(state: CellState, node: Node) -> None:
 
 
 def remove_struck(state: CellState, node: Node) -> Node | None:
-    """Remove a node without children that :func:`is_held` says nobody holds; returns its parent, None if a root's."""
+    """Remove a node without children that is not held (:func:`is_held`); returns its parent, None if a root's."""
     for worker_id in (*node.device, *node.loading):
         _count_below(state, node, worker_id, -1)
     parent = remove_leaf(state.tree, node)

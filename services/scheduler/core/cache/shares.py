@@ -7,7 +7,7 @@ already (:mod:`eviction.thermocline`; hotness for admission), and it is multipli
     the average share of the node's chunks / the average share of all chunks read in part, from 1/4 to 4
 
 Shares are about as large as the ratio that requests ask for, so it is by their relation that they tell chunks apart,
-and a node of which nothing is known counts as one of average importance: 1.
+and an unknown node counts as one of average importance: 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_CHUNKS = 65_536
-"""Chunks of a storage of which shares are remembered; of more, those read longest ago are forgotten."""
+"""Chunks of a storage with remembered shares; of more, those read longest ago are forgotten."""
 
 LEAST_IMPORTANCE, MOST_IMPORTANCE = 0.25, 4.0
 
@@ -58,7 +58,9 @@ class ChunkShares(msgspec.Struct):
             self.total -= self.by_name.pop(next(iter(self.by_name))).average
 
     def importance_of(self, names: Iterable[bytes]) -> float:
-        """What tokens of these chunks are worth beside those of others; 1 where nothing is known. Does not mutate."""
+        """Return the worth of tokens of these chunks beside those of others; 1 where nothing is known. Does not
+        mutate.
+        """
         known = [self.by_name[name].average for name in names if name in self.by_name]
         if not known or self.total <= 0:
             return NEUTRAL

@@ -29,7 +29,7 @@ def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: i
 
 
 def move_up(state: CellState, gone: list[Node], parent: Node | None) -> None:
-    """These nodes are removed, which hung below ``parent``; None was an emptied root."""
+    """Move up nodes that are removed, which hung below ``parent``; None was an emptied root."""
     for storage in state.storages.values():
         if not storage.disk.unsaved:
             continue

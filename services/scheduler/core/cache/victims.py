@@ -40,7 +40,7 @@ MOST_HELD = 256
 
 
 def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN) -> Node | None:
-    """The next node to leave this worker's device. Nothing but the policy changes.
+    """Return the next node to leave this worker's device. Only the policy changes.
 
     ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
     whose children do may be named too, and leaves after them.
@@ -51,13 +51,15 @@ def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, i
 def take_device_excess(
     state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN, *, owner: int = 0, coming: int = 0
 ) -> tuple[Node, int] | None:
-    """A node to leave this device because its owner is above its quota there (see :func:`quotas.take_excess`)."""
+    """Return a node to leave this device because its owner is above its quota there (see
+    :func:`quotas.take_excess`).
+    """
     evictable = _device_evictable(state, worker_id, leaving)
     return state.quotas.take_excess(f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
 
 
 def take_host_victim(state: CellState, storage_id: str, behind: str = "") -> Node | None:
-    """The next node to leave this storage's host pool. Nothing but the policy and what is held changes.
+    """Return the next node to leave this storage's host pool. Only the policy and what is held change.
 
     What waiting requests count on goes last, and of that what the last of them does; nothing that one before
     ``behind`` does, if that is given.
@@ -109,7 +111,7 @@ def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> N
 
 
 def follow_up(storage: Storage, gone: Node) -> None:
-    """A copy is about to go: who counted on it counts on what is above it."""
+    """Move what counts on a copy that is about to go to the copy above it."""
     held = storage.fetching.held
     for name, node_id in held.items():
         if node_id == gone.id:
@@ -117,12 +119,14 @@ def follow_up(storage: Storage, gone: Node) -> None:
 
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:
-    """A node to leave this host pool because its owner is above its quota there (see :func:`quotas.take_excess`)."""
+    """Return a node to leave this host pool because its owner is above its quota there (see
+    :func:`quotas.take_excess`).
+    """
     return state.quotas.take_excess(f"{HOST}/{storage_id}", _host_evictable(state, storage_id), moment(state))
 
 
 def take_host_victim_of(state: CellState, storage_id: str, owner: int) -> Node | None:
-    """The node of an owner to leave this host pool for others of its own."""
+    """Return the node of an owner to leave this host pool for others of its own."""
     evictable = _host_evictable(state, storage_id)
     return state.quotas.coldest(owner, f"{HOST}/{storage_id}", evictable, moment(state))
 
@@ -147,7 +151,8 @@ def _host_evictable(state: CellState, storage_id: str) -> Evictable:
 
 
 def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | None:
-    """What a pool's policy names, passing over what is expected back soon; nothing else is left: what is expected last.
+    """Return what a pool's policy names, passing over what is expected back soon; if nothing else is left, what is
+    expected last.
 
     What is passed over leaves the policy's order, and is offered again when its time is over (:func:`forget_return`).
     """

@@ -32,7 +32,7 @@ MOST_SIBLINGS = 16
 """Children of a node, the newest ones, among which the nearest is looked for."""
 
 MOST_COMPARED = 8192
-"""Tokens behind a divergence of which the two sides are compared."""
+"""Tokens behind a divergence whose two sides are compared."""
 
 MOST_COMPARED_NODES = 16
 """Nodes of the cached side that are put together to be compared."""
@@ -91,7 +91,7 @@ def find_divergence_point(
 def _point(
     state: CellState, request: Request, worker: Worker, kind: PointKind, position: int, cached: bytes, lost: int
 ) -> DivergencePoint:
-    """The point with some of the tokens around it, and what was lost in time."""
+    """Return the point with some of the tokens around it, and the time lost."""
     page_size, at, prompt = state.tree.page_size, position * TOKEN_BYTES, request.submit.prompt
     told = TOLD_TOKENS * TOKEN_BYTES
     return DivergencePoint(
@@ -108,7 +108,8 @@ def _point(
 
 
 def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | None) -> tuple[Node | None, int]:
-    """The node in which whole pages of ``prompt`` end to agree, and at which byte of it; none in an empty namespace.
+    """Return the node in which whole pages of ``prompt`` end to agree, and at which byte of it; none in an empty
+    namespace.
 
     ``used`` is a node on the way. What was matched before may have been cut or evicted to make room.
     """
@@ -125,7 +126,9 @@ def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | 
 
 
 def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> tuple[Node | None, int]:
-    """The newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a page."""
+    """Return the newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a
+    page.
+    """
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]

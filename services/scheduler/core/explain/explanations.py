@@ -43,7 +43,7 @@ def note_admission(
     found: PrefixMatch,
     span: SparseSpan | None,
 ) -> None:
-    """A waiting request is about to be admitted: write down where its prompt comes from, and why the rest is computed.
+    """Note where the prompt of a request that is about to be admitted comes from, and why the rest is computed.
 
     ``path`` is what the tree matched, ``found`` the part of it that is reused, ``span`` what is read in part behind it.
     """
@@ -77,7 +77,7 @@ def note_admission(
 
 
 def _note_lossy(step: Step, memory: Recollection, request: Request, span: SparseSpan) -> None:
-    """What this request computes behind a prefix that is read in part would be cached if that were whole."""
+    """Note that what this request computes behind a prefix that is read in part would be cached if that were whole."""
     state, tokens = step.state, request.submit.prompt
     page = state.tree.page_token_bytes
     behind = tokens[span.end * TOKEN_BYTES : len(tokens) // page * page]
@@ -88,7 +88,7 @@ def _note_lossy(step: Step, memory: Recollection, request: Request, span: Sparse
 
 
 def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
-    """A chunk of an admitted request's prompt was restored from hidden states instead of being computed."""
+    """Note a chunk of an admitted request's prompt that was restored from hidden states instead of being computed."""
     attempts = memory.admissions.get(request.request_id)
     if not attempts or attempts[-1].attempt != chunk.attempt:
         return
@@ -97,7 +97,7 @@ def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
 
 
 def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
-    """What is remembered of these requests, at most MOST_ASKED of them. Does not mutate."""
+    """Return what is remembered of these requests, at most MOST_ASKED of them. Does not mutate."""
     if state.recollection is None:
         return Admissions()
     admissions = state.recollection.admissions
@@ -106,7 +106,7 @@ def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
 
 
 def find_divergences(state: CellState, call: GetDivergences) -> Divergences:
-    """The divergence points of the cell that lost most tokens, the costliest first. Does not mutate."""
+    """Return the divergence points of the cell that lost most tokens, the costliest first. Does not mutate."""
     memory = state.recollection
     if memory is None:
         return Divergences()
@@ -116,7 +116,7 @@ def find_divergences(state: CellState, call: GetDivergences) -> Divergences:
 
 
 def overlay(spans: tuple[PromptSpan, ...], start: int, end: int) -> tuple[PromptSpan, ...]:
-    """The same spans, but that tokens [start, end) were restored from hidden states. Pure."""
+    """Return the same spans, but that tokens [start, end) were restored from hidden states. Pure."""
     after: list[PromptSpan] = []
     for span in spans:
         low, high = max(span.start, start), min(span.end, end)

@@ -126,7 +126,7 @@ def _not_reached(
 
 
 def _on_its_way(request: Request, missed: Missed) -> None:
-    """What is being fetched for it, as KV or as hidden states, and is not waited for any longer."""
+    """Note what is being fetched for it, as KV or as hidden states, and is not waited for any longer."""
     reason: Reason = "deadline" if request.patience.is_fetch_over else "pending"
     if request.prefetch.fetch:
         missed.reach(request.prefetch.end, reason)
@@ -137,7 +137,7 @@ def _on_its_way(request: Request, missed: Missed) -> None:
 
 
 def _being_computed(state: CellState, request: Request, worker: Worker, missed: Missed) -> None:
-    """What another has announced to compute: it was too little to wait for, or the wait's deadline passed."""
+    """Note what another has announced to compute: it was too little to wait for, or the wait's deadline passed."""
     page_size = state.tree.page_size
     path = transient.match(state.transient, request.submit.namespace, request.tokens, missed.limit // page_size)
     end = sum(pages for _, pages in path) * page_size
@@ -152,7 +152,7 @@ def _being_computed(state: CellState, request: Request, worker: Worker, missed: 
 
 
 def _gone(state: CellState, memory: Recollection, request: Request, found: PrefixMatch, missed: Missed) -> None:
-    """What is remembered to have left, span after span, and what to say of the rest."""
+    """Note what is remembered to have left, span after span, and a reason for the rest."""
     tokens = request.submit.prompt
     known = found.nodes
     for node in known if memory.departed else ():
@@ -174,7 +174,7 @@ def _gone(state: CellState, memory: Recollection, request: Request, found: Prefi
 
 
 def _departed_at(state: CellState, memory: Recollection, digest: int, tokens: bytes, position: int) -> Departed | None:
-    """What left that began here. A node is known by its head, which may be shorter where pages are small."""
+    """Return what left that began here. A node is known by its head, which may be shorter where pages are small."""
     departed = memory.departed
     if not departed:
         return None
@@ -216,7 +216,7 @@ def _common_tokens(state: CellState, span: bytes, tokens: bytes, start: int) -> 
 def _unknown(
     state: CellState, memory: Recollection, request: Request, digest: int, tokens: bytes, position: int
 ) -> Reason:
-    """What to say of tokens from ``position`` on of which nothing is remembered."""
+    """Return the reason for tokens from ``position`` on without any memory of them."""
     if _is_elsewhere(state, request, position):
         return "other_salt"
     if memory.is_whole:

@@ -79,7 +79,7 @@ class Recollection(msgspec.Struct):
             self.is_whole = False
 
     def note_gone(self, gone: list[Node], departure: Departure, tier: str, policy: str, at_ns: int) -> None:
-        """The same of nodes that left the tree together.
+        """Note the same of nodes that left the tree together.
 
         Of more than can be remembered, only the last are noted: the others would be forgotten at once.
         """
@@ -142,10 +142,10 @@ class Recollection(msgspec.Struct):
         )
 
     def forget_waits(self, request_id: str) -> None:
-        """A request is over."""
+        """Forget the waits of a request that is over."""
         self.waits.pop(request_id, None)
 
 
 def forgotten() -> Recollection:
-    """What a scheduler has that goes on from a snapshot."""
+    """Return the empty memory of a scheduler that goes on from a snapshot."""
     return Recollection(is_whole=False)

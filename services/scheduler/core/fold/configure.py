@@ -94,7 +94,7 @@ def configure(step: Step, config: CellConfig) -> None:
 
 
 def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
-    """The configuration with every setting one that can work."""
+    """Return the configuration with every setting within its bounds."""
     # The bound stands first: max() then returns it in place of a NaN.
     changes: dict[str, int | float | str] = {name: min(1.0, max(0.0, getattr(config, name))) for name in _FRACTIONS}
     changes |= {name: max(1, getattr(config, name)) for name in _LEAST_ONE}

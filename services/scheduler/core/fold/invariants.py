@@ -97,7 +97,7 @@ def _check_tree(state: CellState) -> None:
 
 
 def _check_lost(state: CellState) -> None:
-    """A lost pool that is not struck yet has no successor, and will be struck."""
+    """Check that a lost pool that is not struck yet has no successor, and will be struck."""
     require(not state.lost or "strike" in state.timers, "lost pools would never be struck")
     require(bool(state.lost) or not state.arriving, "a worker waits to be let in for nothing")
     for key in state.lost:
@@ -297,7 +297,7 @@ def _check_pins(state: CellState) -> None:
 
 
 def _check_order(state: CellState, transfer: Transfer) -> None:
-    """A node of a backup stands behind its children in it, which leave first."""
+    """Check that a node of a backup stands behind its children in it, which leave first."""
     place = {node_id: index for index, node_id in enumerate(transfer.nodes)}
     for node_id in transfer.nodes:
         above = state.tree.nodes[node_id].parent
@@ -347,11 +347,11 @@ def _check_adapters(state: CellState) -> None:
     names: list[str] = []
     for digest, adapter in state.adapters.items():
         require(adapter.requests == counts[digest], f"adapter {digest} miscounts its requests")
-        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays for nobody")
+        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays without use")
         names += adapter.names
     require(len(names) == len(set(names)), "two adapters have one name")
     for worker in state.workers.values():
-        require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter for nobody")
+        require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter without use")
 
 
 def _check_last_match(state: CellState, request: Request) -> None:
@@ -365,7 +365,7 @@ def _check_last_match(state: CellState, request: Request) -> None:
 
 
 def _check_page_table(state: CellState, request_id: str) -> None:
-    """The shared front of a page table is what the tree holds on the request's path."""
+    """Check that the shared front of a page table is what the tree holds on the request's path."""
     request = state.requests[request_id]
     path = ancestors(state.tree, state.tree.nodes[request.node]) if request.node else []
     held = b"".join(
@@ -422,7 +422,7 @@ def _check_timers(state: CellState) -> None:
 
 
 def _check_hotness(state: CellState) -> None:
-    """The filter counts its entries right and knows every node, unless there was once no room for one."""
+    """Check that the filter counts its entries right and knows every node, unless there was once no room for one."""
     hotness = state.hotness
     require(hotness.occupied == hotness.count_entries(), "the hotness filter miscounts its entries")
     if "hotness_overflows" not in state.counters:

@@ -78,7 +78,7 @@ def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
 
 
 def _runs_at(step: Step, worker: Worker, request_id: str, attempt: int) -> Request | None:
-    """The request, if this attempt of it runs there."""
+    """Return the request, if this attempt of it runs there."""
     request = step.state.requests.get(request_id)
     if (
         request is None
@@ -271,7 +271,7 @@ def _skip_ordered(step: Step, message: cell_events.SkipInput) -> None:
 
 
 def _input_skipped(step: Step, message: cell_events.InputSkipped) -> None:
-    """An input is left out. Nobody may wait for what it would have led to, so whoever sent it begins anew."""
+    """Leave out an input. Its sender begins anew, since nothing may wait for what it would have led to."""
     state = step.state
     if message.seq in state.quarantined:
         _stale(step)

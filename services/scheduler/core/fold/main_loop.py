@@ -57,7 +57,7 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
 
 
 def pending_timers(state: CellState) -> list[SetTimer]:
-    """The timers that a shell must keep after recovery."""
+    """Return the timers that a shell must keep after recovery."""
     return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
 
 
@@ -98,7 +98,7 @@ def _serve(step: Step, worker: Worker) -> bool:
         is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=state.admissions - admissions)
     is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
     # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
-    # what is within quotas, so whoever is above one gives way before.
+    # what is within quotas, so an owner above one gives way before.
     if worker.moves.is_promotion_due and not is_batch_sent and not is_trimming:
         promote(step, worker)
     is_copying = bool(worker.moves.uncopied) and not is_batch_sent and copy_at_rest(step, worker)

@@ -71,7 +71,7 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: CellState) -> bytes:
-    """The whole state. A fold that goes on from it gives the same outputs as one that never stopped.
+    """Encode the whole state. A fold that goes on from it gives the same outputs as one that never stopped.
 
     What is remembered for explanations alone is left out: it grows large, and no output depends on it.
     """
@@ -128,7 +128,7 @@ def decode_state(data: bytes | memoryview) -> CellState:
 
 
 def _version(data: bytes | memoryview) -> int:
-    """The version alone: the types of another version's state are not known. Raises CodecError where none comes
+    """Return the version alone: the types of another version's state are not known. Raises CodecError where none comes
     first, and what :data:`UNDECODABLE` has for one that is no number.
     """
     first = bytes(data[: len(_FIRST)])
@@ -138,7 +138,7 @@ def _version(data: bytes | memoryview) -> int:
 
 
 def renewed(data: bytes | memoryview) -> bytes:
-    """A snapshot of :data:`EARLIER_VERSION` as one of today's that says the same.
+    """Return a snapshot of :data:`EARLIER_VERSION` in today's form.
 
     Raises CodecError where the nodes are none of that version, and what :data:`UNDECODABLE` has for bytes of another
     kind.
@@ -178,7 +178,7 @@ def _renew(node: dict[str, Any], nodes: dict[int, Any], page_bytes: int) -> None
 def _narrow_labels(tree: PrefixTree) -> None:
     """Give nodes that have packed int32 tokens the labels that this tree would have given them.
 
-    Raises CodecError for a node of which they are not whole.
+    Raises CodecError for a node whose tokens are not whole.
     """
     for node in tree.nodes.values():
         if len(node.label) % TOKEN_BYTES:

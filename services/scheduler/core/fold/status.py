@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def status(state: CellState, scheduler_id: str) -> CellStatus:
-    """What the cell looks like now. Does not mutate."""
+    """Return the cell's present status. Does not mutate."""
     pools = [_device(worker.worker_id, worker.pool) for worker in state.workers.values()]
     pools += [
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
@@ -137,7 +137,7 @@ def _adapters(state: CellState) -> Iterator[AdapterStatus]:
 
 
 def _serving(state: CellState) -> list[Worker]:
-    """The workers that new requests go to, or all where none takes any."""
+    """Return the workers that new requests go to, or all where none takes any."""
     return [worker for worker in state.workers.values() if worker.drain is None] or list(state.workers.values())
 
 
@@ -177,7 +177,9 @@ def _hidden_pool(storage: Storage, pool: PagePool) -> PoolStatus:
 
 
 def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
-    """Running and waiting requests of every tenant that has any; those beyond ``OWNERS_TOLD`` count as tenant ""."""
+    """Return running and waiting requests of every tenant that has any; those beyond ``OWNERS_TOLD`` count as tenant
+    "".
+    """
     running: dict[str, int] = {}
     for worker in state.workers.values():
         for request_id in worker.work.running:
@@ -196,9 +198,9 @@ def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
 
 
 def owner_bytes(state: CellState) -> tuple[OwnerBytes, ...]:
-    """Bytes on devices and in host memory by owner, and what is nobody's; disks are not known here.
+    """Bytes on devices and in host memory by owner, and what has no owner; disks are not known here.
 
-    As quotas count them: what is being loaded or copied for an owner is its own already, and nobody else's.
+    As quotas count them: what is being loaded or copied for an owner is its own already, and no other's.
     """
     if state.geometry is None:
         return ()

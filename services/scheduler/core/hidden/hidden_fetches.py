@@ -3,7 +3,7 @@
 What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
 states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
 lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's hidden
-states are not fetched again. Where nobody knew whether there were any, ending early is an answer and no fault: the
+states are not fetched again. Where it was unknown whether there were any, ending early is an answer and no fault: the
 request asks for the other form, or computes.
 """
 
@@ -47,7 +47,9 @@ def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: Ch
 
 
 def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
-    """The deadline passed: its request goes on with what has arrived; returns it if other means are to be found."""
+    """End a fetch at its deadline: its request goes on with what has arrived; returns it if other means are to be
+    found.
+    """
     state = step.state
     state.count("fetch_deadlines")
     fetch.expire()
@@ -83,7 +85,9 @@ def cancel_hidden_fetches(step: Step, namespace: str) -> None:
 
 
 def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
-    """The hidden pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
+    """Drop the fetches of a hidden pool that is gone, with the storage or for another one: its pages are not given
+    back.
+    """
     state = step.state
     for fetch in [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]:
         if not is_lost and not fetch.is_called_off:
@@ -112,7 +116,7 @@ def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, ch
 
 
 def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
-    """The storage is done with a fetch: nothing writes to its pages any more."""
+    """Finish a fetch that the storage is done with: its pages are not written any more."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
     free_pages(state, storage.storage_id, fetch.pages)
@@ -144,7 +148,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
 
 
 def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
-    """The object store had all that it was asked for: the run goes on behind it."""
+    """Extend the run: the object store had all that it was asked for."""
     step.state.count("store_questions_answered")
     storage.fetching.blanks.note_something(HIDDEN)
     go_on_asking(request, run, step.state.tree.page_size)
@@ -154,7 +158,9 @@ def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -
 def _was_not_there(
     step: Step, storage: Storage, request: Request, run: HiddenRun, fetch: HiddenFetch
 ) -> Request | None:
-    """The object store had less than it was asked for, or nothing. Who follows need not ask for it again either."""
+    """Cut the run: the object store had less than it was asked for, or nothing. Followers need not ask for it again
+    either.
+    """
     state = step.state
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
     if has_come or run.chunks > fetch.chunks:
@@ -188,7 +194,7 @@ def _go_on_without(step: Step, request: Request) -> Request | None:
 
 
 def _stop_waiting(step: Step, request: Request) -> None:
-    """Whoever waited for a part of its run stands in line again."""
+    """Queue again all that waited for a part of its run."""
     if request.hidden.run is not None and request.wait.fetch:
         wake(step.state, request)
     if request.hidden.run is not None:

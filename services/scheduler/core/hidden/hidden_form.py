@@ -72,7 +72,7 @@ def parse_form(text: str) -> tuple[int, int, int] | None:
 
 
 def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
-    """The geometry of hidden states to keep at this storage, None where KV is to be kept. Does not mutate."""
+    """Return the geometry of hidden states to keep at this storage, None where KV is to be kept. Does not mutate."""
     geometry, text = state.geometry, state.config.hidden_form
     if geometry is None or text == "off":
         return None
@@ -86,7 +86,7 @@ def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
 
 
 def form_on_disk(state: CellState, storage: Storage) -> KvGeometry | None:
-    """The form of which the storage's disk held most chunks when it joined, among those that its node can restore; None
+    """Return the form of most chunks on the storage's disk when it joined, among those that its node can restore; None
     where there are none. Does not mutate.
     """
     restorers = restorers_of(state, storage)
@@ -121,7 +121,7 @@ def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
 
 
 def restorers_of(state: CellState, storage: Storage) -> list[Worker]:
-    """The workers of the storage's node that said what restoring costs them. Does not mutate."""
+    """Return the workers of the storage's node that reported their cost of restoring. Does not mutate."""
     return [one for one in state.workers.values() if one.node == storage.node and one.restoration is not None]
 
 
@@ -146,7 +146,7 @@ def _figures(state: CellState, storage: Storage) -> _Figures | None:
 
 
 def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
-    """What restores soonest; None where that is KV, and as long as nobody knows how fast the disk is."""
+    """Return what restores soonest; None where that is KV, and while the disk's speed is unknown."""
     figures = _figures(state, storage)
     if figures is None or not figures.bytes_per_us:
         return None
@@ -238,7 +238,7 @@ def _width(kv: KvGeometry) -> int:
 
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
-    """The geometry of a storage's hidden pages, if there is a pool and this worker can restore from them."""
+    """Return the geometry of a storage's hidden pages, if there is a pool and this worker can restore from them."""
     if storage.hidden.pool is None or storage.hidden.handle is None:
         return None
     layout = storage.hidden.handle.geometry

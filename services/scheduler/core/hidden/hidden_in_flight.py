@@ -1,11 +1,11 @@
 """Hidden states on their way: what is being restored for a request, and what is being saved of it. Plain data of a
 snapshot.
 
-A run has stretches, the parts of a sequence of which a disk has hidden states, and holes between them that are
-computed. A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes
-all of it through the model at once and its hidden states are not saved: each turn leaves a hole. A run of hidden states
-goes on behind it once the hole's tokens are computed, by chunks as any others are. What follows works on positions in
-tokens from the root; pages of a run are packed without its holes.
+A run has stretches, the parts of a sequence with hidden states on a disk, and holes between them that are
+computed. A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so no request
+passes all of it through the model at once and its hidden states are not saved: each turn leaves a hole. A run of
+hidden states goes on behind it once the hole's tokens are computed, by chunks as any others are. What follows works on
+positions in tokens from the root; pages of a run are packed without its holes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ is being asked for the first of it (``asked``) or has proved to have some (``sto
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Tokens [start, end) of which a run has no hidden states, with hidden states before or behind them. They are
+    """Tokens [start, end) without hidden states in a run, with hidden states before or behind them. They are
     computed.
     """
 
@@ -78,7 +78,7 @@ class HiddenFetch(UnderWay):
 
     fetch_id: int
     storage_id: str
-    request_id: str  # "" once nobody waits for it.
+    request_id: str  # "" once it is not waited for.
     timer_id: str
     chunks: int  # Ordered.
     pages: bytes = b""  # To be given back when it is over, because no request has them any more.
@@ -90,7 +90,7 @@ class HiddenFetch(UnderWay):
 class OpenHiddenLease(UnderWay):
     """A HiddenLease, from its order to the worker's ``HiddenSaved``.
 
-    ``names`` are the chunks, 16 bytes each, of which it is known that they are being saved under it: nobody else saves
+    ``names`` are the chunks, 16 bytes each, that are known to be saved under it: no other saves
     them meanwhile. ``pages`` are of whole chunks, one behind the other from ``depth`` on.
     Called off, what was computed under it is not to be trusted.
     """
@@ -129,11 +129,11 @@ MOST_STRETCHES = 64
 """Of one run behind its first. Bounds what is weighed and what a run keeps."""
 
 LONGEST_HOLE = 16
-"""Chunks of a hole at the most. Bounds the names that are worked out of a prompt that nobody has seen."""
+"""Chunks of a hole at the most. Bounds the names that are worked out of a new prompt."""
 
 
 def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
-    """Chunks from ``end`` up to ``most`` of which the disk has hidden states, in stretches. Does not mutate;
+    """Chunks from ``end`` up to ``most`` with hidden states on the disk, in stretches. Does not mutate;
     O(chunks).
     """
     found: list[Stretch] = []
@@ -152,7 +152,7 @@ def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -
 def holes_between(
     names: ChunkNames, first: int, stretches: Sequence[Stretch], page_size: int, namespace: str
 ) -> list[Hole]:
-    """What lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
+    """Return what lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
     holes, each = [], names.pages_each
     for start, end in stretches:
         if start > first:
@@ -164,7 +164,7 @@ def holes_between(
 
 
 def hole_at(run: HiddenRun, position: int) -> Hole | None:
-    """The hole that a position lies in, if any. Does not mutate."""
+    """Return the hole that a position lies in, if any. Does not mutate."""
     return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
 
 
@@ -197,7 +197,7 @@ def identity_before(run: HiddenRun) -> bytes:
 
 
 def end_at(run: HiddenRun, position: int) -> None:
-    """A run goes no further than a position, nor into a hole that lies before it."""
+    """End a run at a position, and before a hole that lies before it."""
     before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
     run.end = run.goal = max(before, run.depth)
     run.holes = [hole for hole in run.holes if hole.start < run.end]

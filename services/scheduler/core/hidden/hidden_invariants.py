@@ -83,7 +83,7 @@ def _check_storage(state: CellState, storage: Storage) -> None:
     require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
     require(storage.is_pool_requested or not storage.hidden.is_requested, f"{name} was asked for a hidden pool first")
     require((storage.hidden.pool is None) == (storage.hidden.handle is None), f"{name} has a hidden pool only in part")
-    require(storage.hidden.pool is None or storage.hidden.is_requested, f"{name} has a hidden pool that nobody wanted")
+    require(storage.hidden.pool is None or storage.hidden.is_requested, f"{name} has an unwanted hidden pool")
     saving: dict[bytes, int] = {}
     for lease in state.leases.values():
         for chunk in split_digests(lease.names) if lease.storage_id == name else ():
@@ -119,7 +119,7 @@ def check_hidden_wait(state: CellState, request: Request) -> None:
     owns = request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
     name = request.request_id
     require(owns or name in fetch.followers, f"{name} waits for hidden states that are not for it")
-    require(bool(fetch.request_id), f"{name} waits for hidden states that nobody is to be restored from")
+    require(bool(fetch.request_id), f"{name} waits for hidden states that restore no request")
 
 
 def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
@@ -151,7 +151,7 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
     is_open = run.further == "asked" and not (run.fetch and run.goal == run.end)
     require(not is_open, f"{name} waits for an answer that does not come, or counts on it")
     is_left = bool(run.fetch) or run.end > run.depth or run.goal > run.end
-    require(is_left, f"{name} keeps a run of which nothing is left")
+    require(is_left, f"{name} keeps a run without anything left")
     if request.state in ADMITTED and not request.is_poisoned:
         # What follows a run that has arrived whole is computed, even before its fetch is reported as over.
         has_all = not run.fetch or run.arrived == run.end
@@ -160,7 +160,7 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
         require(run.depth <= request.computed, f"{name} gave back hidden states that it was not restored from")
         is_moving = bool(run.fetch) or request.computed < next_hidden(run, run.end) or request.planned >= run.goal
         is_leaving = request.state in (RequestState.PREEMPTING, RequestState.ABORTING)  # Then nothing more is fetched.
-        require(is_moving or is_leaving, f"{name} waits for hidden states that nobody fetches")
+        require(is_moving or is_leaving, f"{name} waits for hidden states that are not fetched")
 
 
 def _check_holes(name: str, run: HiddenRun, size: int) -> None:
@@ -179,11 +179,11 @@ def _check_fetch(state: CellState, fetch: HiddenFetch) -> None:
     request = state.requests.get(fetch.request_id)
     if fetch.request_id:
         owns = request is not None and request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
-        require(owns, f"{name} is for nobody")
+        require(owns, f"{name} is for no request")
         require(not fetch.pages, f"{name} keeps pages of a request that has them")
     else:
         most = fetch.chunks * chunk_pages(state.tree.page_size) * PAGE_NUMBER_BYTES
         require(len(fetch.pages) <= most, f"{name} keeps more pages than it was given")
-        require(fetch.is_called_off, f"{name} goes on for nobody")
+        require(fetch.is_called_off, f"{name} goes on for no request")
     timer = state.timers.get(fetch.timer_id)
     require((timer is None) == fetch.is_called_off, f"{name} has no deadline, or keeps one")

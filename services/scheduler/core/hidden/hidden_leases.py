@@ -4,7 +4,7 @@ A request that computes something new gets one when it is admitted, for whole ch
 more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
 sealed until then is written down (:mod:`hidden_saves`). A lease that could not be given whole is not extended: what
 was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
-of a worker that is lost: whoever reads such pages later verifies them.
+of a worker that is lost: their later readers verify them.
 
 It is for chunks in a row that the request computes whole and that are neither kept nor being saved.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def open_lease(step: Step, request: Request, worker: Worker) -> HiddenLease | None:
-    """A lease for a request that was just admitted, if its hidden states are worth saving and there is room for a
+    """Open a lease for a request that was just admitted, if its hidden states are worth saving and there is room for a
     chunk.
     """
     state = step.state
@@ -99,9 +99,9 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
 
 
 def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, is_good: bool) -> None:
-    """A request leaves its worker; KV of the first ``computed`` of ``tokens`` was computed.
+    """Leave the lease of a request that leaves its worker; KV of the first ``computed`` of ``tokens`` was computed.
 
-    What it has completed since it was admitted is being saved, too, as far as its lease reaches: nobody saves its KV.
+    What it has completed since it was admitted is being saved, too, as far as its lease reaches: its KV is not saved.
     Unless ``is_good``, nothing of it is to be saved.
     """
     state = step.state
@@ -123,7 +123,7 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
 
 
 def hidden_saved(step: Step, worker: Worker, message: HiddenSaved) -> None:
-    """The worker is done with a lease: what it has sealed is written down, the other pages are free."""
+    """Settle a lease that the worker is done with: what it has sealed is written, the other pages are free."""
     state = step.state
     lease = state.leases.get(message.lease_id)
     if lease is None or lease.worker_id != worker.worker_id:
@@ -143,19 +143,19 @@ def hidden_saved(step: Step, worker: Worker, message: HiddenSaved) -> None:
 
 
 def expire_lease(step: Step, lease: OpenHiddenLease) -> None:
-    """The worker did not answer in time after the sequence had left it."""
+    """Expire a lease: the worker did not answer in time after the sequence had left it."""
     step.state.count("hidden_leases_expired")
     _take_back(step, lease)
 
 
 def drop_leases_of_worker(step: Step, worker: Worker) -> None:
-    """The worker is gone: nobody will say what its leased pages hold."""
+    """Drop the leases of a worker that is gone: what its leased pages hold stays unknown."""
     for lease in [lease for lease in step.state.leases.values() if lease.worker_id == worker.worker_id]:
         _take_back(step, lease)
 
 
 def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> Storage | None:
-    """The storage that a request's hidden states are to be saved to, None where it is not.
+    """Return the storage that a request's hidden states are to be saved to, None where it is not.
 
     Only what a disk holds is known afterwards, so without one hidden states could not be found again.
     """
@@ -183,7 +183,7 @@ def _completed(state: CellState, lease: OpenHiddenLease, tokens: bytes, computed
 
 
 def _claim(storage: Storage, lease: OpenHiddenLease, names: list[bytes]) -> None:
-    """These chunks, which follow those that are the lease's already, are its own up to the first that is another's."""
+    """Claim these chunks, which follow those that are the lease's already, up to the first that is another's."""
     for name in names:
         if name in storage.hidden.saving:
             return
@@ -235,7 +235,7 @@ def names_of_chunks(state: CellState, request: Request) -> ChunkNames:
 
 
 def first_new_chunk(state: CellState, storage: Storage, request: Request, names: ChunkNames) -> int:
-    """The first chunk that the request computes whole and that is not below host memory or on its way there.
+    """Return the first chunk that the request computes whole and that is not below host memory or on its way there.
 
     It is behind the last hole of what the request is restored from: a worker captures tokens in a row, and what is
     restored between two holes does not pass its model.

@@ -8,7 +8,7 @@ stay with the fetch until the storage says that it is over, and then they are fr
 A run may have holes (:mod:`hidden_in_flight`). There is one fetch of it at a time, of one stretch at the most; the
 next begins when that is over, so that the disk works while what has arrived is restored and holes are computed.
 
-A run may be a question (:mod:`restoration_ways`): nobody knows whether the object store has any of it. Once what was
+A run may be a question (:mod:`restoration_ways`): it is unknown whether the object store has any of it. Once what was
 asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
 """
 
@@ -125,7 +125,7 @@ def extend_run(step: Step, request: Request) -> None:
 
 
 def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
-    """What is being saved of this request begins behind the run, so the run ends there at the latest."""
+    """End the run at the latest where what is being saved of this request begins."""
     state = step.state
     storage = state.storages.get(run.storage_id)
     is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
@@ -207,7 +207,9 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
 
 
 def go_on_asking(request: Request, run: HiddenRun, page_size: int) -> None:
-    """The object store had all that it was asked for: it is taken to have as much more as one fetch may bring."""
+    """Ask for more: the object store had all that it was asked for, and is taken to have as much as one fetch may
+    bring.
+    """
     size = chunk_tokens(page_size)
     last = (request.token_count - 1) // size * size
     run.further = "store"
@@ -220,7 +222,9 @@ def is_unanswered(run: HiddenRun) -> bool:
 
 
 def drop_run(state: CellState, request: Request) -> None:
-    """A request comes back by other means, or not at all. A fetch that runs is called off when the step ends."""
+    """Drop the run of a request that comes back by other means, or not at all. A running fetch is called off at the
+    step's end.
+    """
     run, request.hidden.run = request.hidden.run, None
     if run is None:
         return
@@ -233,7 +237,7 @@ def drop_run(state: CellState, request: Request) -> None:
 
 
 def cut_run(state: CellState, run: HiddenRun) -> None:
-    """A run ends where it has arrived; nothing more of it is fetched, whether or not that fetch is over."""
+    """Cut a run where it has arrived; nothing more of it is fetched, whether or not that fetch is over."""
     fetch = state.hidden_fetches.get(run.fetch)
     if fetch is not None:
         _leave_to(state, run, fetch)
@@ -247,7 +251,7 @@ def cut_run(state: CellState, run: HiddenRun) -> None:
 
 
 def _leave_to(state: CellState, run: HiddenRun, fetch: HiddenFetch) -> None:
-    """The pages that have not arrived stay with the fetch, which may still write to them."""
+    """Leave the pages that have not arrived to the fetch, which may still write to them."""
     kept = page_at(run, run.arrived, state.tree.page_size) * PAGE_NUMBER_BYTES
     fetch.pages, run.pages = run.pages[kept:], run.pages[:kept]
     fetch.request_id = ""
@@ -270,7 +274,7 @@ def free_restored(state: CellState, request: Request) -> None:
 
 
 def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
-    """Let everybody go on who waited for a part of this fetch."""
+    """Let all requests go on that waited for a part of this fetch."""
     for name in fetch.followers:
         request = state.requests.get(name)
         if request is not None and request.wait.fetch == fetch.fetch_id:
@@ -278,7 +282,7 @@ def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
 
 
 def run_with(state: CellState, request: Request, name: bytes, end: int) -> HiddenFetch | None:
-    """A fetch of hidden states for another request that waits at the same worker, which brings the chunk ``name``.
+    """Return a fetch of hidden states for another request at the same worker that brings the chunk ``name``.
 
     ``end`` is where that chunk ends, in tokens. Does not mutate.
     """

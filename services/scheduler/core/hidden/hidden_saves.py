@@ -107,7 +107,9 @@ def _order(
 
 
 def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: ChunksSaved) -> None:
-    """The storage answered: it reads these pages no more, and its disk holds what it says."""
+    """Finish a save that the storage answered: it does not read these pages any more, and its disk holds what it
+    reports.
+    """
     state = step.state
     step.cancel_timer(save.timer_id)
     storage.disk.late_saves -= save.is_late
@@ -123,7 +125,7 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
 
 
 def expire_hidden_save(step: Step, save: HiddenSave) -> None:
-    """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
+    """Expire a save: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
     state.count("hidden_saves_failed")
     save.expire()
@@ -131,7 +133,7 @@ def expire_hidden_save(step: Step, save: HiddenSave) -> None:
 
 
 def abandon_hidden_saves(step: Step, storage: Storage) -> None:
-    """The hidden pool is gone with its pages."""
+    """Abandon the saves of a hidden pool that is gone with its pages."""
     state = step.state
     for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
@@ -141,7 +143,7 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
 
 
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
-    """Pages of the hidden pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
+    """Pages of the hidden pool (packed) that are not written or read any more are free; fetches may want them."""
     if storage.hidden.pool is not None and pages:
         storage.hidden.pool.release(pages)
         if storage.fetching.due:
@@ -155,7 +157,7 @@ def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
 
 
 def drop_leases_of_storage(step: Step, storage: Storage) -> None:
-    """The hidden pool is gone: the workers' answers will be about nothing."""
+    """Drop the leases in a hidden pool that is gone: the workers' answers will be about nothing."""
     for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
         close_lease(step, lease)
 
@@ -183,7 +185,7 @@ def request_hidden_pools(step: Step) -> None:
 
 
 def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A hidden pool is ready, or could not be made: its node's workers may write to it and read from it."""
+    """Note a hidden pool that is ready, or could not be made: its node's workers may write to it and read from it."""
     state, handle = step.state, message.handle
     if not storage.hidden.is_requested or storage.hidden.pool is not None:
         state.count("stale_inputs")
@@ -204,7 +206,7 @@ def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:
 
 
 def drop_hidden_pool(step: Step, storage: Storage) -> None:
-    """The pool is gone, with its storage or for one of another geometry: everything that was in it is void."""
+    """Drop a pool that is gone, with its storage or for one of another geometry: everything in it is void."""
     drop_leases_of_storage(step, storage)
     abandon_hidden_saves(step, storage)
     storage.hidden.handle = storage.hidden.pool = None
@@ -213,7 +215,7 @@ def drop_hidden_pool(step: Step, storage: Storage) -> None:
 
 
 def close_lease(step: Step, lease: OpenHiddenLease) -> None:
-    """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
+    """Forget a lease. ``lease.names`` stay as they were; others may save them again."""
     state = step.state
     del state.leases[lease.lease_id]
     step.cancel_timer(lease.timer_id)

@@ -42,7 +42,9 @@ class LayerCosts:
     pair_us: float = 0.0  # Attention to one token of the context.
 
     def recompute_us(self, start: int, end: int) -> float:
-        """Computing tokens [start, end) in one layer, each attending to all before it (HCache 3.2, T_rec)."""
+        """Return the time of computing tokens [start, end) in one layer, each attending to all before it (HCache 3.2,
+        T_rec).
+        """
         return (end - start) * self.token_us + self.pair_us * (end * end - start * start) / 2
 
     @property
@@ -52,7 +54,7 @@ class LayerCosts:
 
 
 def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """What a token costs a worker in one layer now, by whatever means; None where it has no profile. Does not mutate.
+    """Return the cost of a token in one layer now, by any means; None without a profile of the worker. Does not mutate.
 
     The profile is of one process alone on its machine (HCache 4.1.2): computing costs what was observed since, if
     anything was.
@@ -65,8 +67,8 @@ def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
 
 
 def profiled_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """The same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2, offline), since
-    observed speeds move with the load. Does not mutate.
+    """Return the same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2, offline),
+    since observed speeds move with the load. Does not mutate.
 
     A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
     """
@@ -110,7 +112,7 @@ class Partition:
 
 
 def layer_times(costs: LayerCosts, tokens: int, bytes_per_us: float, *, context: int = 0) -> LayerTimes:
-    """Times of ``tokens`` tokens after ``context`` others, over a link of this speed."""
+    """Return the times of ``tokens`` tokens after ``context`` others, over a link of this speed."""
     return LayerTimes(
         io_kv=tokens * costs.kv_bytes / bytes_per_us,
         io_hidden=tokens * costs.hidden_bytes / bytes_per_us,
@@ -129,7 +131,7 @@ def made(
     queued: float = 0,
     ends_early: bool = False,
 ) -> Partition:
-    """A partition with what it costs. ``ends_early``: see :func:`best_partition`."""
+    """Return a partition with its cost. ``ends_early``: see :func:`best_partition`."""
     computing = tokens * times.compute_tokens
     if ends_early and tokens and hidden + kv:
         computing += times.compute_hidden - times.compute_tokens
@@ -143,7 +145,7 @@ def made(
 
 
 def closed_form(layers: int, times: LayerTimes) -> Partition:
-    """The paper's formula: L_H rounded up, the other method by which of C_H and IO_H is larger (4.1.2).
+    """Return the paper's formula: L_H rounded up, the other method by the larger of C_H and IO_H (4.1.2).
 
     It presumes that a hidden state is smaller than its KV and cheaper than its tokens.
     """
@@ -157,7 +159,7 @@ def closed_form(layers: int, times: LayerTimes) -> Partition:
 
 
 def best_two_way(layers: int, times: LayerTimes) -> Partition:
-    """The fastest of hidden states with KV and hidden states with tokens, in whole layers."""
+    """Return the fastest of hidden states with KV and hidden states with tokens, in whole layers."""
     with_kv = (made(times, hidden=hidden, kv=layers - hidden) for hidden in range(layers, -1, -1))
     with_tokens = (made(times, hidden=hidden, tokens=layers - hidden) for hidden in range(layers, -1, -1))
     return min((*with_kv, *with_tokens), key=_time)
@@ -234,7 +236,7 @@ class TokenPartition:
 
 
 def token_wise(costs: LayerCosts, tokens: int, bytes_per_us: float, *, multiple: int = 1) -> TokenPartition:
-    """The partition of tokens whose I/O and computing in a layer are nearest each other, by the same costs.
+    """Return the partition of tokens whose I/O and computing in a layer are nearest each other, by the same costs.
 
     ``multiple``: hidden states only in multiples of so many tokens (the paper's round-up, 6.3.2).
     """
@@ -257,7 +259,7 @@ def _time(partition: Partition) -> tuple[float, float]:
 
 
 _PARTS = 9
-"""Parts of a fetch of which the storage speaks at the most: with each, restoring can go on."""
+"""Parts of a fetch that the storage reports at the most: with each, restoring can go on."""
 
 
 def pipelined_us(disk_us: float, device_us: float, chunks: int) -> float:
@@ -286,7 +288,7 @@ class Storing:
 def worth_storing(
     costs: LayerCosts, *, tokens: int, bytes_per_us: float, may_keep_hidden: bool = True, context: int = 0
 ) -> Storing:
-    """What to keep of ``tokens`` tokens that are restored over a link of this speed.
+    """Return what to keep of ``tokens`` tokens that are restored over a link of this speed.
 
     ``may_keep_hidden`` is False where a worker cannot restore from hidden states.
     """

@@ -54,7 +54,7 @@ def end_of_computing(request: Request) -> int:
 
 
 def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
-    """A request is admitted with ``cached`` tokens: its run is of use if it goes on there with what has arrived."""
+    """Keep the run of a request that is admitted with ``cached`` tokens, if it goes on there with what has arrived."""
     run = request.hidden.run
     if run is not None and not run.depth <= cached < run.arrived:
         state.count("hidden_runs_unusable")
@@ -116,7 +116,7 @@ def loaded_share(state: CellState, worker: Worker) -> float:
 
 
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
-    """The geometry of hidden pages on a worker's node. Does not mutate."""
+    """Return the geometry of hidden pages on a worker's node. Does not mutate."""
     storage = state.storage_of(worker)
     return storage.hidden.handle.geometry if storage is not None and storage.hidden.handle is not None else None
 
@@ -128,7 +128,7 @@ def tokens_to_restore(request: Request, cached: int) -> int:
 
 
 def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) -> None:
-    """A chunk of a request was restored, or of a hole was computed: its hidden pages are free for what follows.
+    """Free the hidden pages of a chunk that was restored, or of a hole that was computed, for what follows.
 
     With the last the run is over.
     """
@@ -152,7 +152,7 @@ def refused(state: CellState, request: Request) -> None:
 
 
 def end_run(state: CellState, request: Request) -> None:
-    """Forget a run of which nothing is left and nothing follows; write down how wrong its prediction was.
+    """Forget a run with nothing left and nothing to follow; write down how wrong its prediction was.
 
     What a restoration took is put together like what was predicted: the time of its fetches as the storage says it,
     which includes their wait for the disk, and of its restorations as the worker says it, the shorter hidden by the

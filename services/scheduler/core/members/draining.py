@@ -1,9 +1,9 @@
 """Draining: a worker that was asked to end gets nothing new, finishes what it runs, and hands over what is hot.
 
 Its waiting requests are placed anew at once. What runs goes on for most of the grace; what is not done by then is
-preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what nobody else has.
+preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what no other has.
 When nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
-device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that nobody is
+device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that no worker is
 left to use: what is hot there is handed on to other nodes, and no worker waits for that.
 """
 
@@ -30,7 +30,7 @@ MOST_GRACE_MS = 24 * 3_600_000
 
 
 def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
-    """The worker was asked to end. A repeated message changes nothing."""
+    """Begin the drain of a worker that was asked to end. A repeated message changes nothing."""
     state = step.state
     if worker.drain is not None:
         state.count("stale_inputs")
@@ -66,7 +66,7 @@ def go_on_draining(step: Step, worker: Worker) -> bool:
 
 
 def expire_drain(step: Step, worker: Worker) -> None:
-    """A part of the grace is over: first the one for what runs, then all of it."""
+    """Expire a part of the grace: first the one for what runs, then all of it."""
     drain = worker.drain
     if drain is None or drain.is_over:
         return

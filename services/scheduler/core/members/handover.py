@@ -60,7 +60,7 @@ _MOST_REFUSED = 8
 
 
 def rank_by_worth(state: CellState, worker: Worker) -> list[int]:
-    """Ids of the nodes that nobody but this worker has, the hottest last. Looks at all that it holds, once.
+    """Ids of the nodes that only this worker has, the hottest last. Looks at all that it holds, once.
 
     No more are named than the host pool and the saves of one storage could take in.
     """
@@ -233,13 +233,13 @@ def go_on_handing_on(step: Step) -> None:
 
 
 def expire_node_drain(step: Step, storage: Storage) -> None:
-    """The time is over in which a node hands on. What is still under way ends by itself."""
+    """Expire the time in which a node hands on. What is still under way ends by itself."""
     step.state.count("node_drains_cut_short")
     _end_node_drain(step, storage, step.state.handing[storage.storage_id])
 
 
 def forget_node_drain(step: Step, storage: Storage) -> None:
-    """The storage is gone."""
+    """Forget the drain of a storage that is gone."""
     drain = step.state.handing.pop(storage.storage_id, None)
     if drain is not None:
         step.cancel_timer(drain.timer_id)
@@ -303,7 +303,7 @@ def _hand_on(step: Step, storage: Storage, drain: NodeDrain) -> bool:
 
 
 def _taker(state: CellState, storage: Storage, path: Path, pages: int) -> tuple[Storage | None, int]:
-    """The node that has most of a path's leading ``pages`` in host memory, and how many; of equals the one with most
+    """Return the node with most of a path's leading ``pages`` in host memory, and how many; of equals the one with most
     room. None where one has all of them, or none can take them.
     """
     best: tuple[tuple[int, int], Storage] | None = None

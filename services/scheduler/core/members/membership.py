@@ -117,7 +117,7 @@ def _fault(state: CellState, message: WorkerJoined) -> str:
 
 
 def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None:
-    """What restoring costs on the worker; a profile that cannot be is as good as none."""
+    """Return the worker's cost of restoring; a profile that cannot be is as good as none."""
     profile = message.restoration
     if profile is None:
         return None
@@ -147,7 +147,7 @@ def strike_more(step: Step) -> None:
 
 
 def arriving_left(step: Step, worker_id: str, incarnation: str) -> bool:
-    """A worker that waits to be let in is gone or wants to be; returns whether it was one."""
+    """Remove a worker that waits to be let in; returns whether it was one."""
     message = step.state.arriving.get(worker_id)
     if message is None or message.incarnation != incarnation:
         return False
@@ -156,7 +156,7 @@ def arriving_left(step: Step, worker_id: str, incarnation: str) -> bool:
 
 
 def _adopt_model(step: Step, message: WorkerJoined) -> bool:
-    """The first worker decides what the cell serves. What was cached for another geometry is useless.
+    """Adopt the model of the first worker. What was cached for another geometry is useless.
 
     Returns False where nodes of that are left, which will have been struck soon.
     """
@@ -180,7 +180,7 @@ def _adopt_model(step: Step, message: WorkerJoined) -> bool:
 
 
 def remove_worker(step: Step, worker: Worker) -> None:
-    """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
+    """Remove a worker that is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
     state = step.state
     state.count("workers_lost")
     waiting = take_waiting(state, worker)
@@ -204,7 +204,7 @@ def remove_worker(step: Step, worker: Worker) -> None:
 
 
 def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node, Storage]]:
-    """What the loads and the promotion of this worker hold a host lock on, lowest nodes first in each."""
+    """Return the host locks of this worker's loads and promotion, lowest nodes first in each."""
     reading = []
     for storage_id, nodes in copies_up(state, worker):
         storage = state.storages.get(storage_id)
@@ -214,7 +214,7 @@ def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node
 
 
 def forget_host_pools(step: Step) -> None:
-    """The cell's geometry changes while no worker is joined: every cached page goes, and new pools are due."""
+    """Forget every cached page: the cell's geometry changes while no worker is joined, and new pools are due."""
     state = step.state
     for storage in state.storages.values():
         abandon_backups_of_storage(step, storage)
@@ -231,7 +231,7 @@ RESUME_TIMEOUT_MS = 30_000
 
 
 def worker_gone(step: Step, request: Request) -> None:
-    """An admitted request lost its worker and all its pages there."""
+    """Move on an admitted request that lost its worker and all its pages there."""
     withdraw(step.state, request)
     if request.hidden.run is not None:
         drop_run(step.state, request)
@@ -257,7 +257,7 @@ def _ask_gateway(step: Step, request: Request) -> None:
 
 
 def reclaim(step: Step, message: ReclaimRequest) -> None:
-    """A gateway never heard the end of a request that is over here, because the worker that could tell is gone.
+    """Reclaim requests that are over here, whose end a gateway never heard because the worker is gone.
 
     No bound of the queue applies: the request was accepted once. One that is under way needs nothing, since its worker
     or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
@@ -279,7 +279,7 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
 
 
 def resume(step: Step, request: Request, message: ResumeRequest) -> None:
-    """The gateway said which tokens it has; the next attempt repeats none of them and skips none.
+    """Resume behind the tokens that the gateway has; the next attempt repeats none of them and skips none.
 
     One token at least is left to sample: should it repeat one, the gateway drops it, but it brings the end.
     """

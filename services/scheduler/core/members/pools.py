@@ -33,7 +33,7 @@ _UNITS_STRUCK, _UNITS_REMOVED, _CHILDREN_A_UNIT = 4, 16, 16
 
 
 def strike(step: Step, tier: str, owner: str) -> None:
-    """A pool is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
+    """Strike a pool that is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
 
     A device's nodes are found from the roots down, since what is there has its parent there: that costs in proportion
     to them and to their siblings. Nodes of a host pool may be anywhere, so all are looked at.
@@ -81,7 +81,7 @@ def _strike_next(state: CellState, tier: str, owner: str, left: list[int], gone:
     """Strike the next node, or put those before it that have to go first; returns units of work.
 
     Children go before their parent, so that between any two calls what is on the lost device is closed upwards, and
-    whatever nobody holds has a place in ``left``. Below a node that nobody holds are host copies at most, which no
+    whatever is not held has a place in ``left``. Below a node that is not held are host copies at most, which no
     match reaches any more.
     """
     tree = state.tree
@@ -160,7 +160,7 @@ def attach_device(step: Step, storage: Storage, worker: Worker) -> None:
 
 
 def workers_of(state: CellState, storage: Storage) -> list[Worker]:
-    """The workers on this storage's node."""
+    """Return the workers on this storage's node."""
     return [worker for worker in state.workers.values() if worker.node == storage.node]
 
 

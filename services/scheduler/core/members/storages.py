@@ -80,7 +80,9 @@ def _speed(told: float) -> float:
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A host pool is ready: its node's workers may load from it. So it goes with a hidden pool (:mod:`hidden_form`)."""
+    """Note a host pool that is ready: its node's workers may load from it. So it goes with a hidden pool
+    (:mod:`hidden_form`).
+    """
     state = step.state
     if message.form == HIDDEN:
         hidden_pool_created(step, storage, message)
@@ -100,7 +102,7 @@ def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) ->
 
 
 def remove_storage(step: Step, storage: Storage) -> None:
-    """A storage is gone with its host pool. Loads on their way from it are settled by their batches."""
+    """Remove a storage that is gone with its host pool. Loads in flight from it are settled by their batches."""
     state = step.state
     state.count("storages_lost")
     abandon_backups_of_storage(step, storage)

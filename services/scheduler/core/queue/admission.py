@@ -327,7 +327,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
 
 
 def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
-    """What the worker need not be told of so many ``tokens``, and what it is to keep."""
+    """Return what the worker need not be told of so many ``tokens``, and what it is to keep."""
     if not worker.texts.most_tokens:
         return NO_REFERENCE
     blocks, submit = request.match.blocks, request.submit
@@ -354,8 +354,8 @@ def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
 def follow_cuts(state: CellState, found: PrefixMatch) -> None:
     """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
 
-    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
-    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
+    Only what was on the device before can have been: making room for a backup may cut a node with a copy in the
+    host pool. What is being loaded is read where its copy lies, so that nothing cuts it.
     """
     if found.device:
         found.device = way_to(state.tree, found.device[-1]).nodes.copy()
@@ -385,7 +385,7 @@ def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tu
 
 
 def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
-    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
+    """Take a ready request off the queue to compute ``uncached`` tokens at the worker where it waited.
 
     What others expect of it stands: it is about to bring it.
     """

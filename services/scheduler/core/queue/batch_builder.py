@@ -77,7 +77,7 @@ class BatchBuilder:
         self.context += size * (chunk.start + chunk.end) // 2
 
     def add_restored(self, chunk: Chunk, order: RestoreChunk, share: float, load_share: float) -> None:
-        """Restore a chunk, each token of which takes the device ``share`` of the time of a computed one.
+        """Restore a chunk; a token of it takes the device ``share`` of the time of a computed one.
 
         It moves ``load_share`` of the bytes of its KV there. So it counts as a load of that many tokens.
         """

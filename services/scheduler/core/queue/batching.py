@@ -157,7 +157,7 @@ class _Forming:
         self._passed: Candidate | None = None  # The last of them.
 
     def names(self) -> Iterator[str]:
-        """The window in the ready order, at first only the few that most batches take."""
+        """Yield the window in the ready order, at first only the few that most batches take."""
         state = self._step.state
         window = state.config.queue_window
         first = min(_FIRST_LOOK, window)

@@ -118,7 +118,7 @@ def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDo
 
 
 def request_finished(step: Step, worker: Worker, request: Request, message: RequestFinished | FinishedToo) -> None:
-    """The worker ended a request for its caller."""
+    """Finish a request that the worker ended for its caller."""
     step.state.count(f"finished_{message.reason}")
     valid = -1 if message.reason != "error" else 0
     output = _whole_tokens(message.output)
@@ -129,7 +129,7 @@ def request_finished(step: Step, worker: Worker, request: Request, message: Requ
 
 
 def request_preempted(step: Step, worker: Worker, request: Request, message: RequestPreempted) -> None:
-    """The worker forgot a request; it waits again, in its old place, unless it was to end meanwhile."""
+    """Queue a request again that the worker forgot, in its old place, unless it was to end meanwhile."""
     state = step.state
     output = _whole_tokens(message.output)
     _leave_worker(step, worker, request, output, -1)
@@ -146,7 +146,7 @@ def request_preempted(step: Step, worker: Worker, request: Request, message: Req
 
 
 def text_missing(step: Step, worker: Worker, request: Request | None) -> None:
-    """A worker lacks a text that it was to keep: rely on none of them, and start the request again, if it is there.
+    """Forget the texts of a worker that lacks one that it was to keep, and start the request again, if it is there.
 
     This is no failure of the request, which was not even admitted; the order to stop it is answered behind its batch.
     """

@@ -1,7 +1,7 @@
 """Decode room: a running request gets pages some at a time; when a pool is short, the latest arrival yields.
 
 Leases grow with the answer, so that a long one asks a few times and not every few steps. What a lease holds and the
-answer does not use is lost to the cache meanwhile, so they grow only where most of the pool serves nobody who runs.
+answer does not use is lost to the cache meanwhile, so they grow only where most of the pool serves no running request.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def takes_requests(state: CellState, adapter: str = "") -> bool:
 
 
 def place(state: CellState, request: Request) -> Placement | None:
-    """The best worker for a request, or None when it fits nowhere. Ties: first joined."""
+    """Return the best worker for a request, or None when it fits nowhere. Ties: first joined."""
     if not takes_requests(state, request.submit.adapter):
         return None
     path = matched_path(state, request)
@@ -86,7 +86,7 @@ def place(state: CellState, request: Request) -> Placement | None:
 def estimate(
     state: CellState, request: Request, worker: Worker, path: Path, coming: int, names: ChunkNames | None = None
 ) -> Placement:
-    """What a request would cost on a worker.
+    """Return what a request would cost on a worker.
 
     ``coming``: leading tokens that others there will have computed. ``names`` are those of the prompt's chunks, where
     what disks hold is to be weighed.
@@ -122,7 +122,7 @@ def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkName
 
 
 def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: int, names: ChunkNames) -> float:
-    """What the rest of a prompt costs if what continues it on the node's disk is fetched; infinite without any.
+    """Return the cost of the rest of a prompt if what continues it on the node's disk is fetched; infinite without any.
 
     Where the worker has a profile, in the form and by the means that are fastest (:mod:`restoration_ways`).
     """
@@ -182,7 +182,9 @@ def _compared(
 
 
 def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNames | None) -> Iterator[list[str]]:
-    """Groups of worker ids: who computes a part of the prompt, whose disk has the next, who holds the longest part."""
+    """Yield groups of worker ids: those that compute a part of the prompt, whose disk has the next, that hold the
+    longest part.
+    """
     yield list(coming)
     following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
     if disks is not None and following < disks.count:

@@ -30,7 +30,7 @@ def _check_ready_order(queue: Queue, name: str) -> None:
     """Lanes and their order say the same, and nothing empty is kept."""
     size = 0
     for level in queue.levels.values():
-        require(bool(level.lanes), f"{name} keeps a priority that nobody waits at")
+        require(bool(level.lanes), f"{name} keeps a priority without requests")
         order = []
         for tenant, lane in level.lanes.items():
             require(bool(lane.waiting), f"{name} keeps an empty lane")
@@ -59,13 +59,13 @@ def _check_worker(state: CellState, worker: Worker) -> None:
         tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
         require(batch.tokens == tokens, f"a batch of {name} miscounts its tokens")
     for node_id, names in worker.line.load_waiters.items():
-        require(bool(names), f"nobody waits for node {node_id}")
+        require(bool(names), f"no request waits for node {node_id}")
         waits = all(state.requests[request_id].wait.node == node_id for request_id in names)
         require(waits, f"{name} keeps one who does not wait for node {node_id}")
 
 
 def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
-    """What ``Worker.openings`` must hold, in order of the ids."""
+    """Return what ``Worker.openings`` must hold, in order of the ids."""
     size = state.tree.page_token_bytes
     found: dict[bytes, dict[str, None]] = {}
     for name in sorted(waiting_at(worker)):
@@ -87,7 +87,7 @@ def _check_tenants(state: CellState) -> None:
 def _check_waiters(state: CellState) -> None:
     """Who is deferred waits for a producer on the same worker that is not deferred, or for a load there."""
     for producer_id, names in state.waiters.items():
-        require(bool(names), f"nobody waits for {producer_id}")
+        require(bool(names), f"no request waits for {producer_id}")
         producer = state.requests.get(producer_id)
         require(producer is not None and bool(producer.place.marks), f"{producer_id} will bring nothing")
         for name in names:

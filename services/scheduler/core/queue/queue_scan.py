@@ -62,7 +62,7 @@ def look_at(
 
 
 def candidate_of(state: CellState, worker: Worker, finding: Finding, span: SparseSpan | None, stage: int) -> Candidate:
-    """What a request that may run now would load and compute. Does not mutate."""
+    """Return what a request that may run now would load and compute. Does not mutate."""
     request, cached = finding.request, finding.cached
     load = finding.found.loaded_pages * state.tree.page_size
     compute = request.token_count - (cached if span is None else span.end)

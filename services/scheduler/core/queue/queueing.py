@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _RETRY_AFTER_MS = 1000
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of a refusal, as OpenAI has it, for an adapter that nobody serves."""
+"""Code of a refusal, as OpenAI has it, for an adapter that is not served."""
 
 _ENDED_REMEMBERED = 4096
 _NO_CACHE = CacheHints(read=False, write=False)
@@ -102,14 +102,14 @@ def submit(step: Step, message: SubmitRequest) -> None:
 
 
 def unmatched(message: SubmitRequest) -> PromptMatch:
-    """What is known of a prompt that came whole: the names of its blocks."""
+    """Return what is known of a prompt that came whole: the names of its blocks."""
     return PromptMatch(blocks=PromptBlocks(block_digests(message.namespace, message.prompt)))
 
 
 def _with_prompt(
     state: CellState, message: SubmitRequest, base: PromptBase, node: Node
 ) -> tuple[SubmitRequest, PromptMatch]:
-    """The message with its whole prompt, which begins on the way to ``node``, and how far it is matched by that."""
+    """Return the message with its whole prompt, which begins on the way to ``node``, and how far that matches it."""
     state.count("bases_resolved")
     prompt = prompt_behind(state.tree, node, base.tokens, message.tail)
     page_size = state.tree.page_size
@@ -118,7 +118,7 @@ def _with_prompt(
 
 
 def accept(step: Step, message: SubmitRequest, match: PromptMatch) -> Request:
-    """A request with its whole prompt that is known from now on, and in no queue yet."""
+    """Return a request with its whole prompt that is known from now on, and in no queue yet."""
     state = step.state
     if not state.config.prefix_caching:
         message = msgspec.structs.replace(message, cache=_NO_CACHE)
@@ -158,7 +158,7 @@ def fault_of(message: SubmitRequest) -> str:
 
 
 def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
-    """The bound of the queue that one more request would exceed, or ""."""
+    """Return the bound of the queue that one more request would exceed, or ""."""
     config = state.config
     if state.queued >= config.max_queued:
         return f"max_queued allows {config.max_queued} waiting requests"
@@ -239,7 +239,7 @@ def dequeue(state: CellState, request: Request) -> None:
 
 
 def take_waiting(state: CellState, worker: Worker) -> list[Request]:
-    """Take everybody out of a worker's queue; returns them in order of arrival, to be placed anew."""
+    """Take all requests out of a worker's queue; returns them in order of arrival, to be placed anew."""
     waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=lambda request: request.arrival_order)
     for request in waiting:
         dequeue(state, request)
@@ -251,7 +251,7 @@ MOST_REPLACED = 512
 
 
 def replace_waiting(step: Step) -> None:
-    """Place waiting requests anew, after a worker joined: those that nobody has, and those that wait longest.
+    """Place waiting requests anew, after a worker joined: those without a worker, and those that wait longest.
 
     The others stay where they are; workers that have nothing left to do take them over (:func:`steal`).
     """
@@ -356,7 +356,7 @@ def _steal_for(step: Step, thief: Worker) -> bool:
 
 
 def _by_loss(state: CellState, victim: Worker, thief: Worker) -> list[tuple[Request, Placement]]:
-    """The next requests of a queue and what they would cost elsewhere; the least loss first, then in order."""
+    """Return the next requests of a queue and what they would cost elsewhere; the least loss first, then in order."""
     found = []
     for name in first_in_line(state, victim, _STEALING_AMONG):
         request = state.requests[name]

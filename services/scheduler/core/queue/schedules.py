@@ -1,8 +1,8 @@
 """Schedules: which of the candidates that a look at the queue finds a batch takes, and in which order.
 
 Candidates come in the ready order, and those that are better off waiting never come. One is admitted as it comes, or
-put aside until the window is through. A batch is done when it is full or a candidate finds no room: nobody may overtake
-one that waits for pages.
+put aside until the window is through. A batch is done when it is full or a candidate finds no room: no request may
+overtake one that waits for pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Schedule:
         return False
 
     def order(self, put_aside: list[Candidate]) -> list[Candidate]:
-        """The order in which those that were put aside are admitted when the window is through."""
+        """Return the order in which those that were put aside are admitted when the window is through."""
         return put_aside
 
 

@@ -2,10 +2,10 @@
 
 A pool is named as its eviction policy is: ``device/<worker id>`` or ``host/<storage id>``.
 
-Whoever has more pages in a pool than allowed is above its quota there, and its nodes go before those of anybody who is
+An owner with more pages in a pool than allowed is above its quota there, and its nodes go before those of any that is
 not, whatever the pool's policy says; of one owner's nodes the one that was used longest ago. Counting costs a constant
 time for each node that changes, naming a victim takes O(log n) of the owner's nodes besides one look at each owner that
-is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where nobody owns
+is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where no owner has
 anything, nodes have no owner and nothing is done.
 """
 
@@ -35,7 +35,7 @@ class Account(msgspec.Struct):
 
     ``pages`` counts what is its in each pool: on devices what the tree has there or is loading, in host pools what the
     tree has there and what is leased for copies on their way. Pages of running requests that the tree does not have
-    are nobody's. ``orders`` has of each pool the nodes that may be evicted there, used longest ago first.
+    have no owner. ``orders`` has of each pool the nodes that may be evicted there, used longest ago first.
     """
 
     name: str  # ``CacheQuota.owner``.
@@ -49,7 +49,7 @@ class Account(msgspec.Struct):
 
 
 class Quotas(msgspec.Struct):
-    """All owners that have, or had, a quota and of which something is known; empty where nobody has one.
+    """All known owners that have, or had, a quota; empty without quotas.
 
     Their numbers are in the tree: nodes name their owner by it, and ``PrefixTree.owners`` the owner of a namespace.
     """
@@ -61,7 +61,7 @@ class Quotas(msgspec.Struct):
     page_bytes: int = 0  # KV bytes of a page of the cell's pools; 0 before the first worker.
 
     def disk_quota(self, owner: int) -> DiskQuota | None:
-        """What a storage is to know of an owner; None of :data:`NOBODY`. Does not mutate."""
+        """Return what a storage is to know of an owner; None for :data:`NOBODY`. Does not mutate."""
         account = self.accounts.get(owner)
         if account is None:
             return None
@@ -87,7 +87,7 @@ class Quotas(msgspec.Struct):
         return account.pages.get(pool, 0) - account.leaving.get(pool, 0) + coming - most
 
     def charge(self, owner: int, pool: str, pages: int) -> None:
-        """An owner has so many pages more in a pool, or fewer."""
+        """Charge an owner for so many pages more in a pool, or fewer."""
         _count(self.accounts[owner].pages, pool, pages)
         self.place(owner, pool)
 
@@ -108,7 +108,7 @@ class Quotas(msgspec.Struct):
                 del self.above[pool]
 
     def offer(self, node: Node, pool: str) -> None:
-        """A node that somebody owns may be evicted from this pool, or has changed since it might."""
+        """Offer an owned node that may be evicted from this pool, or has changed since it might."""
         account = self.accounts[node.owner]
         if not most_bytes(account, pool):
             return
@@ -118,20 +118,21 @@ class Quotas(msgspec.Struct):
         order.offer(node)
 
     def withdraw(self, node: Node, pool: str, moment: Moment) -> None:
-        """A node that somebody owns left this pool."""
+        """Withdraw an owned node that left this pool."""
         order = self.accounts[node.owner].orders.get(pool)
         if order is not None:
             order.remove(node, moment)
 
     def coldest(self, owner: int, pool: str, evictable: Evictable, moment: Moment) -> Node | None:
-        """The node of an owner that goes next from a pool, None when none may. It is on offer no longer."""
+        """Return the node of an owner that goes next from a pool, None when none may. It is on offer no longer."""
         order = self.accounts[owner].orders.get(pool)
         return None if order is None else order.victim(evictable, moment)
 
     def take_excess(
         self, pool: str, evictable: Evictable, moment: Moment, *, owner: int = NOBODY, coming: int = 0
     ) -> tuple[Node, int] | None:
-        """A node of somebody who is above its quota in a pool, and by how many pages; None when nobody has any to give.
+        """Return a node of an owner above its quota in a pool, and by how many pages; None when no owner has any to
+        give.
 
         ``owner``, if it is above with the pages that are ``coming`` for it, is asked first.
         """
@@ -143,19 +144,19 @@ class Quotas(msgspec.Struct):
         return None
 
     def forget_pool(self, pool: str) -> None:
-        """A pool is gone with all that was in it."""
+        """Forget a pool that is gone with all that was in it."""
         self.above.pop(pool, None)
         for account in self.accounts.values():
             _forget_pool_of(account, pool)
 
 
 def most_bytes(account: Account, pool: str) -> int:
-    """An account's quota in a pool; 0 is no bound. Does not mutate."""
+    """Return an account's quota in a pool; 0 is no bound. Does not mutate."""
     return account.device_bytes if pool.startswith(_DEVICE_POOLS) else account.host_bytes
 
 
 def forget_unbounded_orders(account: Account) -> None:
-    """An account has other quotas: where it has none, nobody asks any more which of its nodes goes first."""
+    """Forget the orders of pools without a quota, after an account's quotas changed."""
     account.orders = {pool: order for pool, order in account.orders.items() if most_bytes(account, pool)}
 
 

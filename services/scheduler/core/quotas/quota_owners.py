@@ -1,8 +1,8 @@
-"""Who owns which KV: learnt from requests, each of which says whose cache it uses and what that may take.
+"""Who owns which KV: learnt from requests; each says whose cache it uses and what that may take.
 
 What a request says holds from then on, as with every other limit: quotas are changed by the next request that comes. A
 namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has, and gone
-through again when that owner first gets a quota. Owners of which nothing is left are forgotten now and then.
+through again when that owner first gets a quota. Owners with nothing left are forgotten now and then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_BOUND = CacheQuota(owner="")
 
 
 def remember_quota(state: CellState, message: SubmitRequest) -> None:
-    """An accepted request says who owns its namespace, and what that owner's KV may take."""
+    """Note the owner of an accepted request's namespace, and what that owner's KV may take."""
     quota = message.quota
     number = state.tree.owners.get(message.namespace)
     if number is None:
@@ -44,7 +44,7 @@ def remember_quota(state: CellState, message: SubmitRequest) -> None:
         _own(state, message.namespace, number)
     account = state.quotas.accounts[number]
     if quota is not None and quota.owner != account.name:
-        state.count("quotas_refused")  # A namespace comes of one salt; whoever says another has no say in it.
+        state.count("quotas_refused")  # A namespace comes of one salt; another quota for it is ignored.
         return
     _bound(state, number, account, quota or _NO_BOUND)
     if len(state.tree.owners) > 2 * (len(state.tree.roots) + len(state.requests)) + _FORGOTTEN_BEYOND:
@@ -62,7 +62,7 @@ def _account_of(state: CellState, name: str) -> int:
 
 
 def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -> None:
-    """These are an account's quotas from now on."""
+    """Set an account's quotas."""
     # What is below host memory only matters to storages, which are told with their orders.
     account.disk_bytes, account.remote_bytes = max(0, quota.disk_bytes), max(0, quota.remote_bytes)
     bounds = max(0, quota.device_bytes), max(0, quota.host_bytes)
@@ -80,7 +80,7 @@ def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -
 
 
 def _own(state: CellState, namespace: str, number: int) -> None:
-    """A namespace belongs to an account from now on, with all that it has."""
+    """Assign a namespace to an account from now on, with all that it has."""
     tree = state.tree
     tree.owners[namespace] = number
     for fetch in state.fetches.values():
@@ -132,7 +132,7 @@ def _offer_all(state: CellState, node: Node) -> None:
 
 
 def _forget_unused(state: CellState) -> None:
-    """Forget namespaces of which there is neither KV nor a request, and then accounts without any."""
+    """Forget namespaces with neither KV nor a request, and then accounts without any."""
     tree, quotas = state.tree, state.quotas
     used = dict.fromkeys(tree.roots)
     used |= dict.fromkeys(request.submit.namespace for request in state.requests.values())

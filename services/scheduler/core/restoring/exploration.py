@@ -1,7 +1,7 @@
 """Trials: a way back that lost by what was observed of it is taken now and then, or it would never be observed again.
 
 The rates of a disk and of restoring are learned by using them (:mod:`planner.rate`). Once one of them was slow, for
-whatever reason, nothing is fetched where computing is faster, and so nobody would see that it is not slow any more.
+whatever reason, nothing is fetched where computing is faster, and so its recovery would go unnoticed.
 So decisions are counted which only those observations speak for: without them, by the profile and the disk's limit,
 another way would have won. The last of every ``TRIED_EVERY`` takes the best other way instead.
 
@@ -49,7 +49,7 @@ def is_trial_due(storage: Storage) -> bool:
 
 
 def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: int, left_us: float) -> Choice | None:
-    """The best rival of the winner that costs no more than a trial may; None where there is none. Pure.
+    """Return the best rival of the winner that costs no more than a trial may; None where there is none. Pure.
 
     ``step``: tokens of a chunk. ``least``: tokens that are worth a fetch. ``left_us``: until the request's deadline.
     """
@@ -90,7 +90,7 @@ def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
 
 
 def note_decision(storage: Storage, choice: Choice) -> None:
-    """A decision was taken that is no trial. Mutates."""
+    """Note a decision that is no trial. Mutates."""
     if choice.overrules_sparse:
         storage.sparse.overruled += 1
         if storage.sparse.overruled >= TRIED_EVERY:
@@ -107,7 +107,7 @@ def note_declined_loan(storage: Storage) -> None:
 
 
 def note_trial(state: CellState, storage: Storage, choice: Choice) -> None:
-    """What was decided was ordered; if it was a trial, the next is as far off as ever."""
+    """Note that what was decided was ordered; if it was a trial, the next is as far off as ever."""
     if choice.is_trial:
         storage.fetching.overruled = 0
         state.count("restorations_explored")

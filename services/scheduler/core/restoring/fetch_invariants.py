@@ -56,7 +56,7 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
         timer = state.timers.get(fetch.timer_id)
         require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")
         is_for_somebody = bool(fetch.waiters) or fetch.is_warming
-        require(is_for_somebody or fetch.chunks == chunks, f"nobody waits for {name}")
+        require(is_for_somebody or fetch.chunks == chunks, f"no request waits for {name}")
     require(not fetch.is_called_off or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
     for request_id in fetch.waiters:
         request = state.requests.get(request_id)

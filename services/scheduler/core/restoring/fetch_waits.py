@@ -49,7 +49,8 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
 
 def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
-    """The same for hidden states: they are waited for until the first part has arrived, the rest comes as it goes on.
+    """Return the same for hidden states: they are waited for until the first part has arrived, the rest comes as it
+    goes on.
 
     A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
     """
@@ -67,7 +68,8 @@ def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun,
 
 
 def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) -> bool:
-    """The next hidden states are being fetched for another, which will have restored them sooner than this one could.
+    """Return whether the next hidden states are fetched for another, which will have restored them sooner than this
+    one could.
 
     It is waited for until that one can be admitted. From then on it is a producer like any other.
     """
@@ -105,7 +107,7 @@ def _set_deadline(step: Step, request: Request, worker: Worker, cached: int, end
 
 
 def expire_fetch_wait(step: Step, request: Request) -> None:
-    """The wait is over: the request runs as soon as it can, with what has arrived by then."""
+    """End the wait: the request runs as soon as it can, with what has arrived by then."""
     request.patience.fetch_timer = ""
     request.patience.is_fetch_over = True
     if request.wait.fetch:

@@ -1,8 +1,8 @@
 """Fetches, disk or object store to host: what the storage says of them, and how they end.
 
 A fetch is over when the storage says so, or when the storage is lost. Until then its pages stay leased, for the
-storage may still be writing to them; one that was cut off, by its deadline or because nobody waits for it, is for
-nobody any more, and what it has brought stays.
+storage may still be writing to them; one that was cut off, by its deadline or because it is not waited for, is for
+no request any more, and what it has brought stays.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
 
 
 def expire_fetch(step: Step, fetch: Fetch) -> None:
-    """The deadline passed."""
+    """Expire a fetch whose deadline passed."""
     step.state.count("fetch_deadlines")
     fetch.expire()
     step.state.storages[fetch.storage_id].fetching.late += 1
@@ -84,7 +84,7 @@ def expire_fetch(step: Step, fetch: Fetch) -> None:
 
 
 def hidden_fetch_expired(step: Step, fetch: HiddenFetch) -> None:
-    """The deadline of a fetch of hidden states passed."""
+    """Expire a fetch of hidden states whose deadline passed."""
     _find_other_means(step, expire_hidden_fetch(step, fetch))
 
 
@@ -117,7 +117,7 @@ def cancel_fetches(step: Step, namespace: str) -> None:
 
 
 def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
-    """The host pool is gone, with the storage or for another one: nothing of its fetches is to be given back."""
+    """Abandon the fetches into a host pool that is gone, with the storage or for another one: no page is given back."""
     state = step.state
     for fetch in [fetch for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]:
         if not is_lost and not fetch.is_called_off:
@@ -135,7 +135,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
 
 
 def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
-    """The storage is done with a fetch. Where it came whole, what follows is fetched next."""
+    """Finish a fetch that the storage is done with. Where it came whole, what follows is fetched next."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
     give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_NUMBER_BYTES)
@@ -181,7 +181,7 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
 
 
 def _cut_off(step: Step, fetch: Fetch) -> None:
-    """Nobody waits for this fetch any more; its pages stay leased until the storage answers."""
+    """Call off a fetch that is not waited for any more; its pages stay leased until the storage answers."""
     storage = step.state.storages[fetch.storage_id]
     fetch.call_off()
     step.cancel_timer(fetch.timer_id)
@@ -196,7 +196,7 @@ def _release_waiters(step: Step, fetch: Fetch) -> None:
 
 
 def _settle(step: Step, fetch: Fetch, request: Request, *, is_whole: bool) -> None:
-    """A fetch is over for one of those that it is for. If it brought what it could, more may follow."""
+    """Settle a fetch for one of those that it is for. If it brought what it could, more may follow."""
     del fetch.waiters[request.request_id]
     if not fetch.waiters:
         step.state.unwanted[fetch.fetch_id] = None

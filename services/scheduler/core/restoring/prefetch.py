@@ -17,7 +17,7 @@ Where neither has it and another node does, it is read from there (:mod:`lending
 node has fetched it from its own disk, which the request waits for like for a fetch of its own node.
 
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
-may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
+may bring once those came, so that a new prompt displaces few host copies for nothing; in which form,
 :mod:`restoration_ways` says.
 """
 
@@ -84,7 +84,7 @@ _STARTS_AT_ONCE = 8
 
 
 def prefetch_when_near(step: Step, request: Request) -> None:
-    """A request was queued: prefetch for it now or, where many stand before it, when it is among the first."""
+    """Prefetch for a queued request now or, where many stand before it, when it is among the first."""
     state = step.state
     worker = state.workers[request.worker_id]
     if worker.line.queue.size <= NEAR:
@@ -95,7 +95,7 @@ def prefetch_when_near(step: Step, request: Request) -> None:
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
-    """These requests are the first in a worker's line: begin what was put off for them."""
+    """Begin what was put off for these requests, the first in a worker's line."""
     state = step.state
     storage = state.storage_of(worker)
     if storage is None or storage.pool is None:
@@ -237,7 +237,7 @@ def _loan(
     names: ChunkNames,
     covered_pages: int,
 ) -> Loan | None:
-    """What is to be read from another node's host memory next, if that is the fastest."""
+    """Return what is to be read from another node's host memory next, if that is the fastest."""
     if state.config.restoring == HIDDEN:
         return None
     loan = find_loan(state, request, storage, path, names, covered_pages, FETCH_CHUNKS)

@@ -45,7 +45,7 @@ Form = Literal["kv", "hidden", "recompute", "sparse"]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What there is for a prompt of ``tokens`` tokens, the first ``covered`` of which need not be brought.
+    """What there is for a prompt of ``tokens`` tokens; the first ``covered`` need not be brought.
 
     The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
     hidden states up to ``hidden_end``, each as far as one fetch would bring it; behind ``kv_end`` hidden states go on
@@ -107,11 +107,11 @@ class Prices:
     sparse: SparsePrices | None = None  # Of a request that allows to read in part.
 
     def computing(self, start: int, end: int) -> float:
-        """Computing tokens [start, end) in all layers."""
+        """Return the time of computing tokens [start, end) in all layers."""
         return self.costs.layers * self.costs.recompute_us(start, end)
 
     def fetching(self, token_bytes: float, tokens: int) -> float:
-        """Reading from the disk, behind what others wait for."""
+        """Return the time of reading from the disk, behind what others wait for."""
         return (self.queued_bytes + tokens * token_bytes) / self.disk_bytes_per_us
 
     def kv(self, ways: Ways) -> tuple[float, float]:
@@ -121,8 +121,8 @@ class Prices:
         return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
 
     def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
-        """(The same two times, layers to compute from tokens): hidden states from ``begin`` on, tokens [start, end)
-        of it.
+        """Return (the same two times, layers to compute from tokens): hidden states from ``begin`` on, tokens [start,
+        end) of it.
         """
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)
@@ -134,7 +134,7 @@ class Prices:
     def restoring(self, start: int, end: int, recomputed: int | None = None) -> tuple[float, int]:
         """(Time on the device alone, layers to compute from tokens): the best that the pages allow, or with so many.
 
-        A layer of which they hold a hidden state can be computed as well: that pays where the link is the slower side.
+        A layer with a hidden state in them can be computed as well: that pays where the link is the slower side.
         What was observed of restoring says the time, if anything was.
         """
         layout = self.layout
@@ -150,7 +150,7 @@ class Prices:
 
 
 def choose(prices: Prices, ways: Ways) -> Choice:
-    """The fastest way; of equals the first of KV, hidden states, computing, reading in part. Pure, O(stretches x
+    """Return the fastest way; of equals the first of KV, hidden states, computing, reading in part. Pure, O(stretches x
     layers).
     """
     return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
@@ -177,7 +177,9 @@ def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
 
 
 def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
-    """The step waits for the disk, for what others read there first, and then computes behind what was chosen."""
+    """Return the way whose step waits for the disk, for what others read there first, and then computes behind what
+    was chosen.
+    """
     span = ways.sparse_end - ways.covered
     queued_us = max(0.0, prices.fetching(0.0, 0) - prices.ahead_us)
     reading_us = sparse.reading(span)
@@ -222,7 +224,7 @@ def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[
 
 
 def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
-    """What a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
+    """Return what a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
     if layout is None:
         return ""
     methods = ["hidden from disk"] if recomputed < layout.absent + layout.from_hidden else []
@@ -232,7 +234,9 @@ def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
 
 
 def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
-    """What a worker and the storage of its node cost now; None where the worker has no profile. Does not mutate."""
+    """Return what a worker and the storage of its node cost now; None without a profile of the worker. Does not
+    mutate.
+    """
     costs = layer_costs(state, worker)
     profile = worker.restoration
     if costs is None or profile is None or profile.link_bytes_per_us <= 0:

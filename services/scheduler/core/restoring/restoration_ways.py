@@ -10,7 +10,7 @@ the store nothing is known beforehand: a fetch is the question, and what comes o
 first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
 was told that the store does not have it does not ask for again.
 
-Most prompts have been seen by nobody, and each such question costs the store's time, pages and a wait. So the second
+Most prompts are new, and each such question costs the store's time, pages and a wait. So the second
 form is given up for a while where it brought nothing to several requests in a row: then one in so many asks.
 """
 
@@ -59,7 +59,7 @@ def usable_stretches(
     """Stretches of hidden chunks behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
 
     ``end`` is what :func:`usable_hidden_end` says of ``first``. A disk that has no hidden states of a sequence's first
-    chunk is not searched: most such prompts have been seen by nobody.
+    chunk is not searched: most such prompts are new.
     """
     if end == 0 or not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return ()
@@ -91,7 +91,7 @@ def choose_way(
     There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
     and hidden states up to the chunk ``end_of_hidden``, and in stretches of chunks ``later``. Where neither can be
     weighed, ``restoring_us`` of the choice is 0. Before hidden states that begin with a hole goes KV that may be there.
-    Up to the chunk ``end_of_sparse`` it may be read in part, of which as much is weighed as of a fetch.
+    Up to the chunk ``end_of_sparse`` it may be read in part; as much of that is weighed as of a fetch.
     ``is_next``: nothing that waits stands before the request.
     """
     size = names.pages_each * state.tree.page_size
@@ -153,7 +153,7 @@ def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: i
 
 
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
-    """The fastest way, or a trial of another where one is due. Does not mutate."""
+    """Return the fastest way, or a trial of another where one is due. Does not mutate."""
     choice = choose(prices, ways)
     if is_sparse_overruled(prices, ways, choice):
         choice = replace(choice, overrules_sparse=True)
@@ -172,7 +172,7 @@ def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
 
 
 def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
-    """What a worker does before it comes to a request: what it was told to, and what waits there besides."""
+    """Return the time before a worker comes to a request: its orders, and what waits there besides."""
     own = request.place.cost if request.worker_id == worker.worker_id else 0
     before = 0 if is_next else worker.line.cost - own
     return backlog_us(state, worker) - worker.line.cost + before
@@ -183,7 +183,8 @@ _PATIENCE = 8
 
 
 def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Storage, start: int) -> ChunkForm | None:
-    """The form in which to ask for what begins with token ``start``; None where there is nothing to ask for any more.
+    """Return the form in which to ask for what begins with token ``start``; None where there is nothing to ask for any
+    more.
 
     A question that is put off for good is written down as one that brought nothing.
     """
@@ -202,7 +203,7 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
 
 
 def _forms(state: CellState, request: Request, worker: Worker, storage: Storage) -> tuple[ChunkForm, ...]:
-    """What may be asked for, and in which order."""
+    """Return the forms that may be asked for, in order."""
     if not may_restore(state, request, worker, storage):
         return ("kv",)
     if state.config.restoring == HIDDEN:

@@ -39,11 +39,11 @@ class SparsePrices:
     pace: float = 1.0
 
     def expecting(self, tokens: int) -> float:
-        """Reading what is important of so many tokens, by the disk's rate."""
+        """Return the time of reading what is important of so many tokens, by the disk's rate."""
         return self.calls_us + tokens * self.token_us
 
     def reading(self, tokens: int) -> float:
-        """The same by what was seen."""
+        """Return the same by observation."""
         return self.expecting(tokens) / self.pace
 
     def unobserved(self) -> SparsePrices:
@@ -52,7 +52,7 @@ class SparsePrices:
 
 
 def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance: Importance) -> SparsePrices | None:
-    """What such reads cost now; None while no geometry is known. Does not mutate."""
+    """Return what such reads cost now; None while no geometry is known. Does not mutate."""
     geometry = state.geometry
     if geometry is None:
         return None
@@ -66,7 +66,9 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
 
 
 def share_of_bytes(geometry: KvGeometry, ratio: float) -> float:
-    """Expected bytes that are read over those of the whole KV: probe keys, chosen K and V, and keys on a fallback."""
+    """Return expected bytes that are read over those of the whole KV: probe keys, chosen K and V, and keys on a
+    fallback.
+    """
     probes = min(PROBE_HEADS, geometry.kv_heads) / geometry.kv_heads
     agreed = probes / 2 + ratio
     fallen_back = (1.0 + ratio) / 2

@@ -69,7 +69,7 @@ def _check_span(state: CellState, request: Request, span: SparseSpan) -> None:
 
 
 def _check_alone(state: CellState, request: Request) -> None:
-    """Whoever is lossy allowed it, and nobody counts on what it computes."""
+    """Check that a lossy request allowed it, and that no other counts on what it computes."""
     name = request.request_id
     require(request.submit.cache.importance is not None, f"{name} is to be exact and has a sparse prefix")
     require(not request.place.marks and name not in state.waiters, f"others wait for what {name} computes")

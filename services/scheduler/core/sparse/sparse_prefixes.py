@@ -1,4 +1,4 @@
-"""Sparse prefixes: a part of a prompt that lies on the disk and of which only what is important is read (IMPRESS 4.1).
+"""Sparse prefixes: a part of a prompt that lies on the disk and is read only where it is important (IMPRESS 4.1).
 
 A request that allows it may have the run of chunks that follows what its worker can reuse read in part, by the worker,
 in the step of its first chunk (ADR 0015). It is chosen while the request waits, like any other way back
@@ -7,7 +7,7 @@ Where it is of no use by then, because something in front of it is gone or what 
 is looked at anew.
 
 What is computed behind a sparse prefix is lossy. It belongs to its request alone: it enters no tree, is saved nowhere,
-and nobody waits for it.
+and no request waits for it.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def usable_sparse_end(
 def choose_sparse(
     state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, end: int
 ) -> None:
-    """Chunks [first, end) of a waiting request are to be read in part: nobody may wait for what it computes."""
+    """Chunks [first, end) of a waiting request are to be read in part: no request may wait for what it computes."""
     chunks = b"".join(names[index] for index in range(first, end))
     request.sparse.choice = SparseChoice(storage.storage_id, first * chunk_tokens(state.tree.page_size), chunks)
     withdraw(state, request)
 
 
 def span_for(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
-    """The sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
+    """Return the sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
 
     None where it was not chosen, or is of no use any more. Does not mutate; O(chunks).
     """
@@ -104,7 +104,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 
 
 def drop_choice(state: CellState, request: Request) -> None:
-    """A lossy prefix that was chosen is of no use any more: what to do is to be decided anew."""
+    """Drop a chosen lossy prefix that is of no use any more: the choice is to be made anew."""
     request.sparse.choice = None
     request.prefetch.is_due = True
     state.count("sparse_choices_dropped")
@@ -116,14 +116,14 @@ def pages_spared(span: SparseSpan, page_size: int) -> int:
 
 
 def pages_for_chosen(span: SparseSpan, importance: Importance | None, page_size: int) -> int:
-    """Pages for what each layer chooses of a span. Raises InvariantViolated where nobody allowed that."""
+    """Pages for what each layer chooses of a span. Raises InvariantViolated where no request allowed that."""
     return -(-ceil(_demanded(importance).ratio * (span.end - span.start)) // page_size)
 
 
 def begin_sparse(
     state: CellState, request: Request, worker: Worker, span: SparseSpan, pages: bytes, before: int
 ) -> bytes:
-    """A request is admitted with this span; returns the pages of its table (packed) that no tree owns.
+    """Begin a request that is admitted with this span; returns the pages of its table (packed) that no tree owns.
 
     Of the leased ``pages`` the first ``before`` belong in front of the span, the last hold what is chosen of it.
     """
@@ -143,7 +143,7 @@ def begin_sparse(
 
 
 def sparse_order(request: Request) -> SparsePrefix | None:
-    """What the worker is told of the sparse prefix of a request that was just admitted, if it has one."""
+    """Return the worker's order for the sparse prefix of a request that was just admitted, if it has one."""
     span = request.sparse.span
     if span is None:
         return None

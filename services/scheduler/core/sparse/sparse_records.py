@@ -17,9 +17,9 @@ class SparseChoice(msgspec.Struct, frozen=True):
 
 
 class SparseSpan(msgspec.Struct):
-    """Tokens [start, end) of an admitted request, of which each layer reads what is important (IMPRESS 4.1).
+    """Tokens [start, end) of an admitted request; each layer reads what is important of them (IMPRESS 4.1).
 
-    ``chunks`` (16 bytes each) hold them, the first of which begins ``depth`` tokens below the root. ``pages`` (packed)
+    ``chunks`` (16 bytes each) hold them; the first begins ``depth`` tokens below the root. ``pages`` (packed)
     are leased to the request beside its page table, for what is read.
     """
 

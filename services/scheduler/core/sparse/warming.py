@@ -1,10 +1,10 @@
-"""Warming: chunks that are read in part again and again come up to host memory, for whoever comes next to use whole.
+"""Warming: chunks that are read in part again and again come up to host memory, for the next requests to use whole.
 
 IMPRESS moves a chunk up when its score is above the lowest of the tier above (4.4.2). Here, when a sparse prefix was
 read, its first chunks are fetched as KV if they have been read as often as selective admission asks for, and none of
 the coldest host copies that would have to go is worth more. Reading in part goes on until it has cost the disk as much
-as fetching would have: whoever rents for no longer than the price of buying pays at most twice what was best. The
-fetch is for nobody who waits, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
+as fetching would have: renting for no longer than the price of buying pays at most twice what was best. The
+fetch is for no waiting request, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
 while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
 
 It begins with what workers say of sparse prefixes: how long reading took and what was important, or that it failed.
@@ -40,7 +40,7 @@ WARMED_CHUNKS = 16
 
 
 def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path: Path, disk_bytes: int) -> None:
-    """A sparse prefix was read once more, by ``disk_bytes``: fetch what is hot of it, if that is nobody's loss.
+    """Fetch what is hot of a sparse prefix that was read once more, by ``disk_bytes``, if that costs no other.
 
     ``path`` is what the tree knows of the request's tokens up to the end of the span.
     """
@@ -66,14 +66,14 @@ def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path:
 
 
 def _digest(state: CellState, request: Request, span: SparseSpan) -> int:
-    """What a node that began where the span does would be remembered by. Does not mutate."""
+    """Return the name under which a node that began where the span does would be remembered. Does not mutate."""
     above = extend(root_digest(request.submit.namespace), request.tokens[: span.start * TOKEN_BYTES])
     return extend(above, head_of(state.tree, request.tokens[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]))
 
 
 def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> int:
-    """Reads in part, like this one, that take from the disk what fetching all of it takes; no more than can be counted.
-    Does not mutate.
+    """Return the reads in part, like this one, that take from the disk what fetching all of it takes; no more than can
+    be counted. Does not mutate.
     """
     if state.geometry is None or disk_bytes <= 0:
         return 0
@@ -111,7 +111,7 @@ def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, leas
 
 
 def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
-    """A sparse prefix was read: learn what that cost, and of which chunks how much was chosen."""
+    """Learn from a sparse prefix that was read: what that cost, and how much of each chunk was chosen."""
     state = step.state
     request = state.requests.get(report.request_id)
     if request is None or request.attempt != report.attempt or request.worker_id != worker.worker_id:
@@ -132,7 +132,7 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
 
 
 def _learn(step: Step, storage: Storage, request: Request, span: SparseSpan, report: SparseLoaded) -> None:
-    """What was chosen of each chunk says what caching it would be worth; what is hot comes up."""
+    """Learn what caching a chunk would be worth from what was chosen of it; what is hot comes up."""
     state = step.state
     storage.sparse.shares.note(split_digests(span.chunks), report.shares)
     pages = span.end // state.tree.page_size
@@ -142,7 +142,7 @@ def _learn(step: Step, storage: Storage, request: Request, span: SparseSpan, rep
 
 
 def sparse_refused(state: CellState, request: Request) -> None:
-    """A sparse prefix could not be read: its request starts again without one.
+    """Start a request again without the sparse prefix that could not be read.
 
     The chunks are not forgotten: the storage says what it has lost.
     """

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def backup_target(state: CellState, worker: Worker) -> Storage | None:
-    """The storage that takes this worker's backups now; one that let a deadline pass takes none until it answers."""
+    """Return the storage that takes this worker's backups now; one that let a deadline pass takes none until it
+    answers.
+    """
     storage = state.storage_of(worker)
     return None if storage is None or storage.late_backups else storage
 
@@ -82,7 +84,7 @@ def send_copies(step: Step, worker: Worker, storage: Storage, chosen: Sequence[t
 
 
 def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
-    """The storage answered. Nodes that were being evicted and are still unused leave the device."""
+    """Finish a backup that the storage answered. Nodes being evicted that are still unused leave the device."""
     state = step.state
     step.cancel_timer(transfer.timer_id)
     storage = state.storages[transfer.storage_id]
@@ -118,7 +120,7 @@ def _leave_device(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def expire_backup(step: Step, transfer: Transfer) -> None:
-    """The deadline passed: nobody waits for this backup any more, but its pages stay untouched until the answer."""
+    """Expire a backup at its deadline: it is not waited for any more, but its pages stay untouched until the answer."""
     state = step.state
     state.count("backups_failed")
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
@@ -130,7 +132,7 @@ def expire_backup(step: Step, transfer: Transfer) -> None:
 
 
 def _hold(state: CellState, transfer: Transfer, node: Node) -> None:
-    """The host pages that a backup fills for a node are the transfer's own until the storage answers."""
+    """Hold the host pages that a backup fills for a node: they are the transfer's own until the storage answers."""
     _charge_less(state, node, transfer.storage_id, node.backup_pages)
     transfer.held += node.backup_pages
     node.backup_pages = b""
@@ -143,7 +145,7 @@ def _charge_less(state: CellState, node: Node, storage_id: str, pages: bytes) ->
 
 
 def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
-    """Forget a transfer; its nodes, which are returned, are read by nobody."""
+    """Forget a transfer; its nodes, which are returned, are not read any more."""
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
     _count_leaving(state, transfer, nodes, -1)
     del state.transfers[transfer.transfer_id]
@@ -153,7 +155,7 @@ def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
 
 
 def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign: int) -> None:
-    """These nodes join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
+    """Count nodes that join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
     worker = state.workers.get(transfer.worker_id)
     if worker is None or transfer.is_late or transfer.stays:
         return
@@ -164,7 +166,7 @@ def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign
 
 
 def abandon_backups_of_worker(step: Step, worker: Worker) -> None:
-    """The worker is gone; what its backups were to fill is free after the storage's answer."""
+    """Abandon the backups of a worker that is gone; what they were to fill is free after the storage's answer."""
     for transfer in step.state.transfers.values():
         if transfer.worker_id != worker.worker_id:
             continue
@@ -176,7 +178,7 @@ def abandon_backups_of_worker(step: Step, worker: Worker) -> None:
 
 
 def abandon_backups_of_storage(step: Step, storage: Storage) -> None:
-    """The storage is gone with its pool; nothing is to be given back to it."""
+    """Abandon the backups to a storage that is gone with its pool; no page is given back to it."""
     state = step.state
     for transfer in list(state.transfers.values()):
         if transfer.storage_id != storage.storage_id:

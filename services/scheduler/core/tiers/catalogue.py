@@ -1,7 +1,7 @@
 """The catalogue of what each storage's disk holds: names of chunks in each form, kept by what the storage says.
 
 It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk
-that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to nobody
+that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to none
 but the requests that ask for it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
-    """The disk holds these chunks (16 bytes each) of one form now. Repeats are harmless.
+    """Add chunks (16 bytes each) of one form that the disk holds now. Repeats are harmless.
 
     A disk holds no more than its budget: beyond it, what was named first is forgotten.
     """
@@ -36,7 +36,7 @@ def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkFo
 
 
 def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
-    """The disk does not hold these chunks (16 bytes each) of one form any more, if it ever did."""
+    """Remove chunks (16 bytes each) of one form that the disk does not hold any more, if it ever did."""
     if len(names) % DIGEST_BYTES:
         state.count("malformed_inputs")
         return
@@ -46,7 +46,7 @@ def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkFor
 
 
 def arrived_chunks(state: CellState, chunks: int, ordered: int) -> int:
-    """What a report that so many of the ``ordered`` chunks of a fetch are there can mean; one without sense counts."""
+    """Return how many of the ``ordered`` chunks of a fetch a report can mean; one without sense counts."""
     if not 0 <= chunks <= ordered:
         state.count("malformed_inputs")
     return min(max(0, chunks), ordered)

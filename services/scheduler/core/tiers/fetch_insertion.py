@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> Node | None:
-    """The first ``chunks`` chunks of a fetch are in host memory: those that are new enter the tree.
+    """Insert the first ``chunks`` chunks of a fetch, which are in host memory: those that are new enter the tree.
 
     Returns the node that the last of them ends with; None where a gap keeps them out.
     """
@@ -41,7 +41,7 @@ def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> N
 
 
 def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
-    """Free what is left of the pages [start, end) of a fetch, which nobody writes to any more."""
+    """Free what is left of the pages [start, end) of a fetch, which are not written any more."""
     left = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
     pages = [page for page in left if page != NOWHERE]
     host_pool(storage).release(pack_int32(pages))
@@ -53,7 +53,7 @@ def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end:
 
 
 def _strike(fetch: Fetch, start: int, end: int) -> None:
-    """The fetch leases none of its pages [start, end) any more."""
+    """Take pages [start, end) from the leases of the fetch."""
     nowhere = pack_int32([NOWHERE] * (end - start))
     fetch.pages = fetch.pages[: start * PAGE_NUMBER_BYTES] + nowhere + fetch.pages[end * PAGE_NUMBER_BYTES :]
 
@@ -88,7 +88,7 @@ class _Insertion:
         return node
 
     def _add(self, parent: Node | None, position: int) -> tuple[Node | None, int]:
-        """A new node for the leased pages from ``position`` on; None where there is a gap."""
+        """Add a new node for the leased pages from ``position`` on; None where there is a gap."""
         state, fetch = self._step.state, self._fetch
         end = self._end_of_leased(position) if position >= self._start else position
         if end == position:
@@ -129,7 +129,7 @@ class _Insertion:
         return node if end == self._end else self._cut(node, end - first)
 
     def _cut(self, node: Node, pages: int) -> Node:
-        """The first ``pages`` pages of a node as a node of their own."""
+        """Cut the first ``pages`` pages of a node into a node of their own."""
         state = self._step.state
         return node if pages == page_count(state.tree, node) else split_node(state, node, pages)
 

@@ -46,7 +46,7 @@ class KvRun:
     first: int
     end: int
     covered_pages: int
-    predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
+    predicted_us: float = 0.0  # Until it is on the device; 0 where it is unknown.
 
 
 def begin_fetch(
@@ -63,7 +63,7 @@ def begin_fetch(
 
     With a ``loan`` it is read from the lender, else from the storage's own disk or object store.
     What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
-    room behind whoever does. What those that waited before it count on stays, and what was brought for others takes
+    room behind the first. What those that waited before it count on stays, and what was brought for others takes
     room, unless it ``is_next``.
     """
     state = step.state
@@ -103,7 +103,7 @@ def begin_warming(
     *,
     loan: Loan | None = None,
 ) -> int:
-    """Order a run that nobody waits for, or as many chunks of it as fetches may bring, if its pages can be had.
+    """Order a run that no request waits for, or as many chunks of it as fetches may bring, if its pages can be had.
 
     With a ``loan`` it is read from the lender. What has to go for it is worth no more than ``value``. Returns how many
     pages it brings; 0 where nothing was ordered.
@@ -149,7 +149,9 @@ def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
 
 
 def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
-    """A 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further on."""
+    """Return a 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further
+    on.
+    """
     wanted = bytearray(b"\x01") * (end - start)
     wanted[: covered - start] = bytes(max(0, covered - start))
     position = 0
@@ -184,7 +186,7 @@ def _order(
     request: Request | None = None,
     held: HeldLoan | None = None,
 ) -> None:
-    """Write a fetch down and send it. ``request`` waits for it; without one it is for nobody who waits."""
+    """Write a fetch down and send it. ``request`` waits for it; without one it is for no waiting request."""
     state = step.state
     each, page_size = run.names.pages_each, state.tree.page_size
     fetch_id = state.next_fetch

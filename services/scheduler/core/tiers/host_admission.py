@@ -2,7 +2,7 @@
 
 What has an owner with a quota gets no more pages than that allows: for what would go beyond, the owner's own copies
 make room, those used longest ago first, and where they cannot it is not admitted. Pages count as the owner's from the
-moment they are leased. So whoever makes others' copies go is within its quota with what it gets.
+moment they are leased. So an owner that makes others' copies go is within its quota with what it gets.
 """
 
 from __future__ import annotations

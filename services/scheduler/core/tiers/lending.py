@@ -4,8 +4,8 @@ Storages that share by the same engine read one another's host pools (``StorageJ
 ordered like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of
 callers with a key of their own stays out of it, because host memory, and the way from it, is not encrypted.
 
-What a node has on its disk alone it fetches into its own host memory first, for whoever waits on another node, and then
-lends it as anything there.
+What a node has on its disk alone it fetches into its own host memory first, for requests that wait on another node,
+and then lends it as anything there.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def lends_to(other: Storage, storage: Storage) -> bool:
 def find_loan(
     state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int, most: int
 ) -> Loan | None:
-    """The longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other storage
-    has in host memory. Does not mutate.
+    """Return the longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other
+    storage has in host memory. Does not mutate.
 
-    Of those with the longest it is the one that joined first. None where nobody has the next chunk whole.
+    Of those with the longest it is the one that joined first. None where no storage has the next chunk whole.
     """
     if not may_be_lent(request, storage):
         return None
@@ -199,22 +199,22 @@ def let_go(state: CellState, held: HeldLoan) -> None:
 
 
 def end_loan(state: CellState, fetch: Fetch) -> None:
-    """A fetch is over: the lender's copies may go. Repeats are harmless."""
+    """Release the lender's copies of a fetch that is over. Repeats are harmless."""
     if fetch.lent_node:
         node, fetch.lent_node = fetch.lent_node, 0
         _unlock(state, fetch.lender_id, node, fetch.lent_from)
 
 
 def forget_lender(state: CellState, storage: Storage) -> None:
-    """A storage is lost with its copies: nothing is locked there any more, and what reads it will find out."""
+    """Forget a storage that is lost with its copies: nothing is locked there any more, and its readers find out."""
     for fetch in state.fetches.values():
         if fetch.lender_id == storage.storage_id:
             fetch.lent_node = 0
 
 
 def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
-    """The nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one above
-    them failed verification and went with all below it. Does not mutate.
+    """Yield the nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one
+    above them failed verification and went with all below it. Does not mutate.
     """
     node = state.tree.nodes.get(node_id)
     while node is not None and node.parent and node.depth >= depth:
@@ -241,7 +241,7 @@ def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int)
 
 
 def end_of_copies(storage: Storage, path: Path, first_page: int) -> int:
-    """Behind the last page of ``path`` from ``first_page`` on of which a storage has a sound copy in host memory;
+    """Behind the last page of ``path`` from ``first_page`` on with a sound copy in a storage's host memory;
     ``first_page`` where it has none. Does not mutate.
     """
     name, position, reached = storage.storage_id, 0, first_page

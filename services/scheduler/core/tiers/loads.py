@@ -1,6 +1,6 @@
 """Loads, to a device from host memory or a neighbour's device: settled when the batch that carried them is answered.
 
-Neighbours are workers of one node, each of which may copy pages from the others' devices instead of computing them. A
+Neighbours are workers of one node, and each may copy pages from the others' devices instead of computing them. A
 worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
 load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
 is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def settle_loads(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
-    """The batch of these loads was executed: what its chunks prove is on the device, and the rest has failed.
+    """Settle the loads of an executed batch: what its chunks prove is on the device, and the rest has failed.
 
     A chunk that was computed proves everything that its request stands on, its own loads and those of others
     that it joined. A load that stands on another comes after it in the batch.
@@ -68,10 +68,10 @@ def settle_loads(step: Step, worker: Worker, batch: Batch, message: BatchDone) -
 
 
 def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: bool) -> None:
-    """A request leaves its worker before the batch with the loads that it stands on was reported.
+    """Settle the loads of a request that leaves its worker before their batch was reported.
 
     Proven, they are over and good as far as it stands on them. Otherwise the worker may still be copying: the
-    pages of its own load stay untouched until the batch is answered, and then nobody of its own vouches for them.
+    pages of its own load stay untouched until the batch is answered, and then none of its own vouches for them.
     """
     for batch in worker.work.batches:
         if is_proven:
@@ -84,7 +84,7 @@ def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: 
 
 
 def _standing_requests(state: CellState, worker: Worker, batch: Batch) -> list[Request]:
-    """The requests of a batch whose attempt still runs on this worker."""
+    """Return the requests of a batch whose attempt still runs on this worker."""
     found = []
     for chunk in batch.chunks:
         request = state.requests.get(chunk.request_id)
@@ -94,7 +94,7 @@ def _standing_requests(state: CellState, worker: Worker, batch: Batch) -> list[R
 
 
 def _finish(step: Step, worker: Worker, batch: Batch, proven: list[Node]) -> None:
-    """These nodes are on the device now; loads of which nothing is left are over."""
+    """Finish the load of nodes that are on the device now; loads without any node left are over."""
     state = step.state
     known = dict.fromkeys(node.id for node in proven)
     for load in batch.loads:
@@ -114,9 +114,9 @@ def _finish(step: Step, worker: Worker, batch: Batch, proven: list[Node]) -> Non
 def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: list[Request], bad_pages: bytes) -> None:
     """Undo what is left of a load. Copies that failed verification are quarantined.
 
-    Whoever stands on it is about to be preempted. The pages go to the request that the load was for, which gives
-    them back when its worker has let go of it, or back to the pool: plans are executed in order, so nothing writes
-    to them before the worker has forgotten the others too.
+    The requests that stand on it are about to be preempted. The pages go to the request that the load was for, which
+    gives them back when its worker has let go of it, or back to the pool: plans are executed in order, so nothing
+    writes to them before the worker has forgotten the others too.
     """
     state = step.state
     state.count("loads_failed")
@@ -139,7 +139,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
 
 
 def _step_back(state: CellState, worker: Worker, request: Request, failed: list[Node], *, keeps_pages: bool) -> None:
-    """A request stands on a failed load no more. What it keeps of its pages is private from now on."""
+    """Take a request off a failed load. What it keeps of its pages is private from now on."""
     known = dict.fromkeys(node.id for node in failed)
     path = loading_upwards(state, worker, request.node) if request.node else []
     lost = [node for node in path if node.id in known]
@@ -180,12 +180,14 @@ def release_host(step: Step, nodes: list[Node], storage: Storage, bad_pages: byt
 
 
 def loading_nodes(state: CellState, worker: Worker, load: Load) -> list[Node]:
-    """The nodes that a load fills, lowest first. Does not mutate."""
+    """Return the nodes that a load fills, lowest first. Does not mutate."""
     return [node for node in loading_upwards(state, worker, load.node) if node.depth >= load.depth]
 
 
 def copies_up(state: CellState, worker: Worker) -> list[tuple[str, list[Node]]]:
-    """What each load of the worker and its promotion fill, lowest first, and from which storage. Does not mutate."""
+    """Return what each load of the worker and its promotion fill, lowest first, and from which storage. Does not
+    mutate.
+    """
     found = [
         (load.storage_id, loading_nodes(state, worker, load)) for batch in worker.work.batches for load in batch.loads
     ]
@@ -196,7 +198,7 @@ def copies_up(state: CellState, worker: Worker) -> list[tuple[str, list[Node]]]:
 
 
 def loading_upwards(state: CellState, worker: Worker, node_id: int) -> list[Node]:
-    """This node and those above it, as far as they are loading on the worker, lowest first. Does not mutate."""
+    """Return this node and those above it, as far as they are loading on the worker, lowest first. Does not mutate."""
     nodes = []
     node = state.tree.nodes[node_id]
     while worker.worker_id in node.loading:
@@ -212,7 +214,7 @@ LATE_READS_MS = 30_000
 def attach_neighbours(step: Step) -> None:
     """Tell workers of a node about one another, as far as they were not told yet and it is switched on.
 
-    One that drains loads nothing more, and once it may leave, nobody begins to read from it.
+    One that drains loads nothing more, and once it may leave, no read from it begins.
     """
     state = step.state
     if not state.is_configured or not state.config.neighbour_loads:
@@ -237,7 +239,7 @@ def _attach(step: Step, worker: Worker, other: Worker) -> None:
 
 
 def detach_neighbour(step: Step, worker: Worker) -> None:
-    """A worker is gone, and with it what others were reading from it and what it read from others."""
+    """Detach a worker that is gone: what others were reading from it and what it read from others."""
     state = step.state
     _read_on(step, worker)
     for reads in state.late_reads.values():
@@ -253,7 +255,7 @@ def detach_neighbour(step: Step, worker: Worker) -> None:
 
 
 def _read_on(step: Step, worker: Worker) -> None:
-    """The locks of a worker's loads outlive it for a while."""
+    """Keep the locks of a worker's loads for a while after it."""
     reads = []
     for load in (load for batch in worker.work.batches for load in batch.loads):
         if load.neighbour_id in step.state.workers:
@@ -265,7 +267,7 @@ def _read_on(step: Step, worker: Worker) -> None:
 
 
 def end_late_reads(step: Step, timer_id: str) -> None:
-    """Whatever a worker that was given up says from now on, nobody listens."""
+    """Ignore whatever a worker that was given up says from now on."""
     for read in step.state.late_reads.pop(timer_id):
         neighbour = step.state.workers[read.neighbour_id]
         unlock_path(step.state, step.state.tree.nodes[read.node], neighbour)
@@ -273,7 +275,7 @@ def end_late_reads(step: Step, timer_id: str) -> None:
 
 
 def release_neighbour(step: Step, load: Load) -> None:
-    """A load is over: its neighbour may evict what it read."""
+    """Release a neighbour after a load: it may evict what was read."""
     neighbour = step.state.workers.get(load.neighbour_id)
     if neighbour is not None:
         unlock_path(step.state, step.state.tree.nodes[load.node], neighbour)
@@ -282,7 +284,7 @@ def release_neighbour(step: Step, load: Load) -> None:
 
 
 def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
-    """A load from this neighbour failed: no other is planned as long as both stay."""
+    """Distrust a neighbour after a failed load: no other is planned as long as both stay."""
     if worker.moves.neighbours.get(neighbour_id):
         worker.moves.neighbours[neighbour_id] = False
         state.count("neighbours_distrusted")

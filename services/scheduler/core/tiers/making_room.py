@@ -1,6 +1,6 @@
 """Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there.
 
-What is above its owner's quota goes before anything else, and a few nodes of it with every step even where nobody
+What is above its owner's quota goes before anything else, and a few nodes of it with every step even where no request
 needs room. What requests compute is never refused for a quota; the owner's own KV makes room for it first.
 """
 
@@ -142,7 +142,9 @@ def _evict(step: Step, worker: Worker, node: Node, eviction: _Eviction) -> None:
 
 
 def _transfer_for(step: Step, worker: Worker, storage: Storage, eviction: _Eviction, pages: bytes) -> Transfer:
-    """The transfer that a node with these host pages (packed) joins: the last one, or a new one when that is full."""
+    """Return the transfer that a node with these host pages (packed) joins: the last one, or a new one when that is
+    full.
+    """
     size = len(pages) // 4
     if not eviction.transfers or eviction.pages + size > TRANSFER_PAGES:
         eviction.transfers.append(open_transfer(step, worker, storage))

@@ -2,9 +2,9 @@
 
 After a batch has prefilled something, the hottest host roots (copies in host memory right below what is on the
 device) take the places of the coldest leaves of the device. The leaves are dropped at once, without a backup. Pages
-above the reserve that nobody uses are filled first; beyond them a plan fills only what it frees, so the device holds
+above the reserve that are not in use are filled first; beyond them a plan fills only what it frees, so the device holds
 as much afterwards as before. Until the worker answers, the nodes of a plan are being loaded: they are matched
-by nobody and evicted by nobody. There is no deadline: a worker that lives answers, as with loads, and until then
+by no request and not evicted. There is no deadline: a worker that lives answers, as with loads, and until then
 it may still write to these pages.
 """
 
@@ -210,7 +210,7 @@ def _begin(state: CellState, worker: Worker, storage: Storage, node: Node, size:
 
 
 def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
-    """The worker carried a promotion out, or could not. An answer to any other promotion is stale."""
+    """Settle a promotion that the worker carried out, or could not. An answer to any other promotion is stale."""
     state = step.state
     promotion = worker.moves.promotion
     if promotion is None or promotion.promotion_id != message.promotion_id:

@@ -69,7 +69,7 @@ class _Pages:
 def runs_to_save(
     state: CellState, path: Path, storage: Storage, worker_id: str, first: int, most: int
 ) -> list[ChunkRun]:
-    """Runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
+    """Return runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
 
     ``path`` is as :func:`prefix_match.match_prefix` returns it. Chunks that the storage has or is about to have, as
     KV or as hidden states that it is restored from, and those with a page that is neither in its host pool nor on this
@@ -92,7 +92,7 @@ def runs_to_save(
 
 
 def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int]:
-    """The places of those chunks that the storage neither has nor is about to have."""
+    """Return the places of those chunks that the storage neither has nor is about to have."""
     held, saving, taken = storage.disk.chunks, storage.disk.saving, storage.disk.taken
     missing = list(compress(range(len(names)), map(not_, map(held.__contains__, names))))
     if storage.hidden.pool is not None and state.config.restoring != "kv":
@@ -103,7 +103,7 @@ def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int
 
 
 def _runs(state: CellState, span: _Span, found: _Pages, missing: list[int], most: int) -> list[ChunkRun]:
-    """Runs of those of the span's chunks that are missing and all of whose pages are somewhere."""
+    """Return runs of those of the span's chunks that are missing and whose pages are all somewhere."""
     page_size, per_chunk = state.tree.page_size, chunk_pages(state.tree.page_size)
     host, device = b"".join(found.host), b"".join(found.device)
     at_host, at_device = (np.frombuffer(pages, dtype="<i4") for pages in (host, device))
@@ -141,7 +141,7 @@ def path_to(state: CellState, node: Node) -> Path:
 
 
 def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, bytes]:
-    """The identities of a path's pages from page ``base`` on, and that of the page above."""
+    """Return the identities of a path's pages from page ``base`` on, and that of the page above."""
     tree = state.tree
     if not path:
         return b"", b""
@@ -154,7 +154,7 @@ def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, byte
 
 
 def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, base: int) -> _Pages:
-    """The pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
+    """Return the pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
     tree = state.tree
     found = _Pages()
     is_lost = f"host/{storage_id}" in state.lost  # Then nodes still name a pool that is gone.
@@ -196,7 +196,7 @@ def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
 
 
 def _deepest_read(found: _Pages, low: int, high: int) -> Node | None:
-    """The deepest node of which pages [low, high) read the device."""
+    """Return the deepest node whose pages among [low, high) read the device."""
     start = 0
     deepest = None
     for node, end, is_on_device in zip(found.nodes, found.ends, found.is_on_device, strict=True):
@@ -207,12 +207,12 @@ def _deepest_read(found: _Pages, low: int, high: int) -> Node | None:
 
 
 def _node_at(found: _Pages, page: int) -> Node:
-    """The node of this page."""
+    """Return the node of this page."""
     return next(node for node, end in zip(found.nodes, found.ends, strict=True) if page < end)
 
 
 def depth_in_chunks(state: CellState, node: Node) -> int:
-    """The chunk in which the node's first page lies, counted from the root. Does not mutate."""
+    """Return the chunk of the node's first page, counted from the root. Does not mutate."""
     return node.depth // state.tree.page_size // chunk_pages(state.tree.page_size)
 
 

@@ -68,7 +68,7 @@ def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, f
 def _save_as_far_as_may_be(
     step: Step, storage: Storage, worker: Worker | None, path: Path, first: int
 ) -> list[ChunkRun]:
-    """Returns the runs for which there is no room now."""
+    """Save what has room; returns the other runs."""
     state = step.state
     worker_id = "" if worker is None else worker.worker_id
     runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
@@ -99,7 +99,7 @@ def save_put_off(step: Step, storage: Storage) -> None:
 
 
 def save_what_devices_hold(step: Step, storage: Storage) -> None:
-    """A storage can read pages from now on: have what was computed without it saved, used last first.
+    """Have a storage that can read pages from now on save what was computed without it, used last first.
 
     That is while it was away, and between the start of a cell and this. At most a line full of it; what has been on its
     disk all the time costs it a look.
@@ -138,7 +138,7 @@ def save_leaving(step: Step, storage: Storage, node: Node) -> None:
 
 
 def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
-    """A worker of the storage's node that has the lowest node of a path which is not in its host pool."""
+    """Return a worker of the storage's node with the lowest node of a path outside its host pool."""
     for above, _ in reversed(path):
         if storage.storage_id not in copies_of(state, above) or storage.storage_id in above.quarantined:
             holders = [state.workers[name] for name in devices_of(state, above)]
@@ -202,7 +202,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
 
 
 def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) -> None:
-    """The storage answered: it reads nothing of this save any more, and its disk holds what it says."""
+    """Finish a save that the storage answered: it reads nothing of it any more, and its disk holds what it reports."""
     state = step.state
     step.touch(save.worker_id)
     step.cancel_timer(save.timer_id)
@@ -219,7 +219,7 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
 
 
 def expire_save(step: Step, save: Save) -> None:
-    """The deadline passed: the storage gets no further save before it answers. What it may still read stays locked."""
+    """Expire a save: the storage gets no further save before it answers. What it may still read stays locked."""
     state = step.state
     state.count("saves_failed")
     save.expire()
@@ -227,7 +227,7 @@ def expire_save(step: Step, save: Save) -> None:
 
 
 def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
-    """The storage is gone: nobody reads for its saves any more."""
+    """Abandon the saves of a storage that is gone: they are not read for any more."""
     state = step.state
     for save in [save for save in state.saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
@@ -239,14 +239,16 @@ def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
 
 
 def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
-    """The worker is gone with its pages and their locks; what the storage has read of them is good."""
+    """Abandon the saves of a worker that is gone with its pages and their locks; what the storage has read is good."""
     for save in state.saves.values():
         if save.worker_id == worker.worker_id:
             save.worker_id, save.node = "", 0
 
 
 def remember_taken(storage: Storage, names: bytes) -> None:
-    """The storage has these chunks (16 bytes each) somewhere, if not on its disk: they are not offered to it again."""
+    """Remember chunks (16 bytes each) that the storage has somewhere, if not on its disk: they are not offered to it
+    again.
+    """
     taken = storage.disk.taken
     taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.disk.chunks)
     while len(taken) > _TAKEN_REMEMBERED:
@@ -254,12 +256,12 @@ def remember_taken(storage: Storage, names: bytes) -> None:
 
 
 def forget_taken(state: CellState, storage: Storage) -> None:
-    """What is below the storage's host pool is being deleted: it may be saved again."""
+    """Forget what is being deleted below the storage's host pool: it may be saved again."""
     storage.disk.taken, storage.disk.taken_from = {}, state.next_save
 
 
 def remember_key(state: CellState, message: SubmitRequest) -> None:
-    """Note whose key encrypts this request's namespace. What nobody uses any more is forgotten now and then."""
+    """Note whose key encrypts this request's namespace. What is not used any more is forgotten now and then."""
     if not message.key_id or message.namespace in state.key_ids:
         return
     state.key_ids[message.namespace] = message.key_id

@@ -27,7 +27,7 @@ class UnderWay(msgspec.Struct, kw_only=True):
 
     @property
     def is_called_off(self) -> bool:
-        """Whether what it brings is for nobody any more, late or not."""
+        """Whether what it brings is not needed any more, late or not."""
         return self.state is not TransferState.UNDER_WAY
 
     def expire(self) -> None:
@@ -35,7 +35,7 @@ class UnderWay(msgspec.Struct, kw_only=True):
         self.state = next_transfer_state(self.state, TransferEvent.EXPIRE)
 
     def call_off(self) -> None:
-        """What it brings is for nobody any more. Repeats are harmless."""
+        """Call off a fetch that no request needs any more. Repeats are harmless."""
         self.state = next_transfer_state(self.state, TransferEvent.CALL_OFF)
 
 
@@ -53,7 +53,7 @@ class Flush(msgspec.Struct):
 class Transfer(UnderWay):
     """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
 
-    A late one copies for nobody. A node without ``backup_pages`` needs no copy and only waits for its children to
+    A late one copies in vain. A node without ``backup_pages`` needs no copy and only waits for its children to
     leave.
 
     ``held`` are host pages that no node stands for any more; they are free again after the answer.
@@ -103,8 +103,8 @@ class Fetch(UnderWay):
     names: bytes = b""  # Of its chunks, 16 bytes each.
     remote_chunks: int = 0  # Of ``chunks``: from the object store.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
-    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
-    is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
+    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where it is unknown.
+    is_warming: bool = False  # It is for no waiting request (see :mod:`warming`).
     lender_id: str = ""  # Whose host pool it reads; "" is its own disk or object store.
     lent_node: int = 0  # The deepest node whose copies are locked there; 0 is none, or none any more,
     lent_from: int = 0  # and where the highest of them begins, in tokens.
@@ -228,7 +228,7 @@ class StoreLacks(msgspec.Struct):
         return 0 <= lacking_from <= start
 
     def note(self, form: ChunkForm, start: int) -> None:
-        """The store was asked for the request's prefix, or for what it shares with another, and had it up to here."""
+        """Note that the store had the request's prefix, or what it shares with another, up to here."""
         if form == HIDDEN:
             self.hidden_from = start
         else:
@@ -246,14 +246,14 @@ class StoreBlanks(msgspec.Struct):
         return self.hidden if form == HIDDEN else self.kv
 
     def note_nothing(self, form: ChunkForm) -> None:
-        """A question was in vain."""
+        """Note a question in vain."""
         if form == HIDDEN:
             self.hidden += 1
         else:
             self.kv += 1
 
     def note_something(self, form: ChunkForm) -> None:
-        """The store has chunks in this form: it is worth asking."""
+        """Note that the store has chunks in this form: it is worth asking."""
         if form == HIDDEN:
             self.hidden = 0
         else:

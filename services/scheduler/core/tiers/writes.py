@@ -44,7 +44,7 @@ TOKENS_AT_ONCE = 4096
 def sequence_computed(
     step: Step, worker: Worker, request: Request, tokens: bytes, computed: int, end: Node | None
 ) -> None:
-    """The first ``computed`` of these tokens of a request are in the tree as far as they ever will be: write them down.
+    """Save the first ``computed`` of these tokens of a request, which are in the tree as far as they ever will be.
 
     They lie on the way to ``end`` as far as that goes; None is not at all. Prefill and end are such moments; single
     decode steps are not.
@@ -141,7 +141,7 @@ def _pages_under_way(state: CellState, storage: Storage) -> int:
 
 
 def note_end(state: CellState, worker: Worker, end: Node) -> None:
-    """A sequence that this worker computed ends in ``end``: a part of it may have no host copy."""
+    """Note the end of a sequence that this worker computed: a part of it may have no host copy."""
     ends = worker.moves.uncopied
     ends.pop(end.id, None)
     ends[end.id] = None
@@ -183,7 +183,7 @@ def _is_copying(state: CellState, worker: Worker) -> bool:
 
 
 def _has_room(state: CellState, storage: Storage, node: Node, pages: int) -> bool:
-    """Whether nobody's copy must leave for so many pages of this node: a copy that can wait displaces none."""
+    """Whether no copy must leave for so many pages of this node: a copy that can wait displaces none."""
     pool = f"{HOST}/{storage.storage_id}"
     is_within = not node.owner or state.quotas.excess(node.owner, pool, pages) <= 0
     return is_within and host_pool(storage).free >= pages

@@ -10,7 +10,7 @@ fair sharing, the front of the lane is the front of the queue.
 No operation touches more than one lane: lists are sorted by plain tuples, which a bisection compares in C.
 
 Beside the order is an index by the first page of tokens (``Worker.openings``), so that a batch that has begun to
-load a prefix finds the requests that stand on it without looking at everybody in line.
+load a prefix finds the requests that stand on it without looking at the whole line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Level(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """What waits at one worker and is ready to run, by priority. A priority that nobody waits at is forgotten."""
+    """What waits at one worker and is ready to run, by priority. A priority without requests is forgotten."""
 
     levels: dict[int, Level] = {}
     size: int = 0
@@ -80,7 +80,7 @@ class Queue(msgspec.Struct):
         _move(level, before, _place(lane, tenant))
 
     def remove(self, priority: int, tenant: str, entry: Entry) -> None:
-        """A request waits no more, or not here; raises InvariantViolated when it did not."""
+        """Remove a request that waits no more, or not here; raises InvariantViolated when it did not."""
         level = self.levels.get(priority)
         lane = None if level is None else level.lanes.get(tenant)
         index = 0 if lane is None else bisect_left(lane.waiting, entry)
@@ -103,9 +103,9 @@ class Queue(msgspec.Struct):
             _remember(level, tenant, lane.tag)
 
     def charge(self, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
-        """A tenant is served so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
+        """Charge a tenant for so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
 
-        Where nobody waits there is nothing to share, and nothing is written down.
+        Where no request waits there is nothing to share, and nothing is written down.
         """
         level = self.levels.get(priority)
         if level is None:
@@ -121,7 +121,7 @@ class Queue(msgspec.Struct):
         _move(level, before, _place(lane, tenant))
 
     def window(self, limit: int, cost_of: Callable[[str], int]) -> list[str]:
-        """The first ``limit`` ids in the order in which they would be served, if each cost ``cost_of`` tokens."""
+        """Return the first ``limit`` ids in the order of service, if each cost ``cost_of`` tokens."""
         names: list[str] = []
         for priority in sorted(self.levels, reverse=True):
             level = self.levels[priority]
@@ -217,13 +217,13 @@ def charge_output(worker: Worker, request: Request, tokens: int) -> None:
 
 
 def first_in_line(state: CellState, worker: Worker, limit: int) -> list[str]:
-    """The requests that would be served next, at most ``limit``. Does not mutate."""
+    """Return the requests that would be served next, at most ``limit``. Does not mutate."""
     requests = state.requests
     return worker.line.queue.window(limit, lambda name: requests[name].place.uncached)
 
 
 def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:
-    """The ready requests whose tokens begin with one of these pages. In no order; does not mutate."""
+    """Return the ready requests whose tokens begin with one of these pages. In no order; does not mutate."""
     found: dict[str, None] = {}
     for page in first_pages:
         found |= worker.line.openings.get(page, {})
@@ -240,7 +240,7 @@ def waiting_at(worker: Worker) -> list[str]:
 
 
 def _opening(worker: Worker, request: Request) -> bytes:
-    """The first page of a request's tokens; b"" where it has none or reuses nothing. The same while it waits."""
+    """Return the first page of a request's tokens; b"" where it has none or reuses nothing. The same while it waits."""
     if not request.may_reuse:
         return b""
     size = worker.handle.geometry.page_size * TOKEN_BYTES

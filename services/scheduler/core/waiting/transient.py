@@ -9,7 +9,7 @@ A producer is a request that will compute more than ``defer_tokens`` of its own.
 tokens, so that one match from the root tells how much another request shares with it; what of that is cached
 already is subtracted where the mark is read. A mark is **in-queue** while its producer waits and **in-flight**
 once the producer is admitted; it goes as soon as the producer's prefill is reported, or the producer is anything
-but on its way to that. Marks are kept by worker, because KV on one device helps nobody on another.
+but on its way to that. Marks are kept by worker, because KV on one device helps no request on another.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def add_span(
 
 
 def remove_span(transient: TransientTree, worker_id: str, request_id: str, node_id: int) -> None:
-    """Take a producer's marks away, from its deepest node upwards, and the nodes that nobody marks then."""
+    """Take a producer's marks away, from its deepest node upwards, and the nodes that are unmarked then."""
     tree = transient.tree
     node = tree.nodes[node_id]
     while node.parent:
@@ -78,14 +78,14 @@ def remove_span(transient: TransientTree, worker_id: str, request_id: str, node_
         if not producers:
             del marks[worker_id]
         if not marks:
-            # Whoever marks a child marks its parent, so that nothing hangs below.
+            # A producer that marks a child marks its parent, so that nothing hangs below.
             del transient.marks[node.id]
             remove_leaf(tree, node)
         node = parent
 
 
 def match(transient: TransientTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """The longest marked path that ``tokens`` follow. Does not mutate."""
+    """Return the longest marked path that ``tokens`` follow. Does not mutate."""
     if not transient.marks:
         return []
     return match_prefix(transient.tree, namespace, tokens, max_pages)

@@ -3,7 +3,7 @@
 A deferred request is out of its worker's ready order. It waits for a producer that is running or stands ahead of
 it, for a load under way, or for what is fetched for it from below host memory (Strata 4.2); a producer is never
 deferred itself (one that becomes so lets go of its waiters), and loads and fetches wait for no request, so that
-nobody can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
+no requests can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
 fetch is over, or the producer is not going to bring it any more. From its first deferral for another on it has a
 deadline; past it, it runs anyway and is not deferred again before it is admitted. A wait for a fetch has bounds of
 its own (see :mod:`fetch_waits`).
@@ -125,7 +125,7 @@ def announce(state: CellState, request: Request, uncached: int) -> None:
 
 
 def withdraw(state: CellState, request: Request) -> None:
-    """A request is about to compute nothing more that others could use: its marks go, and nobody waits for it."""
+    """Withdraw the marks of a request that computes nothing more for others: it is not waited for any more."""
     if request.place.marks:
         transient.remove_span(state.transient, request.worker_id, request.request_id, request.place.marks)
         request.place.marks = 0
@@ -134,14 +134,14 @@ def withdraw(state: CellState, request: Request) -> None:
 
 
 def progressed(state: CellState, producer: Request) -> None:
-    """A producer has computed more: those who share no more than that with it need wait no longer."""
+    """Note a producer that has computed more: those who share no more than that with it need wait no longer."""
     for name, needed in list(state.waiters.get(producer.request_id, {}).items()):
         if needed <= producer.computed:
             wake(state, state.requests[name])
 
 
 def wake(state: CellState, request: Request) -> None:
-    """A deferred request stands at the front again."""
+    """Wake a deferred request: it stands at the front again."""
     end_deferral(state, request)
     request.advance_wait(WaitEvent.WOKEN)
     request.place.is_returned = True
@@ -149,7 +149,7 @@ def wake(state: CellState, request: Request) -> None:
 
 
 def end_deferral(state: CellState, request: Request) -> None:
-    """A deferred request is expected back by nothing any more; the caller says what it waits for instead."""
+    """End a deferral that nothing will end any more; the caller says what the request waits for instead."""
     worker, wait = state.workers[request.worker_id], request.wait
     del worker.line.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
@@ -165,7 +165,7 @@ def end_deferral(state: CellState, request: Request) -> None:
 
 
 def expire_deferral(step: Step, request: Request) -> None:
-    """The deadline passed: the request runs as soon as it can, whatever others bring."""
+    """Expire a deferral: the request runs as soon as it can, whatever others bring."""
     request.patience.timer = ""
     request.patience.is_over = True
     if request.wait.is_deferred:
@@ -174,7 +174,7 @@ def expire_deferral(step: Step, request: Request) -> None:
 
 
 def forget_deferral(step: Step, request: Request) -> None:
-    """A request is admitted or over: what it waited is past."""
+    """Forget the deferral of a request that is admitted or over."""
     step.cancel_timer(request.patience.timer)
     request.patience.timer = ""
     request.patience.is_over = request.place.is_returned = False
@@ -202,7 +202,7 @@ def end_fetch_wait(step: Step, request: Request) -> None:
 
 
 def forget_fetch_waits(step: Step, request: Request) -> None:
-    """A request is admitted or over: what it waited for fetches is past."""
+    """Forget the waits for fetches of a request that is admitted or over."""
     end_fetch_wait(step, request)
     request.patience.is_fetch_over, request.patience.fetch_since_ns, request.prefetch.follows = False, 0, 0
 
@@ -219,7 +219,7 @@ def count_waiting(state: CellState, request: Request, change: int) -> None:
 
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
-    """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
+    """Release a request from its fetches; a fetch that no request waits for then ends with the step."""
     if request.prefetch.is_due or request.prefetch.brought_to or request.prefetch.counted >= 0:
         for storage in state.storages.values():
             storage.fetching.due.pop(request.request_id, None)

@@ -73,7 +73,7 @@ class ArcPolicy(QueuedPolicy):
         return first.first_evictable(evictable) or second.first_evictable(evictable)
 
     def _trim(self) -> None:
-        """What was used once, remembered or here, is at most the capacity, and everything at most twice that."""
+        """Trim what was used once, remembered or here, to the capacity, and everything to twice that."""
         self.recent_ghosts.trim(max(0, self.capacity - self.recent.tokens))
         known = self.recent.tokens + self.frequent.tokens + self.recent_ghosts.tokens
         self.frequent_ghosts.trim(max(0, 2 * self.capacity - known))

@@ -33,7 +33,7 @@ class NodeQueue(msgspec.Struct):
     heap: list[Entry] = []
 
     def append(self, node_id: int, size: int) -> None:
-        """A node that is no member joins at the back."""
+        """Append a node that is no member at the back."""
         self.last += 1
         self.places[node_id] = self.last
         self.sizes[node_id] = size
@@ -47,7 +47,7 @@ class NodeQueue(msgspec.Struct):
             self.offer(node_id)
 
     def take_out(self, node_id: int) -> int:
-        """A node leaves; returns its size, or 0 when it was no member."""
+        """Take out a node; returns its size, or 0 when it was no member."""
         if self.places.pop(node_id, None) is None:
             return 0
         size = self.sizes.pop(node_id)
@@ -62,7 +62,7 @@ class NodeQueue(msgspec.Struct):
         self.sizes[lower.id] -= upper_size
 
     def offer(self, node_id: int) -> None:
-        """A member may be evicted now."""
+        """Offer a member for eviction."""
         place = self.places[node_id]
         if self.offered.get(node_id) == place:
             return
@@ -73,7 +73,7 @@ class NodeQueue(msgspec.Struct):
             heapify(self.heap)
 
     def first_evictable(self, evictable: Evictable) -> Node | None:
-        """The frontmost member that may go, or None. It stays a member but is on offer no longer."""
+        """Return the frontmost member that may go, or None. It stays a member but is on offer no longer."""
         while self.heap:
             place, node_id = heappop(self.heap)
             if self.offered.get(node_id) != place:
@@ -103,7 +103,7 @@ class ScannedQueue(NodeQueue):
         self._enter(upper.id)
 
     def front(self) -> int | None:
-        """The id of the frontmost member, or None when there is none."""
+        """Return the id of the frontmost member, or None when there is none."""
         while self.order:
             place, node_id = self.order[0]
             if self.places.get(node_id) == place:
@@ -119,7 +119,7 @@ class ScannedQueue(NodeQueue):
 
 
 def move(node_id: int, source: NodeQueue, target: NodeQueue) -> None:
-    """A member of ``source`` goes to the back of ``target``, on offer if it was."""
+    """Move a member of ``source`` to the back of ``target``, on offer if it was."""
     is_offered = node_id in source.offered
     target.append(node_id, source.take_out(node_id))
     if is_offered:

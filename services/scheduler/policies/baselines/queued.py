@@ -19,7 +19,7 @@ class QueuedPolicy(Policy):
         raise NotImplementedError
 
     def queue_of(self, node_id: int) -> NodeQueue | None:
-        """The queue that a node is in, or None when the policy was not told of it."""
+        """Return the queue that a node is in, or None when the policy does not know it."""
         for queue in self.queues():
             if node_id in queue.places:
                 return queue

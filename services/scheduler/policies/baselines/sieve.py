@@ -64,6 +64,6 @@ class SievePolicy(RankedPolicy):
         return node
 
     def _coming(self, arrival: int) -> int:
-        """The round in which the hand comes to a node next."""
+        """Return the round in which the hand comes to a node next."""
         current, position = self.hand
         return current if arrival > position else current + 1

@@ -62,6 +62,6 @@ class FrequencySketch(msgspec.Struct):
 
 
 def make_sketch(entries: int) -> FrequencySketch:
-    """A sketch for about so many digests at a time."""
+    """Return a sketch for about so many digests at a time."""
     bits = min(_MOST_BITS, max(_LEAST_BITS, (max(1, entries) - 1).bit_length()))
     return FrequencySketch(bits=bits, counters=bytearray(4 << bits))

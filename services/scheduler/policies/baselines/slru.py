@@ -33,7 +33,7 @@ class Segments(msgspec.Struct):
         return self.probation.tokens + self.protected.tokens
 
     def use(self, node_id: int, most_protected: float) -> None:
-        """A member was used. At most ``most_protected`` tokens stay protected."""
+        """Use a member. At most ``most_protected`` tokens stay protected."""
         if node_id in self.protected.places:
             self.protected.renew(node_id)
             return

@@ -101,7 +101,7 @@ class WTinyLfuPolicy(QueuedPolicy):
         )
 
     def _candidate(self, evictable: Evictable) -> Node | None:
-        """What the window pushes out and may go, or None while the window is within its share."""
+        """Return what the window pushes out and may go, or None while the window is within its share."""
         waiting = self.passed.first_evictable(evictable)
         if waiting is not None:
             return waiting

@@ -32,12 +32,14 @@ class Reals(_Reals):
 
 
 def wholes(typecode: str) -> Any:
-    """A field of a struct that holds whole numbers of this type; it has a first row, which stands for none."""
+    """Return a field of a struct that holds whole numbers of this type; it has a first row, which stands for none."""
     return msgspec.field(default_factory=lambda: Wholes(typecode, [0]))
 
 
 def reals(typecode: str) -> Any:
-    """A field of a struct that holds floating-point numbers of this type; it has a first row, which stands for none."""
+    """Return a field of a struct that holds floating-point numbers of this type; it has a first row, which stands for
+    none.
+    """
     return msgspec.field(default_factory=lambda: Reals(typecode, [0.0]))
 
 
@@ -48,7 +50,7 @@ def grow(columns: tuple[_Wholes | _Reals, ...], rows: int) -> None:
 
 
 def column(numbers: _Wholes | _Reals) -> NDArray[Any]:
-    """A column as an array that changes with it, for a moment: as long as it is there the column cannot grow."""
+    """Return a column as an array that changes with it, for a moment: as long as it is there the column cannot grow."""
     return np.frombuffer(numbers, dtype=numbers.typecode)
 
 

@@ -26,11 +26,11 @@ class Contexts(msgspec.Struct):
     free: Wholes = wholes("I")
 
     def find(self, number: int) -> int:
-        """The row of this admission, or 0."""
+        """Return the row of this admission, or 0."""
         return self.by_number.find(self.number, number)
 
     def open(self, number: int, last: float, prompt: int, users: int) -> int:
-        """The row of an admission that has none yet."""
+        """Return the row of an admission that has none yet."""
         if len(self.free) == 1:
             first = len(self.number)
             columns = (self.number, self.last, self.prompt, self.known, self.turn, self.pace)
@@ -44,7 +44,7 @@ class Contexts(msgspec.Struct):
         return row
 
     def release(self, row: int) -> None:
-        """One prefix (or holder) less refers to the request; with the last one it is forgotten. Row 0 is nobody's."""
+        """One prefix (or holder) less refers to the request; with the last one it is forgotten. Row 0 is unused."""
         if row:
             users = self.users[row] - 1
             self.users[row] = users

@@ -57,13 +57,13 @@ class Duel(msgspec.Struct):
             self.scouts.enter(digest, last, code, weight)
 
     def reused(self, digest: int) -> None:
-        """A prefix that may be sampled was used again."""
+        """Note the reuse of a prefix that may be sampled."""
         self.shadows.reused(digest)
         if self.scouts is not None:
             self.scouts.reused(digest)
 
     def changed(self, prefixes: Prefixes, row: int) -> None:
-        """A prefix that may be sampled has other features now."""
+        """Note other features of a prefix that may be sampled."""
         digest = prefixes.digest[row]
         is_watched = digest in self.shadows.rows
         if is_watched or (self.scouts is not None and digest in self.scouts.rows):

@@ -36,12 +36,12 @@ _HALVES = tuple(_halves(count) for count in range(MOST_USES + 1))
 
 
 def code_of(prefixes: Prefixes, row: int) -> int:
-    """The code (see :func:`law.pack`) of a prefix, of which the request of its context is the last use."""
+    """Return the code (see :func:`law.pack`) of a prefix; the request of its context is its last use."""
     return code_with(prefixes, row, code_of_request(prefixes.contexts, prefixes.context[row]))
 
 
 def code_of_request(contexts: Contexts, context: int) -> int:
-    """What all prefixes that a request used last have in common of their codes."""
+    """Return the common part of the codes of all prefixes that a request used last."""
     prompt, answer = contexts.prompt[context], contexts.answer[context]
     new = prompt - contexts.known[context]
     return (
@@ -54,7 +54,7 @@ def code_of_request(contexts: Contexts, context: int) -> int:
 
 
 def code_with(prefixes: Prefixes, row: int, request: int) -> int:
-    """The code of a prefix from what its request says of it."""
+    """Return the code of a prefix from what its request says of it."""
     count, pace = prefixes.count[row], prefixes.pace[row]
     pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
     return (

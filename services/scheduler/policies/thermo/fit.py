@@ -187,7 +187,7 @@ class Fit(msgspec.Struct):
         self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), bytearray(), b""
 
     def _make_index(self) -> None:
-        """The next slice of the index: of one rhythm, a part of the levels."""
+        """Make the next slice of the index: of one rhythm, a part of the levels."""
         place, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
         base = np.frombuffer(self.base).reshape(RHYTHMS, AGE_BINS)[self.rhythms[place]]
         table = gittins(base, np.frombuffer(self.edges), _LEVELS[part])
@@ -211,7 +211,7 @@ def _edges(reuse_ages: Floats, oldest: float) -> Floats:
 
 
 def _place(edges: Floats, ages: Floats) -> tuple[Ints, Floats]:
-    """The bin of each age, and how far into the bin it is."""
+    """Return the bin of each age, and how far into the bin it is."""
     age_bin = np.clip(np.searchsorted(edges, ages, side="right") - 1, 0, AGE_BINS - 1)
     return age_bin, np.minimum(ages, edges[-1]) - edges[age_bin]
 
@@ -226,7 +226,7 @@ def _fit_base(exposure: Floats, events: Floats) -> Floats:
     due = exposure.reshape(ANSWERS, PACES, AGE_BINS) * pooled
     by_pace = _departures(seen.sum(axis=0), due.sum(axis=0))
     by_answer = _departures(seen.sum(axis=1), (due * by_pace).sum(axis=1))
-    # While a request runs nobody goes on from it, which says nothing about later: it is taken for an average one.
+    # While a request runs no other goes on from it, which says nothing about later: it is taken for an average one.
     by_answer[0] = 1.0
     return np.asarray(pooled * by_pace * by_answer[:, None]).reshape(RHYTHMS, AGE_BINS)
 

@@ -26,7 +26,7 @@ class Index(msgspec.Struct):
     split: int = 0  # Buckets below were split already, and are told apart by one bit more.
 
     def find(self, keys: Wholes, key: int) -> int:
-        """The row with this key, or 0."""
+        """Return the row with this key, or 0."""
         # The low bits of a digest depend on the low bits of tokens only; the middle ones on everything.
         mixed = key ^ key >> 29
         place = mixed & self.mask
@@ -38,7 +38,7 @@ class Index(msgspec.Struct):
         return row
 
     def find_all(self, keys: Wholes, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The row with each of these keys, or 0, as :meth:`find` has it."""
+        """Return the row with each of these keys, or 0, as :meth:`find` has it."""
         buckets, following, all_keys = column(self.buckets), column(self.following), column(keys)
         mixed = wanted ^ wanted >> np.uint64(29)
         places = mixed & np.uint64(self.mask)

@@ -75,7 +75,7 @@ class Law(msgspec.Struct):
     index: bytes = b""  # Rows x LEVELS x EDGES, float32: the Gittins index at the edges.
 
     def score(self, ages: Floats, codes: Ints) -> Floats:
-        """Expected reuses per second of occupancy of prefixes of these ages and features."""
+        """Return expected reuses per second of occupancy of prefixes of these ages and features."""
         if not self.index:
             return rounded(1.0 / (1.0 + np.maximum(ages, 0.0)))  # Nothing was learned yet: recency.
         level = np.clip(self.level(codes), 0, LEVELS - 1.001)
@@ -101,7 +101,7 @@ class Law(msgspec.Struct):
         return total
 
     def score_one(self, age: float, code: int) -> float:
-        """The same as :meth:`score` for one prefix, without the cost of arrays."""
+        """Return the same as :meth:`score` for one prefix, without the cost of arrays."""
         if not self.index:
             return rounded_one(1.0 / (1.0 + max(age, 0.0)))
         level = float(MIDDLE)
@@ -128,6 +128,6 @@ def rounded(values: Floats) -> Floats:
 
 
 def rounded_one(value: float) -> float:
-    """The same for one."""
+    """Return the same for one."""
     number: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
     return number

@@ -3,7 +3,7 @@
 Requests go to the worker that holds their prefix, so that what one pool sees of a cell is like what the others see:
 the sample of a workload by the hash of its prefixes (Waldspurger et al., FAST 2015), drawn by the router. So one pool
 leads, and learning costs what it costs in one pool however many there are. Another one leads once it has seen twice as
-many requests, so that it is never for long one that nobody asks.
+many requests, so that it is never for long one without requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Learner(msgspec.Struct):
         return True
 
     def hand_over(self, member: int, requests: int) -> None:
-        """This member leads from now on."""
+        """Let this member lead from now on."""
         self.leader, self.leader_requests = member, requests
         self.duel.entering = []  # Its prefixes are others.
 

@@ -27,13 +27,13 @@ MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
 
 
 class PathUses:
-    """Of the prefixes in ``rows``, top first, each of which goes on from the one before. ``digests`` are theirs.
+    """Of the prefixes in ``rows``, top first; each goes on from the one before. ``digests`` are theirs.
 
     None of them refers to the row ``context`` yet, that of the request which uses them at ``clock``.
     """
 
     def __init__(self, prefixes: Prefixes, rows: NDArray[np.int64], context: int, clock: float) -> None:
-        """Looks, and changes nothing."""
+        """Look at the state, and change nothing."""
         self.rows: list[int] = rows.tolist()
         self.digests: list[int] = column(prefixes.digest)[rows].tolist()
         self._all, self._context = rows, context
@@ -84,7 +84,7 @@ class PathUses:
     def _rebind(self, contexts: Contexts) -> None:
         contexts.users[self._context] += len(self.befores)
         referred = Counter(self.befores)
-        # One that nobody refers to any more is let go of at the last prefix that did.
+        # One without any more references is let go of at the last prefix that did.
         for before in reversed(dict.fromkeys(reversed(self.befores))):
             contexts.users[before] -= referred[before] - 1
             contexts.release(before)

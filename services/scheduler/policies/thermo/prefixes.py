@@ -51,19 +51,19 @@ class Prefixes(msgspec.Struct):
     by_digest: Index = msgspec.field(default_factory=Index)
     by_node: Index = msgspec.field(default_factory=Index)
     by_head: Index = msgspec.field(default_factory=Index)  # The latest ghost under each key.
-    hopes: dict[int, int] = {}  # By row of a resident prefix: digest of a longer ghost of which it is a beginning.
+    hopes: dict[int, int] = {}  # By row of a resident prefix: digest of a longer ghost that begins with it.
     free: Wholes = wholes("I")
 
     def find(self, digest: int) -> int:
-        """The row of this prefix, resident or not, or 0."""
+        """Return the row of this prefix, resident or not, or 0."""
         return self.by_digest.find(self.digest, digest)
 
     def of_node(self, node_id: int) -> int:
-        """The row of a resident node, or 0."""
+        """Return the row of a resident node, or 0."""
         return self.by_node.find(self.node, node_id)
 
     def of_nodes(self, node_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The row of each of these nodes, or 0."""
+        """Return the row of each of these nodes, or 0."""
         return self.by_node.find_all(self.node, node_ids)
 
     def resident(self) -> int:
@@ -71,7 +71,7 @@ class Prefixes(msgspec.Struct):
         return self.by_node.count
 
     def open(self, digest: int, head: int, node_id: int, end: int) -> int:
-        """A row for a prefix that has none, of a node that became resident."""
+        """Return a row for a prefix that has none, of a node that became resident."""
         if len(self.free) == 1:
             first = len(self.digest)
             columns = (self.digest, self.head, self.latest, self.node, self.sample, self.end, self.context, self.pace)
@@ -95,7 +95,7 @@ class Prefixes(msgspec.Struct):
             self.context[row] = context
 
     def make_ghost(self, row: int) -> None:
-        """The prefix's node is gone."""
+        """Make the prefix a ghost: its node is gone."""
         self.by_node.remove(self.node, row)
         self.node[row] = 0
         if self.hopes:
@@ -111,7 +111,7 @@ class Prefixes(msgspec.Struct):
         self.is_headed[row] = 1
 
     def revive(self, row: int, node_id: int) -> None:
-        """A ghost has a node again from now on."""
+        """Revive a ghost that has a node again."""
         self._leave_ghosts(row)
         self.node[row] = node_id
         self.by_node.add(self.node, row)
@@ -125,7 +125,7 @@ class Prefixes(msgspec.Struct):
         self.free.append(row)
 
     def oldest(self) -> int:
-        """The ghost that was evicted longest ago, once there are more than the limit; else 0."""
+        """Return the ghost that was evicted longest ago, once there are more than the limit; else 0."""
         return self.newer[0] if self.ghosts > self.limit else 0
 
     def users(self) -> Counter[int]:

@@ -56,7 +56,7 @@ class Ranking(msgspec.Struct):
     memo: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # Now, last, code and their score.
 
     def offer(self, row: int, node_id: int, last: float, code: int, weight: float, now: float, law: Law) -> None:
-        """The node of this row may be evicted, with these features. Repeats change nothing."""
+        """Offer the node of this row for eviction, with these features. Repeats change nothing."""
         if row >= len(self.places):
             grow((self.places,), max(row + 1 - len(self.places), ROWS))
         place = self.places[row]
@@ -90,7 +90,7 @@ class Ranking(msgspec.Struct):
             self.memo = (0.0, 0.0, 0, 0.0)
 
     def withdraw(self, row: int, node_id: int) -> None:
-        """The node of this row may not be evicted any more."""
+        """Withdraw the node of this row from eviction."""
         place = self.places[row] if row < len(self.places) else 0
         if not place:
             return
@@ -105,7 +105,7 @@ class Ranking(msgspec.Struct):
         self.scored.pop(node_id, None)
 
     def lowest(self, now: float, request: int, law: Law) -> int | None:
-        """The node with the least score, which is withdrawn; None when none is offered."""
+        """Return the node with the least score, which is withdrawn; None when none is offered."""
         if not self.rows:
             return None
         self._skip()
@@ -187,7 +187,7 @@ class Ranking(msgspec.Struct):
 
 
 def _least(entries: list[Entry], count: int) -> list[Entry]:
-    """The least ``count`` of these, in order. Most are told apart by their scores alone, without being sorted."""
+    """Return the least ``count`` of these, in order. Most are told apart by their scores alone, without sorting."""
     if len(entries) > count:
         scores = np.array([score for score, _, _ in entries])
         kept = scores <= np.partition(scores, count - 1)[count - 1]

@@ -1,6 +1,6 @@
 """The rankings that the default policy chooses among: the law that it has learned, and rules that need no learning.
 
-Each simple rule is right for some workloads from the first request on: recency where whoever comes back comes back
+Each simple rule is right for some workloads from the first request on: recency where what is used again is used again
 soon, frequency where every prefix has a popularity of its own, and frequency with the newest first ("rounds") where
 everything is asked for in turn. Between recency and frequency lie the two that count a use for half as much after every
 half-life, as LRFU does (Lee et al., IEEE ToC 50(12), 2001): where popularity lasts for a while. Half-lives are in
@@ -58,7 +58,7 @@ def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law, turnover_
 
 
 def score_one(rule: int, now: float, last: float, code: int, law: Law, turnover_s: float = 1.0) -> float:
-    """The same as :func:`score` for one prefix, without the cost of arrays."""
+    """Return the same as :func:`score` for one prefix, without the cost of arrays."""
     if rule == LEARNED:
         return law.score_one(now - last, code)
     if rule in HALF_LIVES:
@@ -86,7 +86,7 @@ def order_keys(rule: int, lasts: Floats, codes: Ints, turnover_s: float = 1.0) -
 
 
 def _left(code: int, half_life_s: float) -> float:
-    """What is left at its last use of all uses of a prefix, that one among them."""
+    """Return what is left at its last use of all uses of a prefix, that one among them."""
     if code & _PASSED == _PASSED_BY_ONE:
         return 1.0
     return min(float(code >> COUNT_SHIFT), _most_left(half_life_s)[code & (PACES - 1)])
@@ -104,6 +104,6 @@ def _most_left(half_life_s: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _log2_most(half_life_s: float) -> bytes:
-    """The logarithms of :func:`_most_left`, float64."""
+    """Return the logarithms of :func:`_most_left`, float64."""
     most = np.array(_most_left(half_life_s))
     return rounded(log2(np.minimum(most, 2.0**100))).tobytes()

@@ -34,7 +34,7 @@ class Samples(msgspec.Struct):
     codes: bytearray = msgspec.field(default_factory=bytearray)
 
     def count(self) -> int:
-        """Samples in the window."""
+        """Return the number of samples in the window."""
         return len(self.is_reused)
 
     def open(self, begin: float, enter: float, code: int) -> int:
@@ -52,7 +52,7 @@ class Samples(msgspec.Struct):
             _WHOLE.pack_into(self.codes, 8 * (number - self.first), code)
 
     def close(self, number: int, now: float, is_reused: bool) -> None:
-        """The prefix was reused, or is no longer watched (with these features)."""
+        """Close the sample of a prefix that was reused, or is no longer watched (with these features)."""
         if number >= self.first:
             _FLOAT.pack_into(self.end, 8 * (number - self.first), now)
             self.is_reused[number - self.first] = is_reused
@@ -88,5 +88,5 @@ class Samples(msgspec.Struct):
         return enter, leave, is_over & (np.frombuffer(self.is_reused, np.bool_, span, start))
 
     def features(self, start: int, stop: int) -> Ints:
-        """The codes of the samples in these rows."""
+        """Return the codes of the samples in these rows."""
         return np.frombuffer(self.codes, np.int64, stop - start, 8 * start).copy()

@@ -62,7 +62,7 @@ class Shadows(msgspec.Struct):
     is_full: bool = False  # Whether something was evicted ever.
 
     def enter(self, digest: int, last: float, code: int, weight: float) -> None:
-        """A prefix was used of which no sample is known."""
+        """Enter a prefix that was used and has no known sample."""
         self.rows[digest] = len(self.held)
         self.digests += _DIGEST.pack(digest)
         self.lasts += _FLOAT.pack(last)
@@ -73,13 +73,13 @@ class Shadows(msgspec.Struct):
         self.total += weight
 
     def changed(self, digest: int, code: int) -> None:
-        """The prefix has other features now."""
+        """Note the other features of a prefix."""
         row = self.rows.get(digest)
         if row is not None:
             _WHOLE.pack_into(self.codes, 8 * row, code)
 
     def reused(self, digest: int) -> None:
-        """The prefix was used again, which ends its sample."""
+        """Note the reuse of a prefix, which ends its sample."""
         row = self.rows.pop(digest, None)
         if row is not None:
             held = self.held[row]
@@ -114,7 +114,7 @@ class Shadows(msgspec.Struct):
         return is_changed
 
     def lead(self, one: int, other: int) -> tuple[float, float]:
-        """What one rule hit more than another lately, and the same squared by request."""
+        """Return how much more one rule hit than another lately, and the same squared by request."""
         place = RULES * one + other
         return self.leads[place] / self.unit, self.squares[place] / self.unit
 

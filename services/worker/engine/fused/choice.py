@@ -48,8 +48,8 @@ class StepForward(Protocol):
 
 
 def merge(model: Any, windows: Sequence[int | None], context: int, path: ForwardPath) -> GpuModel | None:
-    """``model``, which is on a GPU, with merged weights, of which its own modules get views; None where it is on a CPU
-    or goes the portable way, with a line in the log. ``context`` is the longest that is served.
+    """``model``, which is on a GPU, with merged weights, and views of them for its own modules; None where it is on a
+    CPU or goes the portable way, with a line in the log. ``context`` is the longest that is served.
 
     Called before memory of the device is given to anything else. Raises ConfigError, with the reason, when ``path``
     asks for what cannot be had.
@@ -67,8 +67,8 @@ def merge(model: Any, windows: Sequence[int | None], context: int, path: Forward
 def fuse(
     model: Any, windows: Sequence[int | None], pool: DevicePool, path: ForwardPath, merged: GpuModel | None = None
 ) -> StepForward | None:
-    """The fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``. None,
-    with a line in the log, where the portable path computes.
+    """Return the fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``.
+    None, with a line in the log, where the portable path computes.
 
     Raises ConfigError, with the reason, when ``path`` asks for what cannot be had.
     """

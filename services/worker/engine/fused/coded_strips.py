@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 def mergeable(modules: Sequence[torch.nn.Module]) -> list[Codes] | None:
-    """The codes of linear ``modules`` that become one matrix; None where kernels compute with no such codes."""
+    """Return the codes of linear ``modules`` that become one matrix; None where kernels compute with no such codes."""
     found = [codes for module in modules if (codes := codes_of(module)) is not None]
     kinds = {(codes.bits, codes.inputs, codes.scales.shape[1], codes.scales.dtype) for codes in found}
     if len(found) < len(modules) or len(kinds) != 1:
@@ -100,7 +100,7 @@ def _units(codes: Codes) -> torch.Tensor:
 
 
 def _by_strip(numbers: torch.Tensor) -> torch.Tensor:
-    """[outputs, groups] as [strips, groups, LANES]."""
+    """Return [outputs, groups] as [strips, groups, LANES]."""
     return _whole_strips(numbers).view(-1, LANES, numbers.shape[1]).transpose(1, 2)
 
 

@@ -58,7 +58,7 @@ class DecodeSteps:
         )
 
     def _struct(self, work: DecodeWork) -> DecodeStruct:
-        """Valid as long as ``work`` is."""
+        """Return the structure, valid as long as ``work`` is."""
         return DecodeStruct(
             self._attend,
             work.tables.ctypes.data,

@@ -118,7 +118,7 @@ class FusedForward:
             between(shape, ended, begun, this, attended_at, qkv.data_ptr(), k_pool, v_pool)
             hooks.call(layer)
             if last is not None and layer == len(model.layers) - 1:
-                # K and V of all rows are where they belong; of most of them nobody wants more.
+                # K and V of all rows are where they belong; most of them are not needed further.
                 left, attend = last
                 kept_x, kept_qkv = self._buffers.x[left.rows], qkv[left.rows]
                 struct.rows, struct.x = len(kept_x), kept_x.data_ptr()
@@ -193,7 +193,9 @@ class FusedForward:
         return self._decode_steps[0]
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes them."""
+        """Return queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes
+        them.
+        """
         model = self._model
         heads = qkv.view(len(qkv), self._width // model.head_dim, model.head_dim).transpose(0, 1)[None]
         behind = model.query_heads + model.kv_heads
@@ -227,7 +229,7 @@ def _behind(gate: LayerGate | None, attend: Attend) -> Attend:
 
 
 def _attend_to_nothing(call: AttentionCall) -> torch.Tensor:
-    """The attention of no rows."""
+    """Return the attention of no rows."""
     return call.query[0].transpose(0, 1)
 
 

@@ -19,7 +19,7 @@ class Rotations(Protocol):
     """The rotary embedding of a model."""
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What attention modules are told about ``positions``, int64 [T]."""
+        """Return what attention modules get for ``positions``, int64 [T]."""
 
 
 class Hooks:
@@ -38,7 +38,7 @@ class Hooks:
         self._kwargs: dict[str, Any] | None = None
 
     def call(self, layer: int) -> None:
-        """Raises InvariantViolated for a hook that wants to change something, which would go unheard."""
+        """Call the hooks. Raises InvariantViolated for one that wants to change something, which would go unheard."""
         module = self._modules[layer]
         if not module._forward_pre_hooks:
             return

@@ -27,8 +27,8 @@ class LastLayer:
 
 
 def last_layer(meta: ForwardMeta, last_rows: torch.Tensor) -> LastLayer | None:
-    """What is left of a step of several rows a request when only ``last_rows`` (int64 [R], each below its rows) are
-    wanted; None if it is the whole step.
+    """Return what is left of a step of several rows a request when only ``last_rows`` (int64 [R], each below its rows)
+    are wanted; None if it is the whole step.
 
     A segment is reduced to its last row, nothing, or not at all: how a row is computed must depend on what is asked of
     its own request alone. Does not mutate.

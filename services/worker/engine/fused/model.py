@@ -45,7 +45,7 @@ class FusedModel:
     """What a step needs of one model. ``layers`` and ``head`` are pointers to structures; so is ``shape``."""
 
     def __init__(self, model: Any, family: Family, kernels: FusedKernels) -> None:
-        """Puts modules that compute with strips in place of ``model``'s own, whose weights are let go layer by layer.
+        """Put modules that compute with strips in place of ``model``'s own; their weights are released layer by layer.
 
         Nothing of ``family`` but its layers may be used afterwards.
         """
@@ -129,7 +129,7 @@ class FusedModel:
 
 
 def _merged_layers(model: Any, family: Family) -> list[dict[str, MergedLayer]]:
-    """The merged matrices of every layer, by the keys of MERGED."""
+    """Return the merged matrices of every layer, by the keys of MERGED."""
     names = {id(module): name for name, module in model.named_modules()}
     found: list[dict[str, MergedLayer]] = []
     for layer in family.layers:
@@ -173,7 +173,7 @@ def _merged(family: Family) -> Iterator[list[Any]]:
 
 
 def _merged_modules(layer: LayerModules) -> Iterator[tuple[str, list[Any]]]:
-    """The linear layers of every matrix of a layer, by the keys of MERGED."""
+    """Yield the linear layers of every matrix of a layer, by the keys of MERGED."""
     for merged, children in MERGED.items():
         parent = layer.attention if merged in ("qkv", "out") else layer.mlp
         yield merged, [getattr(parent, child) for child in children]

@@ -28,6 +28,6 @@ class Rotations:
         )
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the model's attention modules are told about ``positions``: both halves of a head are alike."""
+        """Return what the model's attention modules get for ``positions``: both halves of a head are alike."""
         cosines, sines = self._rotary(torch.empty(0, dtype=self._dtype), positions[None])
         return cosines, sines

@@ -61,7 +61,7 @@ class StripMemory:
 
 
 def _by_strip(weight: torch.Tensor, step: int) -> torch.Tensor:
-    """[strips * LANES, inputs] seen as [strips, inputs / step, LANES, step]."""
+    """Return [strips * LANES, inputs] seen as [strips, inputs / step, LANES, step]."""
     return weight.view(len(weight) // LANES, LANES, weight.shape[1] // step, step).transpose(1, 2)
 
 
@@ -71,7 +71,7 @@ class StripLinear(torch.nn.Module):
     def __init__(
         self, kernels: FusedKernels, matrix: Matrix, bias: torch.Tensor | None = None, outputs: int | None = None
     ) -> None:
-        """``outputs`` where the matrix has more, to fill its last strip."""
+        """Pack; ``outputs`` where the matrix has more, to fill its last strip."""
         super().__init__()
         self.in_features, self.out_features = matrix.inputs, outputs or matrix.outputs
         self._kernels, self._matrix, self._bias = kernels, matrix, bias

@@ -42,7 +42,7 @@ class FusedTerms:
         self._made: WeakKeyDictionary[Adapter, _AdapterTerms] = WeakKeyDictionary()
 
     def of_step(self, rows: int, adapted: Sequence[AdapterRows]) -> StepTerms | None:
-        """What a step of ``rows`` rows computes with; None where no row has an adapter."""
+        """Return what a step of ``rows`` rows computes with; None where no row has an adapter."""
         if not adapted:
             return None
         return StepTerms(rows, adapted, [self._terms(part.adapter) for part in adapted])

@@ -120,15 +120,17 @@ class GpuForward:
         return linear(normed, model.head).float()
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes them."""
+        """Return queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes
+        them.
+        """
         model = self._model
         heads = qkv.view(len(qkv), -1, model.head_dim).transpose(0, 1)[None]
         behind = model.query_heads + model.kv_heads
         return heads[:, : model.query_heads], heads[:, model.query_heads : behind], heads[:, behind:]
 
     def _check(self, numbers: torch.Tensor, limit: int, what: str) -> None:
-        """A kernel that reads beyond a table ends the process's use of the GPU. What is on the device already comes
-        from this process's own captures and checks, and is not looked at: that would wait for it.
+        """Check tables: a kernel that reads beyond one ends the process's use of the GPU. What is on the device already
+        comes from this process's own captures and checks, and is not looked at: that would wait for it.
         """
         if numbers.device.type == self._pool.device.type != "cpu" or not len(numbers):
             return

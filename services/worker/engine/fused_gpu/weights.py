@@ -68,7 +68,7 @@ class Angles:
         return self.cosines.shape[0]
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the model's attention modules are told about ``positions``, int64 [T] on the device."""
+        """Return what the model's attention modules get for ``positions``, int64 [T] on the device."""
         cosines, sines = self._rotary(self._like, positions[None])
         return cosines, sines
 

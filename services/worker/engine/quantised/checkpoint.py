@@ -31,7 +31,7 @@ class Dequantised:
 
 
 def read_quantised(model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, *, keeps_codes: bool) -> Dequantised:
-    """The weights of the checkpoint of this raw configuration, those of quantised layers in ``dtype``.
+    """Read the weights of the checkpoint of this raw configuration, those of quantised layers in ``dtype``.
 
     Takes the memory of the whole model in ``dtype``, and of a byte a weight for codes where it ``keeps_codes``.
     Raises UnsupportedModel for what is not understood.

@@ -36,7 +36,7 @@ class Codes:
         return self.inputs // self.scales.shape[1]
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
-        """[outputs, inputs], computed in float32 and rounded once."""
+        """Return [outputs, inputs], computed in float32 and rounded once."""
         wide = self.values.float().view(self.outputs, -1, self.group)
         if self.offsets is not None:
             wide -= self.offsets.float()[:, :, None]
@@ -44,7 +44,7 @@ class Codes:
 
 
 def codes_of(module: torch.nn.Module) -> Codes | None:
-    """What :func:`attach` gave to ``module``."""
+    """Return what :func:`attach` gave to ``module``."""
     found = getattr(module, "codes", None)
     return found if isinstance(found, Codes) else None
 

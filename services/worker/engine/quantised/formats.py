@@ -47,7 +47,7 @@ def is_quantised(method: str, names: set[str]) -> bool:
 
 
 def read_layer(method: str, settings: Settings, tensors: Tensors) -> Meaning:
-    """The weight of one layer of a checkpoint that is quantised by ``method`` with these ``settings``.
+    """Read the weight of one layer of a checkpoint that is quantised by ``method`` with these ``settings``.
 
     Raises UnsupportedModel for tensors that do not fit together, and for any that is not understood.
     """

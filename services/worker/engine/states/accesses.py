@@ -21,7 +21,7 @@ class Access(Protocol):
         """Arguments with the states of sequences that go on, or for ones that begin."""
 
     def take_out(self, given: Mapping[str, Any], output: Any) -> States:
-        """What the call with these arguments has left."""
+        """Take out what the call with these arguments has left."""
 
 
 class InCache:
@@ -84,7 +84,7 @@ class OfRecurrentGemma:
 
 
 def own_access(module: Any) -> Access | None:
-    """The way of a module that does not keep its states in the library's cache; None for any other."""
+    """Return the way of a module that does not keep its states in the library's cache; None for any other."""
     match type(module).__name__:
         case "RwkvBlock":
             return OfRwkv(module)

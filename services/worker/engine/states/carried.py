@@ -36,7 +36,7 @@ class StatePart:
 
 
 def parts_of(states: Mapping[tuple[Kind, int], torch.Tensor]) -> tuple[StatePart, ...]:
-    """What these states consist of, in the order in which they are packed."""
+    """Return the parts of these states, in the order in which they are packed."""
     return tuple(
         StatePart(kind, number, tuple(states[kind, number].shape[1:]), states[kind, number].dtype)
         for kind, number in sorted(states)
@@ -44,7 +44,7 @@ def parts_of(states: Mapping[tuple[Kind, int], torch.Tensor]) -> tuple[StatePart
 
 
 def pack(states: Mapping[tuple[Kind, int], torch.Tensor], parts: Sequence[StatePart]) -> torch.Tensor:
-    """The bytes of ``parts`` one behind the other, uint8 [n, nbytes].
+    """Return the bytes of ``parts`` one behind the other, uint8 [n, nbytes].
 
     Raises ValueError where a state is missing or has another shape or data type than its part.
     """
@@ -119,11 +119,11 @@ class CarriedStates:
         return bool(self.states) if state_idx is None else ("conv", state_idx) in self.states
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """The library records the past to undo guesses; nothing is undone here."""
+        """Return False: the library records the past to undo guesses, and nothing is undone here."""
         return False
 
     def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
-        """The recurrent state, by the name that MiniMax's cache has for it."""
+        """Return the recurrent state, by the name that MiniMax's cache has for it."""
         return self.get_recurrent_state(layer_idx)
 
     def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:

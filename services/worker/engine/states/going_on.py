@@ -141,7 +141,7 @@ def _side_by_side(values: list[Any]) -> Any:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """Outputs of single tokens, as one; what has no rows is that of the last."""
+    """Return outputs of single tokens, as one; what has no rows is that of the last."""
     first = outputs[0]
     if isinstance(first, tuple):
         return tuple(_joined(list(each)) for each in zip(*outputs, strict=True))

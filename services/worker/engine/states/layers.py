@@ -58,7 +58,9 @@ class StatefulStep(Protocol):
     """One forward pass, as modules with states see it."""
 
     def carry(self, module: StateModule, arguments: Arguments) -> Any:
-        """What ``module`` gives for all rows of the step: called with ``arguments``, whose tensors are [1, T, ...]."""
+        """Return what ``module`` gives for all rows of the step: called with ``arguments``, whose tensors are [1, T,
+        ...].
+        """
 
 
 _STEP: ContextVar[StatefulStep | None] = ContextVar("stateful_step", default=None)
@@ -186,7 +188,7 @@ class _Seam:
         self._module.forward = forward
 
     def restore(self) -> None:
-        """The module as it was."""
+        """Restore the module as it was."""
         self._module.forward = self._forward
 
     def hand_over(self, entry: int, first: int) -> StateModule:
@@ -225,7 +227,7 @@ def _call(
 
 
 def _cache_argument(signature: inspect.Signature) -> str:
-    """The name of the argument that is a module's cache, or ""."""
+    """Return the name of the argument that is a module's cache, or ""."""
     return next((name for name in _CACHE_ARGUMENTS if name in signature.parameters), "")
 
 

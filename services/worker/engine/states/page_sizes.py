@@ -1,8 +1,8 @@
 """What a page costs where layers carry states, and how many tokens of such a model make a good one.
 
-A page of S tokens takes ``S * k + s`` bytes, of which k are K and V (or latents) of one token in all layers that attend
+A page of S tokens takes ``S * k + s`` bytes; k are K and V (or latents) of one token in all layers that attend
 and s the states of all that carry one, once. So small pages cost much, a token ``k + s / S`` bytes; large ones are
-reused less, because a prefix is reused in whole pages. Where nobody chose, a page has as many tokens as make K and V
+reused less, because a prefix is reused in whole pages. By default, a page has as many tokens as make K and V
 the larger half, in bounds.
 """
 
@@ -22,7 +22,9 @@ MOST_PAGE_TOKENS = 256
 
 
 def with_states(kept: Sequence[Kept], states: Sequence[StateModule]) -> list[Kept]:
-    """What the entries of a plane map keep: the layers of ``kept`` and, in their entries, the modules with states."""
+    """Return what the entries of a plane map keep: the layers of ``kept`` and, in their entries, the modules with
+    states.
+    """
     found: list[Kept] = [*kept, *[NothingKept()] * sum(module.entry >= len(kept) for module in states)]
     for module in states:
         found[module.entry] = StateKept(module.nbytes)

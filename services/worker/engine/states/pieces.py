@@ -1,8 +1,8 @@
 """How the rows of a step are cut for layers that carry a state, and in which order the pieces are computed. Pure.
 
-A page keeps the state at its end, and nothing else: it is written once, with the one right value, so whoever has a page
-may begin behind it, whichever tier it came from. Within a page the state of a request that goes on is in a slot of its
-own (:mod:`services.worker.engine.states.running`). So a piece ends where a page ends, or where its segment does.
+A page keeps the state at its end, and nothing else: it is written once, with the one right value, so the holder of a
+page may begin behind it, whichever tier it came from. Within a page the state of a request that goes on is in a slot
+of its own (:mod:`services.worker.engine.states.running`). So a piece ends where a page ends, or where its segment does.
 
 A piece that begins with a page waits for the piece that fills that page where one does in the same step: for the one
 before it of its own segment, or for another request's that shares its prefix.
@@ -40,7 +40,7 @@ class Piece:
 
 
 def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
-    """The pieces of a step, segment by segment.
+    """Return the pieces of a step, segment by segment.
 
     Raises InvariantViolated for a segment that begins within a page and has no slot.
     """
@@ -52,7 +52,7 @@ def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
             end = min(segment.length, (start // page_size + 1) * page_size)
             within, ends_page = start % page_size != 0, end % page_size == 0
             if within and segment.running < 0:
-                raise InvariantViolated(f"nobody has the state of a request at token {start}, within a page")
+                raise InvariantViolated(f"no slot has the state of a request at token {start}, within a page")
             pieces.append(
                 Piece(
                     first_row=first_row,
@@ -70,13 +70,14 @@ def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
 
 
 def in_order(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Groups to compute one after another; the pieces of a group are alike in length, and begin or go on together.
+    """Return groups to compute one after another; the pieces of a group are alike in length, and begin or go on
+    together.
 
     Where two pieces fill one page, as two requests with the same prompt may, those who read it wait for the first.
     """
     written: dict[int, int] = {}  # Page: depth of the first piece that fills it.
     groups: dict[tuple[int, int, bool], list[Piece]] = {}
-    # Whoever fills a page begins before those who begin behind it.
+    # A piece that fills a page comes before those that begin behind it.
     for piece in sorted(pieces, key=lambda each: each.start):
         depth = written.get(piece.source_page, -1) + 1 if piece.source_page >= 0 else 0
         if piece.target_page >= 0:

@@ -1,9 +1,9 @@
 """States of requests whose last token lies within a page: each in a slot, with the token that it is as of.
 
 Passes may fail, and be repeated. A pass overwrites the slots of its requests, so what a slot holds is only used to go
-on from exactly the token that it is as of, and not at all between the beginning of a pass and its end. Whoever cannot
-go on from a slot begins with its page, whose beginning the page before it has the state of: repeating rows of one page
-is the price of a failure, of a request that finds no slot, and of nothing else.
+on from exactly the token that it is as of, and not at all between the beginning of a pass and its end. A request that
+cannot go on from a slot begins with its page, whose beginning the page before it has the state of: repeating rows of
+one page is the price of a failure, of a request that finds no slot, and of nothing else.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class StateSlots(Protocol):
         """
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
-        """The pass of these requests has ended well, each before the token named."""
+        """Note a pass of these requests that ended well, each before the token named."""
 
 
 class NoSlots:
-    """For models without states: everybody begins where it is."""
+    """For models without states: each request begins where it is."""
 
     def begin(self, rows: Sequence[tuple[Key, int]]) -> list[tuple[int, int]]:
         return [(start, -1) for _, start in rows]
@@ -79,7 +79,7 @@ class RunningSlots:
         return start, -1 if held is None else held.slot
 
     def _take(self, key: Key, taken: set[Key]) -> _Held | None:
-        """A slot for ``key``, not of any request of the same pass."""
+        """Return a slot for ``key``, not of any request of the same pass."""
         if len(self._held) < self._slots:
             held = _Held(len(self._held))
         else:

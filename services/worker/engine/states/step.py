@@ -122,7 +122,7 @@ class StateStep:
 
 
 def _take(value: Any, group: _Group) -> Any:
-    """The rows of ``group``: tensors [1, T, ...] become [n, r, ...], also within tuples and keywords."""
+    """Return the rows of ``group``: tensors [1, T, ...] become [n, r, ...], also within tuples and keywords."""
     if isinstance(value, torch.Tensor):
         rows = value[0].index_select(0, group.rows)
         return rows.view(group.count, -1, *rows.shape[1:])

@@ -1,4 +1,4 @@
-"""Tokens drawn at random: what a budget is worth if nobody chooses."""
+"""Tokens drawn at random: what a budget is worth without a choice."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class RandomTokens:
 
 
 def _seed_of(*numbers: int) -> int:
-    """A seed below 2**63 that other numbers do not share."""
+    """Return a seed below 2**63 that other numbers do not share."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -44,7 +44,7 @@ class Method:
 
     @classmethod
     def named(cls, name: str) -> Method:
-        """Raises ConfigError when there is no such method or metric."""
+        """Return the method of a name. Raises ConfigError when there is no such method or metric."""
         kind, _, metric = name.partition(":")
         if kind not in METHODS:
             raise ConfigError(f"there is no method {kind!r}; there are {', '.join(METHODS)}")
@@ -59,7 +59,9 @@ class Method:
         return Recorder(self.metric)
 
     def at(self, ratio: float, settings: MethodSettings, recorded: Recorder | None = None) -> Selection:
-        """The method keeping ``ratio`` of a prefix. Raises ConfigError for a bad ratio or without a needed record."""
+        """Return the method keeping ``ratio`` of a prefix. Raises ConfigError for a bad ratio or without a needed
+        record.
+        """
         budget = Budget(ratio, settings.first_tokens, settings.recent_tokens)
         if self.kind == "importance":
             return VotedByProbes(budget, self.metric, settings.probes, settings.alpha)

@@ -29,7 +29,7 @@ class Recorder:
         return [Chosen(None, 1.0) for _ in view.numbers]
 
     def without(self, number: int, layer: int) -> torch.Tensor:
-        """Importance, float32 [kv_heads, tokens], summed over the half that question ``number`` is not of.
+        """Return importance, float32 [kv_heads, tokens], summed over the half without question ``number``.
 
         Raises InvalidRequest when that half is empty.
         """

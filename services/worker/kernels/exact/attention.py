@@ -49,7 +49,7 @@ def merge_split(total, largest, weight_sum, part, lse):
 
 @triton.jit
 def divided(total, weight_sum):
-    """The mean that ``total`` is the sum of; rows without any key get 0."""
+    """Return the mean that ``total`` is the sum of; rows without any key get 0."""
     return total / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
 
 
@@ -237,7 +237,9 @@ class _Layer:
 
 
 def parts_of(max_length: int, window: int | None) -> int:
-    """Splits of which a single row of up to ``max_length`` tokens sees some keys; a chunk counts as a window."""
+    """Return the splits with visible keys for a single row of up to ``max_length`` tokens; a chunk counts as a
+    window.
+    """
     parts = triton.cdiv(max_length, SPLIT_KEYS)
     # A window may begin within one split and end within another.
     return parts if window is None else min(parts, triton.cdiv(window, SPLIT_KEYS) + 1)
@@ -258,7 +260,7 @@ def _launch(
     _, heads, head_dim = q.shape
     segments, kv_heads = len(paged.context), k_pool.shape[2]
     sizes = block_sizes(head_dim, heads // kv_heads, k_pool.element_size())
-    places = segments * heads * parts if parts > 1 else 1  # One that nobody writes.
+    places = segments * heads * parts if parts > 1 else 1  # One that is never written.
     partial = torch.empty((places, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((places,), dtype=torch.float32, device=q.device)
     common = {

@@ -37,7 +37,9 @@ class Tile:
 
 
 def tile_for(dtype: torch.dtype, weight_rows: int = 0) -> Tile:
-    """The tile of products of this dtype with a weight of so many rows; 0 where either operand may be the weight."""
+    """Return the tile of products of this dtype with a weight of so many rows; 0 where either operand may be the
+    weight.
+    """
     if dtype == torch.float32:
         return Tile(rows=64, columns=64, depth=16, num_warps=4, num_stages=3)
     return Tile(rows=64, columns=128 if weight_rows >= _WIDE_COLUMNS else 64, depth=64, num_warps=4, num_stages=4)
@@ -155,5 +157,5 @@ def _product(
 
 
 def _stride(matrix: torch.Tensor, dim: int, of_several: int) -> int:
-    """The stride of a dimension; one of size 1 has any, and gets what a larger one of a plain matrix has."""
+    """Return the stride of a dimension; one of size 1 has any, and gets what a larger one of a plain matrix has."""
     return matrix.stride(dim) if matrix.shape[dim] > 1 else of_several

@@ -112,7 +112,7 @@ def layer_norm(
 
 
 def log_softmax(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The logarithm of the softmax of the rows of x [..., N], in ``dtype``. Raises as :func:`mean`."""
+    """Return the logarithm of the softmax of the rows of x [..., N], in ``dtype``. Raises as :func:`mean`."""
     rows = _rows(x)
     out = torch.empty(rows.shape, dtype=dtype, device=x.device)
     if len(rows):

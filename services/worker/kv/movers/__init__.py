@@ -20,8 +20,8 @@ peak whatever the size of a page (Strata section 4.2), and what is not pinned go
 
 
 def make_mover(pool: DevicePool, name: MoverName, *, programs: int, checks_on_device: bool = True) -> PageMover:
-    """The mover of this name for this pool; ``programs`` and ``checks_on_device`` are for ``gpu_assisted``. Raises
-    ConfigError if it has none.
+    """Return the mover of this name for this pool; ``programs`` and ``checks_on_device`` are for ``gpu_assisted``.
+    Raises ConfigError if it has none.
     """
     if name == "per_page":
         return PerPageMover(pool)

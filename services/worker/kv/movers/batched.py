@@ -2,7 +2,7 @@
 
 With a C compiler one call gathers, checks and writes (``native_rows``), without the interpreter lock. Without one,
 rows are gathered into a staging buffer, checked there and written by index. Either way the bytes that were verified
-are the bytes that are written, so nobody can change them in between.
+are the bytes that are written, so they cannot change in between.
 """
 
 from __future__ import annotations

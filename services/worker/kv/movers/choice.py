@@ -49,8 +49,8 @@ def choose_mover(
     default: MoverName | None = None,
     checks_on_device: bool = True,
 ) -> PageMover:
-    """The mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``. Where
-    nothing was measured it is ``default``, or else that of the pool's device.
+    """Return the mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``.
+    Where nothing was measured it is ``default``, or else that of the pool's device.
 
     With ``checks_on_device`` checksums are verified there, by a mover that can.
     ``proven`` are movers that passed their proof on this device (:func:`proven_mover`). A profile that cannot be used
@@ -70,7 +70,7 @@ def choose_mover(
 
 
 def machine_here() -> Machine:
-    """This machine with the GPUs that torch sees."""
+    """Return this machine with the GPUs that torch sees."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return this_machine(tuple(torch.cuda.get_device_name(index) for index in range(count)))
 

@@ -37,7 +37,7 @@ class DeviceChecks:
     def launch(
         self, slot: PieceSlot, sent: Sent, layer: int, copied: Fence | None, count: int, wanted: np.ndarray
     ) -> PieceVerdict:
-        """Check ``layer`` of what ``sent`` says behind ``copied``; the verdict is on ``count`` pages, of which the
+        """Check ``layer`` of what ``sent`` says behind ``copied``; the verdict is on ``count`` pages; the
         entries ``wanted`` are checked.
         """
         self._stream.wait(copied)
@@ -51,7 +51,7 @@ class DeviceChecks:
     def agree_with_xxhash(self) -> bool:
         """Compile the kernels, and see whether they give the right verdicts on this device.
 
-        They are tried on layer 0 of the first pages, which nobody else uses meanwhile; what these held is put back.
+        They are tried on layer 0 of the first pages, which have no other use meanwhile; what these held is put back.
         """
         layout, on = self._layout, self._pool.device
         count = min(layout.pages, len(TRIED_SEEDS))
@@ -76,7 +76,7 @@ class DeviceChecks:
         return found == [page % 2 for page in range(count)]
 
     def fence_behind(self, *fences: Fence | None) -> Fence | None:
-        """A point behind all checks so far and behind ``fences`` of other streams."""
+        """Return a point behind all checks so far and behind ``fences`` of other streams."""
         for fence in fences:
             self._stream.wait(fence)
         return self._stream.fence()

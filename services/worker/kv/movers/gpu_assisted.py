@@ -2,7 +2,7 @@
 
 Thousands of threads each keep a few 16-byte reads in flight, so small pages cost no more than large ones, and
 page-first becomes layer-first on the way. The kernel runs as few large programs, so that it leaves the rest of the GPU
-to the model; loads, which requests wait for, get more of them than backups, which nobody waits for.
+to the model; loads, which requests wait for, get more of them than backups, which no request waits for.
 
 Checksums are verified on the device, over the bytes that have arrived there, so no processor reads what the link
 carries. A wrong row has been written when it is found: its page is refused before its layer is declared loaded. Rows of

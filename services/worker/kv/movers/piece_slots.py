@@ -1,7 +1,7 @@
 """Small arrays of one piece on their way to the GPU and back: page numbers, seeds and checksums there, failures back.
 
-They travel by way of pinned memory, and nobody waits for them. A slot is written again only when an event says that its
-last copies have ended, and what came back in it has been read by then.
+They travel by way of pinned memory, and no request waits for them. A slot is written again only when an event says
+that its last copies have ended, and what came back in it has been read by then.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PieceVerdict:
         return self._wrong
 
     def take(self, answers: np.ndarray) -> None:
-        """The device's answers, uint8 [wanted], 0 for what is right."""
+        """Take the device's answers, uint8 [wanted], 0 for what is right."""
         self._wrong[self._wanted] = answers != 0
         self._slot = None
 
@@ -107,7 +107,7 @@ class PieceSlot:
         self._answers[:count].copy_(self._wrong[:count], non_blocking=True)
 
     def use_until(self, fence: Fence | None, verdict: tuple[PieceVerdict, int] | None = None) -> None:
-        """The slot is free when ``fence`` has passed, and ``verdict`` has its answers then (and how many)."""
+        """Hold the slot until ``fence`` has passed; ``verdict`` has its answers then (and how many)."""
         self._until, self._verdict = fence, verdict
 
     def settle(self) -> None:
@@ -129,7 +129,7 @@ class PieceSlots:
         self._turn = 0
 
     def next(self) -> PieceSlot:
-        """A slot that is free; waits for the one that has been in use longest."""
+        """Return a free slot; wait for the one that has been in use longest."""
         self._turn = (self._turn + 1) % SLOTS
         slot = self._slots[self._turn]
         slot.settle()

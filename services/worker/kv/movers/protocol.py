@@ -32,7 +32,7 @@ class Verdict(Protocol):
     def wrong(self) -> Bools:
         """Bool [pages]. Waits until it is known, which is so at the latest when a fence made after the load has passed.
 
-        A wrong page may or may not have been written to its device page, in part or whole: nobody may read that page
+        A wrong page may or may not have been written to its device page, in part or whole: that page may not be read
         until something else has been written to it.
         """
 
@@ -48,7 +48,7 @@ class Known:
 
 
 def nothing_wrong(count: int) -> Known:
-    """The verdict on ``count`` pages that nobody wanted checked."""
+    """Return the verdict on ``count`` pages without checks."""
     return Known(np.zeros(count, dtype=bool))
 
 
@@ -77,10 +77,10 @@ class PageMover(Protocol):
         """
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
-        """The reverse: ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
+        """Store ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
 
     def fence(self) -> Fence | None:
-        """A point after all loads so far and the checks of what they brought; None when they are done already."""
+        """Return a point after all loads so far and the checks of what they brought; None when they are done."""
 
     def drain(self) -> None:
         """Return when nothing that was asked for is being written any more."""

@@ -20,7 +20,7 @@ class SideStream(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def fence(self) -> Fence | None:
-        """A point after everything that was launched so far."""
+        """Return a point after everything that was launched so far."""
 
     def wait(self, fence: Fence | None) -> None:
         """Do what is launched from now on behind ``fence``, a point of another stream of this GPU; None is no point."""
@@ -30,7 +30,7 @@ class SideStream(Protocol):
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """A stream for a pool on this device."""
+    """Return a stream for a pool on this device."""
     return CudaSideStream(device) if device.type == "cuda" else NoStream()
 
 

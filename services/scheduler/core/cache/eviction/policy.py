@@ -63,39 +63,41 @@ class Policy(msgspec.Struct):
 
     @classmethod
     def make(cls, capacity: int, config: CellConfig) -> Self:
-        """A fresh policy for a pool of ``capacity`` tokens. Overridden by policies that have settings."""
+        """Return a fresh policy for a pool of ``capacity`` tokens. Overridden by policies that have settings."""
         return cls(capacity=capacity)
 
     def join(self, others: Sequence[Policy]) -> None:
-        """The pool is new, or was decoded. These are of its tier, itself perhaps among them; it may learn with them."""
+        """Join the pools of its tier, itself perhaps among them: new, or decoded. It may learn with them."""
 
     def leave(self, others: Sequence[Policy]) -> None:
-        """The pool is gone. These of its tier are left, and may need what it knew."""
+        """Leave the pools of its tier: this pool is gone, and the others may need what it knew."""
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
-        """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""
+        """Note an admitted request of ``prompt_tokens`` that reuses these resident nodes, top first, maybe none."""
 
     def ended(self, admission: int, answer_tokens: int) -> None:
-        """The request of that admission runs no more; so many tokens were sampled for it."""
+        """Note the end of that admission's request; so many tokens were sampled for it."""
 
     def add(self, node: Node, moment: Moment) -> None:
-        """The node became resident: computed, loaded or backed up. A parent is added before its children."""
+        """Note a node that became resident: computed, loaded or backed up. A parent is added before its children."""
 
     def admission_of(self, node: Node) -> int:
-        """The admission of the request that used the resident node last, as far as the policy knows; else 0."""
+        """Return the admission of the request that used the resident node last, as far as the policy knows; else 0."""
         return 0
 
     def remove(self, node: Node, moment: Moment) -> None:
-        """The node left the pool, evicted or dropped; ``node`` still has its last values."""
+        """Note a node that left the pool, evicted or dropped; ``node`` still has its last values."""
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A resident node was cut in two; ``lower`` keeps its id and both are resident now."""
+        """Note a resident node that was cut in two; ``lower`` keeps its id and both are resident now."""
 
     def offer(self, node: Node) -> None:
-        """The node may be evicted from now on, or was offered before and has changed. Repeats are harmless."""
+        """Note a node that may be evicted from now on, or was offered before and has changed. Repeats are harmless."""
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
-        """The node to evict next, or None when none is evictable. The caller does evict it, or a lower part of it."""
+        """Return the node to evict next, or None when none is evictable. The caller does evict it, or a lower part of
+        it.
+        """
         raise NotImplementedError
 
     def prepare(self) -> bool:
@@ -118,7 +120,9 @@ class Policy(msgspec.Struct):
         """Save memory after :meth:`decode`, which makes a number object for every mention of an id in ``nodes``."""
 
     def check(self) -> str:
-        """What contradicts itself in what it remembers, from scratch; "" is nothing. For tests; does not mutate."""
+        """Return what contradicts itself in what it remembers, from scratch; "" is nothing. For tests; does not
+        mutate.
+        """
         return ""
 
 
@@ -154,7 +158,7 @@ def register_policy(policy: P) -> P:
 
 
 def make_policy(name: str, capacity: int, config: CellConfig, others: Sequence[Policy] = ()) -> Policy:
-    """A fresh policy for a pool of ``capacity`` tokens, beside the others of its tier.
+    """Return a fresh policy for a pool of ``capacity`` tokens, beside the others of its tier.
 
     Raises KeyError for a name that is not in POLICIES.
     """

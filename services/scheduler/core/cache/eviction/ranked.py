@@ -1,4 +1,4 @@
-"""Policies that give every node a number, of which the least goes first, and the one that the core needs: LRU."""
+"""Policies that give every node a number, the least going first, and the one that the core needs: LRU."""
 
 from __future__ import annotations
 

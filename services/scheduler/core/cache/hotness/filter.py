@@ -107,12 +107,12 @@ class HotnessFilter(msgspec.Struct):
         return _read(self.frequencies, self.frequency_bits, slot), _read(self.clocks, self.clock_bits, slot)
 
     def depth_of(self, digest: int) -> int:
-        """The depth that a prefix had when it was last used; 0 when nothing is known."""
+        """Return the depth that a prefix had when it was last used; 0 when nothing is known."""
         slot = self._slot(digest)
         return 0 if slot < 0 else _read(self.depths, self.depth_bits, slot)
 
     def touch(self, digest: int, depth: int) -> bool:
-        """The prefix was used: its frequency goes up by one, its clock to ``max_age``; a new one begins at 1.
+        """Use the prefix: its frequency goes up by one, its clock to ``max_age``; a new one begins at 1.
 
         Returns whether it is known now. It is not when there is no room for a new entry: then nothing has changed.
         """
@@ -200,7 +200,7 @@ class HotnessFilter(msgspec.Struct):
         return len(gone)
 
     def slots_of(self, digests: Digests) -> NDArray[np.int64]:
-        """The entry of each digest, -1 where nothing is known. Vectorised."""
+        """Return the entry of each digest, -1 where nothing is known. Vectorised."""
         tag, home = self._split_hash_all(mix_all(digests))
         other = home ^ np.maximum((tag * np.uint64(MULTIPLIER)) >> np.uint64(64 - self.base_bits), np.uint64(1))
         buckets = vector(self.tags, self.tag_bits).reshape(-1, SLOTS)
@@ -212,13 +212,13 @@ class HotnessFilter(msgspec.Struct):
         return found
 
     def count_entries(self) -> int:
-        """What ``occupied`` must be. Looks at the whole filter."""
+        """Return what ``occupied`` must be. Looks at the whole filter."""
         return int(np.count_nonzero(vector(self.tags, self.tag_bits)))
 
     # Where an entry is.
 
     def _places(self, digest: int) -> tuple[bytes, int, int]:
-        """The tag's bytes and the two candidate buckets (Equations 2 to 4, by partial-key hashing)."""
+        """Return the tag's bytes and the two candidate buckets (Equations 2 to 4, by partial-key hashing)."""
         mixed = mix(digest)
         growth, base = self.growth_bits, self.base_bits
         bits = self.fingerprint_bits + growth
@@ -237,7 +237,7 @@ class HotnessFilter(msgspec.Struct):
         return tag, mixed >> np.uint64(64 - self.base_bits) | upper
 
     def _slot(self, digest: int) -> int:
-        """The entry of a prefix, or -1."""
+        """Return the entry of a prefix, or -1."""
         return self._find(*self._places(digest))
 
     def _find(self, tag: bytes, home: int, other: int) -> int:
@@ -245,7 +245,7 @@ class HotnessFilter(msgspec.Struct):
         return slot if slot >= 0 else self._search(tag, other)
 
     def _search(self, tag: bytes, bucket: int) -> int:
-        """The first entry of a bucket with this tag, or -1."""
+        """Return the first entry of a bucket with this tag, or -1."""
         size = len(tag)
         start = bucket * SLOTS * size
         end = start + SLOTS * size
@@ -280,7 +280,7 @@ class HotnessFilter(msgspec.Struct):
         return chain[-1] if chain else -1
 
     def _chain(self, first: int, second: int) -> list[int]:
-        """An empty entry, one that may move there, one that may move to that one's place and so on up to one in
+        """Return an empty entry, one that may move there, one that may move to that one's place and so on up to one in
         the first or second bucket; empty if there is none within the bound.
 
         The shortest one, found breadth first: no victim is drawn by chance, and no entry is in it twice, because no
@@ -338,7 +338,7 @@ def _least(keys: NDArray[np.uint64], amount: int) -> NDArray[np.int64]:
 
 
 def _way_back(reached: list[tuple[int, int, int]], position: int) -> list[int]:
-    """The entries whose moves led to this bucket, the last one first."""
+    """Return the entries whose moves led to this bucket, the last one first."""
     _, slot, position = reached[position]
     slots = []
     while slot >= 0:
@@ -371,13 +371,13 @@ def _store(column: bytearray, bits: int, slot: int, value: int) -> None:
 
 
 def vector(column: bytearray, bits: int) -> Vector:
-    """The whole column; changes go through."""
+    """Return the whole column; changes go through."""
     values: Vector = np.frombuffer(column, dtype=_TYPES[SIZES[bits]])
     return values
 
 
 def _parted(column: bytearray, bits: int, goes_up: NDArray[np.bool_]) -> bytearray:
-    """A column of twice the length: each value in the lower or the upper half, and 0 in the other."""
+    """Return a column of twice the length: each value in the lower or the upper half, and 0 in the other."""
     doubled = bytearray(2 * len(column))
     values, halves = vector(column, bits), vector(doubled, bits).reshape(2, -1)
     halves[0] = np.where(goes_up, 0, values)

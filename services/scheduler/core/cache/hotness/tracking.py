@@ -43,7 +43,7 @@ _RECORDS, _DIGESTS = attrgetter("record"), itemgetter(slice(DIGEST_BYTES))
 
 
 def request_admitted(step: Step, reused: Sequence[Node]) -> None:
-    """A request was admitted that reuses these nodes, top first, maybe none: their prefixes got hotter.
+    """Heat the prefixes of these nodes, top first, maybe none: an admitted request reuses them.
 
     Every ``aging_requests`` admissions all clocks go down by one first.
     """
@@ -57,18 +57,20 @@ def request_admitted(step: Step, reused: Sequence[Node]) -> None:
 
 
 def node_inserted(step: Step, node: Node) -> None:
-    """Computed KV became a node. A prefix that comes back after its eviction is still known."""
+    """Note computed KV that became a node. A prefix that comes back after its eviction is still known."""
     _touch(step.state, node, level_of(step.state.tree, node))
 
 
 def node_recomputed(step: Step, node: Node) -> None:
-    """A request computed tokens that a node had already, because it could not reuse them: one more use of them."""
+    """Count one more use of a node's tokens that a request computed, because it could not reuse them."""
     node.hits += 1
     _touch(step.state, node, level_of(step.state.tree, node))
 
 
 def node_split(state: CellState, upper: Node, lower: Node) -> None:
-    """A node was cut in two; the upper part is as hot as the whole was, the lower as hot as it was by itself."""
+    """Note a node that was cut in two; the upper part is as hot as the whole was, the lower as hot as it was by
+    itself.
+    """
     tree, hotness = state.tree, state.hotness
     first = [node.tokens_between(0, tree.head_tokens) for node in (upper, lower)]
     head = head_of(tree, b"".join(first))
@@ -85,7 +87,7 @@ def node_split(state: CellState, upper: Node, lower: Node) -> None:
 
 
 def prefix_read(state: CellState, digest: int, level: int) -> None:
-    """A prefix was used that no node stands for; the node that may come to do so is remembered by ``digest``."""
+    """Note the use of a prefix without a node; a node that comes for it is remembered by ``digest``."""
     _touch_digest(state, digest, level)
 
 
@@ -119,7 +121,9 @@ FORGOTTEN_SHARE = 4
 
 
 def make_room_in_filter(state: CellState) -> bool:
-    """An insertion failed: forget the coldest evicted prefixes, or grow if the tree needs it. True if either did."""
+    """Make room after a failed insertion: forget the coldest evicted prefixes, or grow if the tree needs it. True if
+    either did.
+    """
     hotness = state.hotness
     if 2 * len(state.tree.nodes) > hotness.capacity:
         if not hotness.grow():
@@ -169,12 +173,12 @@ def fit_widths(state: CellState, config: CellConfig) -> bool:
 
 
 def level_of(tree: PrefixTree, node: Node) -> int:
-    """The node's place in the tree: 1 below a root. Does not mutate."""
+    """Return the node's place in the tree: 1 below a root. Does not mutate."""
     return len(way_to(tree, node).nodes)
 
 
 def _rebuild_larger(state: CellState) -> bool:
-    """The growth bits are used up: begin anew with them, at twice the size."""
+    """Begin anew at twice the size, with new growth bits, once they are used up."""
     old = state.hotness
     base_bits = old.base_bits + old.doublings + 1
     if base_bits > MOST_BASE_BITS:
@@ -185,7 +189,7 @@ def _rebuild_larger(state: CellState) -> bool:
 
 
 def _rebuilt(tree: PrefixTree, old: HotnessFilter, widths: tuple[int, int, int, int], base_bits: int) -> HotnessFilter:
-    """A filter with what the old one knows of the tree's nodes; a clock keeps the agings since the last use."""
+    """Return a filter with what the old one knows of the tree's nodes; a clock keeps the agings since the last use."""
     new = _empty_like(old, widths, base_bits)
     for node in tree.nodes.values():
         frequency, clock = old.lookup(node.digest)
@@ -216,5 +220,5 @@ def _empty_like(old: HotnessFilter, widths: tuple[int, int, int, int], base_bits
 
 
 def digests_of_nodes(nodes: Iterable[Node]) -> NDArray[np.uint64]:
-    """What each node is remembered by, uint64."""
+    """Return what each node is remembered by, uint64."""
     return np.frombuffer(b"".join(map(_DIGESTS, map(_RECORDS, nodes))), dtype="<u8")
