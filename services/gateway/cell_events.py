@@ -65,7 +65,7 @@ class CellEvents(Response):
 
 
 def cell_event(gateway: Gateway) -> bytes:
-    """One event: the last status, or the process whose absence keeps this gateway from a new one."""
+    """Return one event: the last status, or an error that names the process that is away."""
     cell = gateway.cell
     age_s = gateway.clock() - cell.heard_s
     if not gateway.bus.is_connected:

@@ -97,7 +97,7 @@ class Gateway:
         return ServedModel(requested, adapter.digest)
 
     def model_names(self) -> list[str]:
-        """What may be asked for now: the base model, and the adapters that a worker has."""
+        """Return the names that callers may ask for: the base model, then the adapters that a worker has loaded."""
         return [self.facts.name, *(adapter.name for adapter in self.cell.adapters() if adapter.workers)]
 
     def namespace(self, tenant: Tenant, cache_salt: str | None, adapter: str = "") -> str:

@@ -9,7 +9,7 @@ from shared.messages.status import CellStatus
 
 
 def flows_view(status: CellStatus) -> list[CellFlow]:
-    """Every way that KV takes between places, in tokens since the cell began; 0 where nothing took it yet."""
+    """Return tokens of KV moved between each pair of places since the cell began; 0 where none has moved."""
     page, chunk = status.page_size, chunk_tokens(status.page_size)
 
     def counted(*names: str) -> int:
@@ -29,7 +29,7 @@ def flows_view(status: CellStatus) -> list[CellFlow]:
 
 
 def savings_view(status: CellStatus) -> CellSavings:
-    """What was reused, and what that was worth."""
+    """Return what was reused since the cell began, and the time that this saved."""
     counters = status.counters
     return CellSavings(
         tokens=sum(counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS),

@@ -17,7 +17,7 @@ from shared.messages.status import CellStatus
 def cell_view(
     status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0, *, models: Sequence[str] = ()
 ) -> CellReport:
-    """``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants.
+    """Return ``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants.
 
     ``models`` are the names that the gateway serves.
     """
