@@ -150,6 +150,7 @@ class StandIn:
     storages: dict[str, dict[str, int] | None] = field(default_factory=lambda: {"storage": dict(DISK)})
     admin_is_off: bool = False
     key: str = KEY
+    codes: list[str] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=lambda: a_tree(300))
     requests: list[dict[str, Any]] = field(
         default_factory=lambda: [explanation(n, ttft_ms=20.0 + n) for n in range(40)]
@@ -193,6 +194,14 @@ def build(stand_in: StandIn) -> FastAPI:
     """The page and the scripted API."""
     app = FastAPI()
     app.include_router(ui_router())
+
+    @app.post("/ui/key", response_model=None)
+    async def key(http: Request) -> Response:
+        code = (await http.json())["code"]
+        if code not in stand_in.codes:
+            return _error(404, "this link was used before, or is too old")
+        stand_in.codes.remove(code)
+        return JSONResponse({"admin_key": stand_in.key})
 
     @app.get("/v1/cell", response_model=None)
     async def cell(http: Request) -> Response:

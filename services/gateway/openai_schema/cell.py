@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from services.gateway.openai_schema.cache import PoolReport
 from services.gateway.openai_schema.models import Shortfall
@@ -155,3 +158,25 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 0
     flows: list[CellFlow] = []
     savings: CellSavings | None = None
+
+
+class PageLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that opens the page at ``/ui`` once, within so many seconds: ``path`` behind the gateway's address."""
+
+    object: str = "page_link"
+    code: str
+    path: str
+    expires_in_s: float
+
+
+class PageCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands behind ``#once=`` in such a link."""
+
+    code: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class PageKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key that the page sends from then on."""
+
+    object: str = "page_key"
+    admin_key: str

@@ -1,7 +1,7 @@
 // Puts the page together: views and tabs, the connection's state, keys, colour scheme and shortcuts.
 
 import { readAddress } from "./address.js";
-import { keys } from "./api.js";
+import { ask, keys } from "./api.js";
 import { Chat } from "./chat.js";
 import { askKeys, showHelp } from "./dialogs.js";
 import { fill, h } from "./dom.js";
@@ -130,14 +130,7 @@ byId("help").addEventListener("click", () => showHelp(SHORTCUTS));
 
 const exportView = () => saveJson(current(), { view: current(), address: location.href, exported_ms: Date.now(), ...views[current()].data() });
 
-addEventListener("hashchange", () => {
-  if (takeKey()) {
-    document.querySelector("dialog")?.close(); // It asked for the key.
-    feed.start();
-    return;
-  }
-  follow();
-});
+addEventListener("hashchange", async () => { if (!(await takeLink())) follow(); });
 
 /** Show what the address names. */
 function follow() {
@@ -162,23 +155,30 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-/** `thermocline up` prints a link with the admin key in its fragment, which a browser sends to no server. It is kept like a key
- * that was typed in, and taken out of the address, and so of the history. Whether there was one. */
-function takeKey() {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (!key) return false;
-  keys.set(key, keys.api);
+/** `thermocline up` prints a link whose fragment, which browsers send to no server, has a code that is exchanged for the admin key
+ * once. The key is kept like one that was typed in, and the code is taken out of the address. Whether there was a link. */
+async function takeLink() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (!given.has("once") && !given.has("key")) return false;
   window.history.replaceState(null, "", `${location.pathname}#${current() ?? "overview"}`);
+  document.querySelector("dialog")?.close(); // It asked for the key.
+  try {
+    const key = given.get("key") ?? (await ask("/ui/key", { method: "POST", body: { code: given.get("once") } })).admin_key;
+    keys.set(key, keys.api);
+  } catch (error) {
+    if (!keys.admin) feed.lock(error.message);
+  }
+  if (keys.admin) feed.start();
   return true;
 }
 
-takeKey();
 const stored = localStorage.getItem("thermocline.theme");
 setTheme(THEMES.includes(stored) ? stored : "system");
+const wasLinked = await takeLink();
 if (NAMES.includes(readAddress().view)) follow();
 else open("overview");
-if (keys.admin) feed.start();
-else {
+if (!wasLinked && keys.admin) feed.start();
+else if (!wasLinked) {
   feed.lock("This page shows the cell to its operators.");
   giveKeys();
 }
