@@ -26,6 +26,7 @@ from services.gateway.routes.kept_responses import kept_responses_router
 from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
 from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
+from services.gateway.routes.page_links import page_links_router
 from services.gateway.routes.requests import requests_router
 from services.gateway.routes.responses import responses_router
 from services.gateway.routes.tokenization import tokenization_router
@@ -58,6 +59,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
         adapters_router,
         cache_router,
         cell_router,
+        page_links_router,
         requests_router,
     )
     for router in routers:

@@ -65,10 +65,18 @@ class CellEvents(Response):
 
 
 def cell_event(gateway: Gateway) -> bytes:
-    """One event: the last status, or that the scheduler has not been heard of for too long."""
+    """Return one event: the last status, or an error that names the process that is away."""
     cell = gateway.cell
     age_s = gateway.clock() - cell.heard_s
-    if cell.status is None or age_s > FRESH_S:
-        error = Unavailable("the scheduler has not been heard of lately", retry_after_ms=RETRY_AFTER_MS)
-        return sse.error_event(error)
-    return sse.event(msgspec.json.encode(cell_view(cell.status, gateway.callers.owners, age_s)))
+    if not gateway.bus.is_connected:
+        return _away("broker_away", f"gateway {gateway.gateway_id} has no connection to the message broker")
+    if cell.status is None:
+        return _away("scheduler_away", "no scheduler has been heard of")
+    if age_s > FRESH_S:
+        return _away("scheduler_away", f"scheduler {cell.status.scheduler_id} was last heard of {age_s:.0f} s ago")
+    report = cell_view(cell.status, gateway.callers.owners, age_s, models=gateway.model_names())
+    return sse.event(msgspec.json.encode(report))
+
+
+def _away(code: str, message: str) -> bytes:
+    return sse.error_event(Unavailable(message, code=code, retry_after_ms=RETRY_AFTER_MS))

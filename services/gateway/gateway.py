@@ -96,6 +96,10 @@ class Gateway:
             )
         return ServedModel(requested, adapter.digest)
 
+    def model_names(self) -> list[str]:
+        """Return the names that callers may ask for: the base model, then the adapters that a worker has loaded."""
+        return [self.facts.name, *(adapter.name for adapter in self.cell.adapters() if adapter.workers)]
+
     def namespace(self, tenant: Tenant, cache_salt: str | None, adapter: str = "") -> str:
         """Where KV of this tenant's requests with this adapter and this salt of their own is kept and found."""
         return namespace_digest(self.facts.fingerprint, adapter=adapter, tenant_salt=tenant.salt, salt=cache_salt or "")

@@ -189,6 +189,13 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
         1,
     ),
     ("texts_missing", "texts_missing", "Admissions that referred to a text which their worker lacked", 1),
+    (
+        "prefill_saved_seconds",
+        "prefill_saved_us",
+        "Time in which reused tokens would have been computed, by the measured speed of their worker",
+        1e-6,
+    ),
+    ("backed_up_pages", "backed_up_pages", "Pages copied from devices to host memory", 1),
     ("num_preemptions", "preemptions", "Running requests that had to give their pages back and start again", 1),
     ("requests_resumed", "requests_resumed", "Requests that went on at another worker", 1),
     ("deferrals", "requests_deferred", "Waits of requests for KV that another was about to bring", 1),

@@ -130,7 +130,7 @@ def test_it_says_what_it_serves_with(cell: RunningCell) -> None:
         "2,720 tokens, all that the device pool of a worker holds; the model takes 4,096, with --device-kv-bytes 24MiB"
     )
     assert lines["API"] == f"{cell.base_url}/v1"
-    assert lines["Page"].startswith(f"{cell.base_url}/ui#key=")
+    assert lines["Page"].startswith(f"{cell.base_url}/ui#once=")
 
 
 def test_a_request_too_long_for_the_pool_is_told_so(cell: RunningCell) -> None:

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.ui.stand_in import KEY, StandIn, serving
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+expect.set_options(timeout=30_000)  # A bound for what never comes; a machine may have much else to do.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -45,7 +47,7 @@ async def page(browser: Browser, gateway: StandIn) -> AsyncIterator[Page]:
     """The page, open and unlocked. A fault in its scripts, or anything against its policy, fails the test."""
     faults: list[str] = []
     opened = await browser.new_page(viewport={"width": 1440, "height": 900})
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(30_000)
     opened.on("pageerror", lambda error: faults.append(str(error)))
     opened.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
     await opened.goto(f"{gateway.url}/ui")

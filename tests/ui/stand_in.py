@@ -22,7 +22,7 @@ KEY = "an-admin-key-of-some-length"
 NAMESPACES = ("9be407eaeef452a6f08e53092fb7ec2c", "c0ffee00c0ffee00c0ffee00c0ffee00")
 NOW_MS = 1_763_000_000_000
 PARTS = ("accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver")
-EVENTS_S = 0.05
+EVENTS_S = 0.1
 
 
 def node(number: int, parent: int | None, depth: int, tokens: int, **changes: Any) -> dict[str, Any]:
@@ -94,6 +94,21 @@ def costly(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+WAYS = {
+    ("computed", "device"): 900, ("device", "host"): 640, ("host", "device"): 2_600, ("host", "disk"): 320,
+    ("disk", "host"): 130, ("remote", "host"): 64, ("lent", "host"): 0,
+}  # fmt: skip
+"""Tokens that go each way in a second of the scripted cell."""
+
+
+def flows(second: float) -> list[dict[str, Any]]:
+    """What has gone each way after so many seconds."""
+    return [
+        {"source": source, "target": target, "tokens": round(second * tokens)}
+        for (source, target), tokens in WAYS.items()
+    ]
+
+
 def a_cell(**changes: Any) -> dict[str, Any]:
     """A CellReport."""
     return {
@@ -114,7 +129,10 @@ def a_cell(**changes: Any) -> dict[str, Any]:
                      "evicted_pages_device": 12},
         "nodes": 300, "pins": 1, "pinned_pages": 32, "cache_leases": 1, "leased_pages": 128,
         "chunks": 90, "hidden_chunks": 0, "sparse_chunks": 0, "fetches": 1,
-        "saves": 2, "deferred": 0, "in_queue_nodes": 0, "in_flight_nodes": 1, "restorations": [], **changes,
+        "saves": 2, "deferred": 0, "in_queue_nodes": 0, "in_flight_nodes": 1, "restorations": [],
+        "models": ["harbour-8b"], "chunk_tokens": 64, "flows": flows(0), "degraded": [],
+        "savings": {"tokens": 79_240, "computed_tokens": 8_810, "prefill_seconds": 46.5, "load_seconds": 1.25},
+        **changes,
     }  # fmt: skip
 
 
@@ -128,8 +146,11 @@ class StandIn:
     url: str = ""
     cell: dict[str, Any] = field(default_factory=a_cell)
     scheduler_error: str = ""
+    error_code: str = "scheduler_away"
+    storages: dict[str, dict[str, int] | None] = field(default_factory=lambda: {"storage": dict(DISK)})
     admin_is_off: bool = False
     key: str = KEY
+    codes: list[str] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=lambda: a_tree(300))
     requests: list[dict[str, Any]] = field(
         default_factory=lambda: [explanation(n, ttft_ms=20.0 + n) for n in range(40)]
@@ -151,7 +172,8 @@ class StandIn:
     async def events(self) -> AsyncIterator[str]:
         """The cell's status, much more often than a gateway sends it."""
         while not self.stopping.is_set():
-            said = {"error": {"message": self.scheduler_error}} if self.scheduler_error else self.cell
+            error = {"message": self.scheduler_error, "code": self.error_code}
+            said = {"error": error} if self.scheduler_error else self.cell
             yield f"data: {json.dumps(said)}\n\n"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVENTS_S):
@@ -173,6 +195,14 @@ def build(stand_in: StandIn) -> FastAPI:
     app = FastAPI()
     app.include_router(ui_router())
 
+    @app.post("/ui/key", response_model=None)
+    async def key(http: Request) -> Response:
+        code = (await http.json())["code"]
+        if code not in stand_in.codes:
+            return _error(404, "this link was used before, or is too old")
+        stand_in.codes.remove(code)
+        return JSONResponse({"admin_key": stand_in.key})
+
     @app.get("/v1/cell", response_model=None)
     async def cell(http: Request) -> Response:
         if stand_in.scheduler_error:
@@ -184,17 +214,17 @@ def build(stand_in: StandIn) -> FastAPI:
         return stand_in.refusal(http) or StreamingResponse(stand_in.events(), media_type="text/event-stream")
 
     @app.get("/v1/requests", response_model=None)
-    async def requests(http: Request, limit: int = 50) -> Response:
+    async def requests(http: Request, limit: int = 50, after: str = "") -> Response:
         refused = stand_in.refusal(http) or (
             _error(400, "limit must be a number from 1 to 100") if limit > 100 else None
         )
-        return refused or JSONResponse(
-            {"object": "list", "data": stand_in.requests[:limit], "has_more": len(stand_in.requests) > limit}
-        )
+        ids = [one["request_id"] for one in stand_in.requests]
+        older = stand_in.requests[ids.index(after) + 1 :] if after in ids else stand_in.requests
+        return refused or JSONResponse({"object": "list", "data": older[:limit], "has_more": len(older) > limit})
 
     @app.get("/v1/requests/{name}/explain", response_model=None)
     async def explain(name: str, http: Request) -> Response:
-        found = next((one for one in stand_in.requests if one["id"] == name), None)
+        found = next((one for one in stand_in.requests if name in (one["id"], one["request_id"])), None)
         return stand_in.refusal(http) or (JSONResponse(found) if found else _error(404, "it is forgotten"))
 
     @app.get("/v1/cache", response_model=None)
@@ -206,7 +236,7 @@ def build(stand_in: StandIn) -> FastAPI:
 
     @app.get("/v1/cache/stats", response_model=None)
     async def stats(http: Request) -> Response:
-        return stand_in.refusal(http) or JSONResponse({"storages": {"storage": DISK}})
+        return stand_in.refusal(http) or JSONResponse({"storages": stand_in.storages})
 
     @app.get("/v1/cache/divergences", response_model=None)
     async def divergences(http: Request) -> Response:

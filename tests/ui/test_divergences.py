@@ -24,7 +24,7 @@ async def test_a_requests_divergence_is_shown_with_both_sides(page: Page, gatewa
     await expect(shown.locator("dd")).to_have_text(
         [f"…the harbour <b>office</b>. It is 12:0{minute} now. Answer briefly." for minute in (5, 4)]
     )
-    await expect(shown.locator("mark").first).to_have_text("5 now. Answer briefly.")
+    await expect(shown.locator("mark")).to_have_text(["5", "4"])
     await expect(shown).to_contain_text("A date or time. Put it behind what is shared")
 
 

@@ -17,12 +17,13 @@ async def test_the_overview_shows_tiers_workers_and_hits(page: Page, gateway: St
     """From the events as they come; a meter says in words how full each pool is."""
     overview = page.locator("#view-overview")
 
-    await expect(overview.get_by_role("meter")).to_have_count(3)
+    await expect(overview.get_by_role("meter")).to_have_count(4)
     meter = overview.get_by_role("meter", name="worker-0, device")
     assert await meter.get_attribute("aria-valuetext") == "400 cached, 80 in use, 202 free of 682 pages"
     await expect(overview).to_contain_text("leaving: it gets nothing new")
     await expect(overview).to_contain_text("host memory: 21,000")
-    await expect(overview).to_contain_text("2.9 MiB of 953.7 MiB")
+    disk = overview.get_by_role("meter", name="storage, disk")
+    assert await disk.get_attribute("aria-valuetext") == "2.9 MiB of 953.7 MiB, 90 chunks, 1 quarantined"
 
     gateway.cell = a_cell(running=17, workers=[])
     await expect(overview.locator(".figure b").first).to_have_text("17")
@@ -158,7 +159,7 @@ async def test_a_chat_streams_and_tells_what_was_cached(page: Page, gateway: Sta
     await page.click("#tab-chat")
     for text in ("When does it open?", "And on Sundays?"):
         await page.fill("#chat-text", text)
-        await page.keyboard.press("Control+Enter")
+        await page.keyboard.press("Enter")
         await expect(page.locator(".turn-explained").last).to_contain_text("90 % of 1,000 prompt tokens cached")
 
     await expect(page.locator(".turn:not(.user)").last).to_have_text("The harbour opens at <b>six</b>.")
@@ -228,7 +229,9 @@ async def test_it_says_that_the_administration_is_off(browser: Browser, gateway:
 async def test_it_says_that_the_scheduler_is_away_and_goes_on_after(page: Page, gateway: StandIn) -> None:
     """What was last heard stays, marked as old."""
     gateway.scheduler_error = "the scheduler has not been heard of lately"
-    await expect(page.get_by_role("alert")).to_contain_text("Scheduler away.")
+    await expect(page.get_by_role("alert")).to_contain_text(
+        "Scheduler away. The scheduler has not been heard of lately."
+    )
     await expect(page.locator("#view-overview")).to_contain_text("worker-0")
 
     gateway.scheduler_error = ""
@@ -243,7 +246,7 @@ async def test_it_says_that_it_is_disconnected_and_comes_back(browser: Browser) 
         await unlock(page, stand_in)
         await expect(page.locator("#link")).to_have_text("live")
         port = int(stand_in.url.rpartition(":")[2])
-    await expect(page.get_by_role("alert")).to_contain_text("Disconnected.")
+    await expect(page.get_by_role("alert")).to_contain_text("Gateway away.")
 
     async with serving(StandIn(), port):
         await expect(page.locator("#link")).to_have_text("live", timeout=20_000)
@@ -257,7 +260,7 @@ async def test_the_keyboard_reaches_everything(page: Page) -> None:
     await expect(page.locator("#tab-tree")).to_have_attribute("aria-selected", "true")
     await expect(page.locator("#view-tree")).to_be_visible()
     await page.keyboard.press("Shift+?")
-    await expect(page.get_by_role("dialog")).to_contain_text("search the tree")
+    await expect(page.get_by_role("dialog")).to_contain_text("search requests, or the tree")
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("dialog")).to_have_count(0)
     await page.keyboard.press("Tab")

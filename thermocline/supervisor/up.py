@@ -184,7 +184,7 @@ class Up:
             schedulers=cell.config.schedulers,
             serving=await readiness.serving(cell.base_url),
             degraded=await degraded_lines(cell.base_url, admin_key_of(cell, os.environ)),
-            page=page_line(cell, os.environ),
+            page=await page_line(cell, os.environ),
             gpus=await asyncio.to_thread(gpus_here) if driver_shows_gpus() else 0,
         )
         headers = "-H 'content-type: application/json'"

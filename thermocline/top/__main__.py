@@ -14,11 +14,12 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from services.gateway.openai_schema.cell import PageLink
 from shared.arguments import ArgumentParser
 from shared.config import ENVIRONMENT_PREFIX
-from shared.errors import OperatorError
+from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
-from thermocline.cache.gateway_client import admin_headers, client
+from thermocline.cache.gateway_client import admin_headers, client, post
 from thermocline.flags import DEFAULT_URL
 from thermocline.top.frames import VIEWS, frame
 from thermocline.top.screen import Screen
@@ -42,12 +43,13 @@ def parser() -> ArgumentParser:
     made.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two updates")
     once = made.add_mutually_exclusive_group()
     once.add_argument("--once", action="store_true", help="print one frame")
+    once.add_argument("--link", action="store_true", help="print a link that opens the page at /ui once")
     once.add_argument("--json", action="store_true", help="print the data of one frame as one JSON object")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: shown; 1: the cell could not be asked (``--once``, ``--json``); 2: bad arguments or no terminal."""
+    """Exit code 0: shown; 1: the cell could not be asked (not on a live screen); 2: bad arguments or no terminal."""
     options = parser().parse_args(argv)
     try:
         return asyncio.run(_run(options))
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(options: argparse.Namespace) -> int:
     headers = admin_headers(options.url, _admin_key(options.admin_key_file))
     async with client(options.url, headers, timeout_s=ASK_S) as http:
+        if options.link:
+            return await _print_link(options.url, http)
         if options.once or options.json:
             return await _print_once(options, http)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -80,6 +84,16 @@ async def _print_once(options: argparse.Namespace, http: httpx.AsyncClient) -> i
         for line in frame(snapshot, options.view, width=console.width, height=console.height, address=options.url):
             console.print(line, no_wrap=True)
     return EXIT_OK if snapshot.link == "live" else EXIT_FAILED
+
+
+async def _print_link(url: str, http: httpx.AsyncClient) -> int:
+    try:
+        link = msgspec.convert(await post(http, "/v1/cell/page-link", {}), PageLink)
+    except (ThermoclineError, msgspec.ValidationError) as error:
+        print(f"thermocline top: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{url.rstrip('/')}{link.path}")
+    return EXIT_OK
 
 
 def _admin_key(file: str | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from services.gateway.openai_schema.cache import PoolReport
 from services.gateway.openai_schema.models import Shortfall
@@ -80,12 +83,37 @@ class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
 
 
+class CellFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of KV that went from one place to another since the cell began. Rates are differences of two reports.
+
+    ``source`` is a tier, ``computed``, or ``lent`` (another node); ``target`` is a tier. What a worker loads from
+    another worker's device counts as ``host`` to ``device``.
+    """
+
+    source: str
+    target: str
+    tokens: int
+
+
+class CellSavings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache saved since the cell began: ``tokens`` of prompts were reused, ``computed_tokens`` were not.
+
+    ``prefill_seconds`` is how long the reused ones would have taken by the measured speed of their workers,
+    ``load_seconds`` the time of loads that brought them back.
+    """
+
+    tokens: int
+    computed_tokens: int
+    prefill_seconds: float
+    load_seconds: float
+
+
 class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
 
     ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for. ``tenants`` are those
     of this gateway's file and ``other``; none without a file. ``degraded`` is what processes were asked
-    for and do not have.
+    for and do not have. ``models`` are the names that this gateway serves, the base model first.
     """
 
     object: str = "cell"
@@ -126,3 +154,29 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int = 0
     budgets: list[CellBudget] = []
     adapters: list[CellAdapter] = []
+    models: list[str] = []
+    chunk_tokens: int = 0
+    flows: list[CellFlow] = []
+    savings: CellSavings | None = None
+
+
+class PageLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that opens the page at ``/ui`` once, within so many seconds: ``path`` behind the gateway's address."""
+
+    object: str = "page_link"
+    code: str
+    path: str
+    expires_in_s: float
+
+
+class PageCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands behind ``#once=`` in such a link."""
+
+    code: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class PageKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key that the page sends from then on."""
+
+    object: str = "page_key"
+    admin_key: str

@@ -33,7 +33,7 @@ def cell_router(gateway: Gateway) -> APIRouter:
     )
     async def cell() -> Response:
         with slots.taken():
-            report = cell_view(await calls.status(), gateway.callers.owners)
+            report = cell_view(await calls.status(), gateway.callers.owners, models=gateway.model_names())
         return Response(msgspec.json.encode(report), media_type="application/json")
 
     @router.get(

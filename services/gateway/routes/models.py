@@ -32,8 +32,7 @@ def models_router(gateway: Gateway) -> APIRouter:
         "/v1/models", response_model=None, openapi_extra=describes(None, ModelList), summary="The models of this cell"
     )
     async def list_models(http: Request) -> Response:
-        loaded = [adapter.name for adapter in gateway.cell.adapters() if adapter.workers]
-        cards = [card(name) for name in (gateway.facts.name, *loaded)]
+        cards = [card(name) for name in gateway.model_names()]
         if ANTHROPIC_VERSION in http.headers:
             return _json(ModelInfoList.of([_info(each) for each in cards]))
         return _json(ModelList(data=cards))

@@ -29,7 +29,10 @@ def requests_router(gateway: Gateway) -> APIRouter:
         openapi_extra=describes(
             None,
             ExplanationList,
-            query={"limit": f"requests to list, 1 to {MOST_LISTED}, {LISTED} without it"},
+            query={
+                "limit": f"requests to list, 1 to {MOST_LISTED}, {LISTED} without it",
+                "after": "request_id of the last of the page before: older ones follow",
+            },
         ),
         summary="Recent requests, explained",
     )
@@ -38,7 +41,12 @@ def requests_router(gateway: Gateway) -> APIRouter:
             # Without keys all callers are alike, and none may look into what the others ask.
             check_admin(http.headers, gateway.config.admin_key)
         limit = whole_number(http, "limit", LISTED, 1, MOST_LISTED)
+        after = http.query_params.get("after")
         own = [known for known in gateway.recent.newest_first() if _may_see(http, known)]
+        if after is not None:
+            # Who is forgotten was older than all that are kept, so nothing comes behind it.
+            ahead = next((place for place, known in enumerate(own) if known.request_id == after), len(own))
+            own = own[ahead + 1 :]
         with slots.taken():
             data = await gateway.explainer.explain(own[:limit], is_admin=_is_admin(http))
         return _json(ExplanationList(data=data, has_more=len(own) > limit))

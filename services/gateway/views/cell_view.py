@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from services.gateway.openai_schema.cell import CellReport
 from services.gateway.views.cache_view import pool_view
+from services.gateway.views.cell_flows import flows_view, savings_view
 from services.gateway.views.tenant_view import tenant_view
+from shared.chunks import chunk_tokens
 from shared.messages.status import CellStatus
 
 
-def cell_view(status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0) -> CellReport:
-    """``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants."""
+def cell_view(
+    status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0, *, models: Sequence[str] = ()
+) -> CellReport:
+    """Return ``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants.
+
+    ``models`` are the names that the gateway serves.
+    """
     report = msgspec.convert(status, CellReport, from_attributes=True)
-    tenants = tenant_view(status, owners) if owners else []
-    pools = [pool_view(pool) for pool in status.pools]
-    return msgspec.structs.replace(report, age_ms=round(max(0.0, age_s) * 1000, 1), pools=pools, tenants=tenants)
+    return msgspec.structs.replace(
+        report,
+        age_ms=round(max(0.0, age_s) * 1000, 1),
+        pools=[pool_view(pool) for pool in status.pools],
+        tenants=tenant_view(status, owners) if owners else [],
+        models=list(models),
+        chunk_tokens=chunk_tokens(status.page_size),
+        flows=flows_view(status),
+        savings=savings_view(status),
+    )

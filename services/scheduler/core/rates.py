@@ -65,6 +65,12 @@ def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> f
     return fit.compute_us(depth, tokens) if fit.reports else tokens * UNMEASURED_COMPUTE_US
 
 
+def count_saved_prefill(state: CellState, worker: Worker, tokens: int) -> None:
+    """Add to ``prefill_saved_us`` the time that computing a reused prefix of ``tokens`` would have taken."""
+    if has_compute_speed(state, worker):
+        state.count("prefill_saved_us", round(recompute_us(state, worker, 0, tokens)))
+
+
 def token_us(state: CellState, worker: Worker) -> float:
     """Time of a computed token without context: what a backlog is measured by. Does not mutate."""
     return worker.speed.flat or _unmeasured_token_us(state)

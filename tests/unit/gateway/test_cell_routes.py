@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.cell import FRESH_S
 from services.gateway.cell_events import CellEvents, cell_event
-from services.gateway.openai_schema.cell import CellReport
+from services.gateway.openai_schema.cell import CellReport, CellSavings
 from services.gateway.pending import Slots
 from services.gateway.views.cell_view import cell_view
 from shared.errors import TooManyConnections
@@ -64,6 +64,33 @@ def test_nothing_that_the_scheduler_says_is_left_out() -> None:
     assert report["restorations"][0]["observed_seconds"] == 0.4
 
 
+def test_flows_and_savings_are_told_in_tokens() -> None:
+    """Pages and chunks are converted; of what was fetched, each place has its own share."""
+    counters = {
+        "prefill_tokens_planned": 700, "backed_up_pages": 4, "loaded_tokens": 96, "promoted_pages": 1,
+        "saved_chunks": 2, "saved_hidden_chunks": 1, "fetched_tokens": 512, "hidden_fetched_tokens": 64,
+        "fetched_tokens_remote": 128, "fetched_tokens_lent": 64, "hit_tokens_device": 1000, "hit_tokens_host": 24,
+        "prefill_saved_us": 2_500_000, "load_us": 250_000,
+    }  # fmt: skip
+
+    report = cell_view(msgspec.structs.replace(status(), counters=counters), {}, models=["base", "adapter"])
+
+    assert {(flow.source, flow.target): flow.tokens for flow in report.flows} == {
+        ("computed", "device"): 700, ("device", "host"): 64, ("host", "device"): 112, ("host", "disk"): 192,
+        ("disk", "host"): 384, ("remote", "host"): 128, ("lent", "host"): 64,
+    }  # fmt: skip
+    assert report.savings == CellSavings(tokens=1024, computed_tokens=700, prefill_seconds=2.5, load_seconds=0.25)
+    assert (report.models, report.chunk_tokens) == (["base", "adapter"], 64)
+
+
+async def test_the_report_names_the_model() -> None:
+    """As callers ask for it, not as the digest of its files."""
+    async with administered() as harness, ScriptedCache(harness.cell.bus, storages=("storage-0",)):
+        report = (await harness.client.get("/v1/cell", headers=ADMIN)).json()
+
+    assert report["models"] == ["test-model"]
+
+
 async def test_the_status_is_asked_of_the_scheduler() -> None:
     """So it is as new as can be."""
     async with administered() as harness, ScriptedCache(harness.cell.bus, storages=("storage-0",)):
@@ -111,7 +138,19 @@ async def test_a_silent_scheduler_is_told_as_an_error() -> None:
 
         event = msgspec.json.decode(cell_event(harness.gateway).removeprefix(b"data: "))
 
-    assert event["error"]["code"] == "service_unavailable"
+    assert event["error"]["code"] == "scheduler_away"
+    assert event["error"]["message"].startswith("scheduler scheduler-0 was last heard of")
+
+
+async def test_a_broker_that_is_away_is_named_at_once() -> None:
+    """Though the last status is new: the gateway will hear nothing else until it has a connection again."""
+    async with running_gateway() as harness:
+        harness.bus.disconnect()
+
+        event = msgspec.json.decode(cell_event(harness.gateway).removeprefix(b"data: "))
+
+    assert event["error"]["code"] == "broker_away"
+    assert event["error"]["message"] == "gateway gw-beef0001 has no connection to the message broker"
 
 
 async def test_watchers_are_bounded_and_give_their_place_back() -> None:

@@ -334,6 +334,25 @@ async def test_a_tenant_sees_its_own_requests_and_the_admin_key_sees_all() -> No
     assert known.tenant == tenant_id(b"one")
 
 
+async def test_all_that_are_kept_are_listed_page_by_page() -> None:
+    """The last of a page leads to the next; behind one that is forgotten there is nothing."""
+    async with explained() as harness:
+        for _ in range(3):
+            await harness.client.post("/v1/completions", json={"prompt": "hi"})
+        pages: list[list[str]] = []
+        more, after = True, dict[str, str]()
+        while more:
+            answer = await harness.client.get("/v1/requests", params={"limit": 2, **after}, headers=ADMIN)
+            page, more = [one["request_id"] for one in answer.json()["data"]], answer.json()["has_more"]
+            after = {"after": page[-1]}
+            pages.append(page)
+        forgotten = await harness.client.get("/v1/requests", params={"after": "no-longer-kept"}, headers=ADMIN)
+
+    assert [len(page) for page in pages] == [2, 1]
+    assert len({one for page in pages for one in page}) == 3
+    assert (forgotten.json()["data"], forgotten.json()["has_more"]) == ([], False)
+
+
 async def test_without_api_keys_the_list_asks_for_the_admin_key() -> None:
     """All callers are alike then, and an id that is known is the only thing that tells them apart."""
     async with explained() as harness:

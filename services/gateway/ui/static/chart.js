@@ -20,12 +20,12 @@ export function chart({ title, description, series, from, to, most, word, width 
   const times = [from, (from + to) / 2, to].map((ms, place) =>
     svg("text", { x: across(ms), y: HEIGHT - 6, "text-anchor": ["start", "middle", "end"][place], text: clockTime(ms) }));
   const drawn = series.flatMap(({ points, color, kind }) => {
-    const seen = points.filter(({ x }) => x >= from && x <= to);
-    if (kind === "dots") {
-      return seen.map(({ x, y }) => svg("circle", { cx: across(x).toFixed(1), cy: up(y).toFixed(1), r: 2.6, style: { fill: `var(${color})`, opacity: 0.75 } }));
-    }
-    const line = seen.length > 1 ? svg("polyline", { class: "line", points: seen.map(({ x, y }) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" "), style: { stroke: `var(${color})` } }) : null;
-    return [line, ...(seen.length <= 60 ? seen.map(({ x, y }) => svg("circle", { cx: across(x), cy: up(y), r: 2.4, style: { fill: `var(${color})` } })) : [])];
+    const seen = points.filter(({ x }) => x >= from && x <= to).map(({ x, y }) => `${across(x).toFixed(1)} ${up(y).toFixed(1)}`);
+    const style = { stroke: `var(${color})` };
+    // However many dots there are, they are one element: a line of no length with a round end for each.
+    const dots = svg("path", { class: "dots", d: seen.map((point) => `M${point}h0`).join(""), style });
+    if (kind === "dots") return [dots];
+    return [seen.length > 1 ? svg("polyline", { class: "line", points: seen.join(" "), style }) : null, seen.length <= 60 ? dots : null];
   });
   return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}. ${description}` },
     ...marks.flat(), ...times, ...drawn.filter(Boolean));

@@ -1,6 +1,7 @@
 // Where a prompt leaves the nearest cached path: for one request in words and text, for the cell as a table.
 
 import { h, panel } from "./dom.js";
+import { wordDiff } from "./text_diff.js";
 import { causeAdvice, causeWord, clockTime, count, duration, plural } from "./words.js";
 
 const PART_WORDS = { tools: "the list of tools", template: "what the chat template writes", generation_prompt: "the end that the chat template writes" };
@@ -36,11 +37,13 @@ function place({ part, message, role }) {
   return `, in ${PART_WORDS[part] ?? part}${message === null ? "" : ` before message ${message} (${role})`},`;
 }
 
-/** Both sides below one another, what they share in grey. */
+/** Both sides below one another: what both begin with in grey, and behind it the words that differ marked. */
 function sides({ before, prompt, cached }) {
-  const line = (name, text) => [h("dt", { text: name }),
-    h("dd", { class: "mono" }, h("span", { class: "quiet", text: before ? `…${before}` : "" }), h("mark", { text: text || "(its end)" }))];
-  return h("dl", { class: "sides" }, line("prompt", prompt), cached === null ? null : line("cached", cached));
+  const [mine, theirs] = cached === null ? [[{ text: prompt, isCommon: false }], []] : wordDiff(prompt, cached);
+  const line = (name, text, parts) => [h("dt", { text: name }),
+    h("dd", { class: "mono" }, h("span", { class: "quiet", text: before ? `…${before}` : "" }),
+      text ? parts.map((part) => (part.isCommon ? part.text : h("mark", { text: part.text }))) : h("mark", { text: "(its end)" }))];
+  return h("dl", { class: "sides" }, line("prompt", prompt, mine), cached === null ? null : line("cached", cached, theirs));
 }
 
 /** A panel of the points that cost the cell most; `error` says why they cannot be told. */

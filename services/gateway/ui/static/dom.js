@@ -32,6 +32,12 @@ export function fill(place, ...children) {
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
 }
 
+/** Whether a person marks text in `place`, which would be lost if it were drawn anew. */
+export function isBeingSelected(place) {
+  const selection = getSelection();
+  return selection !== null && !selection.isCollapsed && place.contains(selection.anchorNode);
+}
+
 /** A panel with a heading; `aside` stands beside the heading. */
 export function panel(title, { className = "", aside = null, id = null } = {}, ...children) {
   return h("section", { class: `panel ${className}`, "aria-label": title, id }, h("header", {}, h("h2", { text: title }), aside), ...children);
@@ -46,6 +52,13 @@ export function table(caption, columns, rows) {
       h("caption", { class: "only-read", text: caption }),
       h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))),
       h("tbody", {}, rows.map((row) => (row instanceof Node ? row : h("tr", {}, row.map(cell)))))));
+}
+
+/** Buttons through a long list: rows from `first` on of `all` are shown, `go` is given another first one. */
+export function pager(name, first, rows, all, go) {
+  const button = (what, to, isOff) => h("button", { type: "button", id: `${name}-${what.toLowerCase()}`, text: what, disabled: isOff, onclick: () => go(to) });
+  return h("div", { class: "row" }, button("Previous", first - rows, first === 0), button("Next", first + rows, first + rows >= all),
+    h("span", { class: "quiet small", text: all ? `${first + 1} to ${Math.min(first + rows, all)} of ${all.toLocaleString("en")}` : "none" }));
 }
 
 /** A list of colours and what they stand for. */

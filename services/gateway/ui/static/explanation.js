@@ -1,4 +1,4 @@
-// One explained request: the parts of its time to first token, and where each part of its prompt came from.
+// One explained request: the parts of its time to first token, where it left the cache, and where each part of its prompt came from.
 
 import { divergenceView } from "./divergences.js";
 import { h, legend, table } from "./dom.js";
@@ -29,15 +29,15 @@ export function explanationView(explained, { hasBar = false } = {}) {
   const all = Object.values(found).reduce((sum, tokens) => sum + tokens, 0);
   const sources = SOURCES.filter((source) => found[source]);
   return h("div", { class: "column" },
+    h("h3", { text: `Time to the first token: ${duration(explained.ttft_ms)}` }),
+    waterfall(explained),
+    divergenceView(explained),
     h("h3", { text: "Where the prompt came from" }),
     spans.length ? (hasBar ? null : promptBar(explained)) : h("p", { class: "quiet", text: "Not told yet: the first token has not come." }),
     legend(sources, (source) => `${sourceWord(source)}: ${count(found[source])} tokens, ${percent(found[source] / all)}`),
     spans.length ? table("Parts of the prompt", [["tokens", false], ["length", true], ["from", false], ["why", false]],
       spans.map((span) => [`${count(span.start)} – ${count(span.end)}`, count(span.end - span.start), sourceWord(span.source),
-        whyOf(span)])) : null,
-    divergenceView(explained),
-    h("h3", { text: `Time to the first token: ${duration(explained.ttft_ms)}` }),
-    waterfall(explained));
+        whyOf(span)])) : null);
 }
 
 /** Why a part was computed. A detail that begins with the reason's own word says it all. */

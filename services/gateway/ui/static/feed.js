@@ -1,32 +1,50 @@
-// The cell as it goes on: one stream of events, made anew whenever it ends, and recent requests asked for now and then.
+// The cell as it goes on: one stream of events, made anew whenever it ends; requests and storages asked for now and then.
 
 import { ApiError, ask, events } from "./api.js";
 
 const SILENT_MS = 8000;
 const REQUESTS_MS = 2000;
+const SLOWLY_MS = 5000;
 const AWAITED_MS = 200; // Until the cell is heard.
-const RECENT = 100; // As many as a gateway lists at once.
+const LISTED = 100; // As many as a gateway lists at once,
+const PAGES = 11; // and pages of all that it keeps.
+const KEPT = 2048;
 const RETRY_MS = [1000, 2000, 4000, 8000];
 
-/** Tells its listeners `link` (state, message), `cell` (a CellReport) and `requests` (explanations, newest first). */
+/**
+ * Tells its listeners `link`, `cell` (a CellReport), `requests` (explanations, newest first) and `slow` (what is asked for
+ * every few seconds: each storage's counters, null where one does not answer, and the costliest divergence points).
+ */
 export class Feed extends EventTarget {
-  state = "connecting";
+  link = { state: "connecting", message: "", code: "" };
   cell = null;
   requests = [];
   requestsError = "";
+  storages = {};
+  storagesError = "";
+  points = null;
+  pointsError = "";
   #abort = null;
+  #known = new Map(); // Explanations by request id.
+
+  get isLive() { return this.link.state === "live"; }
 
   /** Begin, or begin anew with other keys. */
   start() {
     this.#abort?.abort();
     this.#abort = new AbortController();
-    this.#follow(this.#abort.signal);
-    this.#recent(this.#abort.signal);
+    const { signal } = this.#abort;
+    this.#follow(signal);
+    this.#repeat(REQUESTS_MS, () => this.#recent(signal), signal);
+    this.#repeat(SLOWLY_MS, () => this.#slowly(signal), signal);
   }
 
-  #say(state, message = "") {
-    this.state = state;
-    this.dispatchEvent(new CustomEvent("link", { detail: { state, message } }));
+  /** There is no key to begin with. */
+  lock(why) { this.#say("locked", why); }
+
+  #say(state, message = "", code = "") {
+    this.link = { state, message, code };
+    this.dispatchEvent(new Event("link"));
   }
 
   async #follow(signal) {
@@ -43,7 +61,7 @@ export class Feed extends EventTarget {
           failures = 0;
           if (signal.aborted) return;
           if (event.error) {
-            this.#say("away", event.error.message);
+            this.#say("away", event.error.message, event.error.code ?? "");
             continue;
           }
           this.cell = event;
@@ -54,7 +72,7 @@ export class Feed extends EventTarget {
       } catch (error) {
         if (signal.aborted) return;
         const known = error instanceof ApiError ? error : new ApiError("gone", "The gateway says nothing any more.");
-        this.#say(known.kind === "refused" ? "gone" : known.kind, known.message);
+        this.#say(known.kind === "refused" ? "gone" : known.kind, known.message, known.code);
         if (known.kind === "locked" || known.kind === "off") return; // Nothing changes before a person does something.
       } finally {
         clearTimeout(timer);
@@ -64,23 +82,57 @@ export class Feed extends EventTarget {
     }
   }
 
-  async #recent(signal) {
+  async #repeat(periodMs, call, signal) {
     while (!signal.aborted) {
-      if (this.state === "live" && !document.hidden) {
-        try {
-          const found = (await ask(`/v1/requests?limit=${RECENT}`, { signal })).data;
-          this.requests = [...found].sort((one, other) => other.created_ms - one.created_ms);
-          this.requestsError = "";
-        } catch (error) {
-          if (signal.aborted) return;
-          this.requestsError = error.message;
-        }
-        this.dispatchEvent(new Event("requests"));
-      }
-      await pause(this.state === "live" ? REQUESTS_MS : AWAITED_MS, signal);
+      const isDue = this.isLive && !document.hidden;
+      if (isDue) await call();
+      await pause(isDue ? periodMs : AWAITED_MS, signal);
     }
   }
+
+  /** Page after page, the newest first, until everything on one was known before and is over. */
+  async #recent(signal) {
+    try {
+      let after = "";
+      const seen = new Set();
+      for (let page = 0; page < PAGES; page += 1) {
+        const { data, has_more: more } = await ask(`/v1/requests?limit=${LISTED}${after && `&after=${encodeURIComponent(after)}`}`, { signal });
+        const isOld = data.every((one) => isOver(this.#known.get(one.request_id)));
+        for (const one of data) {
+          this.#known.set(one.request_id, one);
+          seen.add(one.request_id);
+        }
+        if (!more) this.#forgetUnfinished(seen);
+        if (!more || isOld) break;
+        after = data.at(-1).request_id;
+      }
+      this.requests = [...this.#known.values()].sort((one, other) => other.created_ms - one.created_ms);
+      for (const old of this.requests.splice(KEPT)) this.#known.delete(old.request_id);
+      this.requestsError = "";
+    } catch (error) {
+      if (signal.aborted) return;
+      this.requestsError = error.message;
+    }
+    this.dispatchEvent(new Event("requests"));
+  }
+
+  /** What was under way and is listed no more has no end that could be told: its gateway began anew. */
+  #forgetUnfinished(seen) {
+    for (const [id, one] of this.#known) if (!seen.has(id) && !isOver(one)) this.#known.delete(id);
+  }
+
+  async #slowly(signal) {
+    const [stats, points] = await Promise.allSettled([ask("/v1/cache/stats", { signal }), ask("/v1/cache/divergences", { signal })]);
+    if (signal.aborted) return;
+    if (stats.status === "fulfilled") this.storages = stats.value.storages;
+    if (points.status === "fulfilled") this.points = points.value;
+    this.storagesError = stats.reason?.message ?? "";
+    this.pointsError = points.reason?.message ?? "";
+    this.dispatchEvent(new Event("slow"));
+  }
 }
+
+const isOver = (one) => one !== undefined && !["queued", "running"].includes(one.state);
 
 function pause(ms, signal) {
   return new Promise((resolve) => {

@@ -1,27 +1,24 @@
 // Puts the page together: views and tabs, the connection's state, keys, colour scheme and shortcuts.
 
-import { keys } from "./api.js";
+import { readAddress } from "./address.js";
+import { ask, keys } from "./api.js";
 import { Chat } from "./chat.js";
 import { askKeys, showHelp } from "./dialogs.js";
 import { fill, h } from "./dom.js";
+import { saveJson } from "./export.js";
 import { Feed } from "./feed.js";
 import { History } from "./history.js";
 import { Manage } from "./manage.js";
 import { Overview } from "./overview.js";
 import { Requests } from "./requests.js";
+import { cellFaults, linkStatus } from "./status.js";
 import { Tree } from "./tree.js";
 
 const NAMES = ["overview", "tree", "requests", "chat", "cache"];
-const SHORTCUTS = [["1 … 5", "views: overview, tree, requests, chat, manage"], ["/", "search the tree"], ["k", "keys"], ["d", "light, dark or as the system"],
-  ["?", "this list"], ["Esc", "close a dialog"], ["← → in the tabs", "the view beside"], ["↑ ↓ ← → in the tree", "parent, child, siblings"],
+const SHORTCUTS = [["1 … 5", "views: overview, tree, requests, chat, manage"], ["/", "search requests, or the tree"], ["e", "export what the view shows as JSON"], ["k", "keys"],
+  ["d", "light, dark or as the system"], ["?", "this list"], ["Esc", "close a dialog"], ["← → in the tabs", "the view beside"], ["↑ ↓ ← → in the tree", "parent, child, siblings"],
   ["Shift + arrows in the tree", "move the picture"], ["+ − 0 in the tree", "zoom in, out, show all"], ["Enter in the tree", "zoom to the chosen node"],
-  ["Enter in the search", "next node that was found"], ["Ctrl + Enter in the chat", "send"]];
-const LINK_WORDS = { connecting: "connecting", live: "live", gone: "disconnected", locked: "key needed", off: "administration off", away: "scheduler away" };
-const ADVICE = {
-  gone: "What is shown is the last that was heard; the page tries again by itself.", locked: "Give the admin key to go on.",
-  off: "Start the gateway with an admin key to see the cell. The chat works without one.",
-  away: "The gateway is there, but the scheduler is silent; the page goes on as soon as it is heard. What is shown is old.",
-};
+  ["Enter in the tree's search", "next node that was found"], ["Enter, Shift + Enter in the chat", "send, break the line"]];
 
 const byId = (id) => document.getElementById(id);
 const place = (name) => byId(`view-${name}`);
@@ -34,47 +31,40 @@ const views = {
 };
 
 feed.addEventListener("cell", () => {
-  showDegraded(feed.cell.degraded ?? []);
-  history_.addCell(feed.cell, Date.now());
-  byId("model").textContent = `${feed.cell.workers.length} × worker, model ${feed.cell.model.slice(0, 12)}`;
+  history_.addCell(feed.cell, feed.storages, Date.now());
+  const [model = `model ${feed.cell.model.slice(0, 12)}`] = feed.cell.models ?? [];
+  byId("model").textContent = model;
+  byId("model").title = `${(feed.cell.models ?? []).join(", ")} (${feed.cell.model})`;
+  document.title = `${model} – Thermocline`;
 });
-feed.addEventListener("requests", () => history_.addRequests(feed.requests));
-feed.addEventListener("link", ({ detail }) => showLink(detail));
+feed.addEventListener("requests", () => history_.addRequests(feed.requests, Date.now()));
+for (const name of ["link", "cell", "slow"]) feed.addEventListener(name, showStatus);
 
-function showLink({ state, message }) {
+/** What is wrong: one or two words at the top, whole sentences in the banners. Each is written anew only when it changes, because a
+ * screen reader reads it out then. */
+function showStatus() {
+  const { word, said } = linkStatus(feed.link);
+  const faults = feed.isLive && feed.cell ? cellFaults(feed.cell, feed.storages) : [];
   const link = byId("link");
-  if (link.dataset.state !== state) {
-    link.dataset.state = state;
-    link.textContent = LINK_WORDS[state];
-  }
-  const banner = byId("banner");
-  if (state === "live" || state === "connecting") {
-    banner.hidden = true;
-    return;
-  }
-  // Messages of the API are parts of a sentence; here they stand as one.
-  const said = message && `${message[0].toUpperCase()}${message.slice(1)}${/[.!?]$/.test(message) ? "" : "."}`;
-  const words = `${said} ${ADVICE[state]}`.trim();
-  // Told once: an alert that is written anew is read out anew.
-  if (banner.hidden || banner.dataset.words !== words) {
-    banner.dataset.words = words;
-    fill(banner, h("strong", { text: `${LINK_WORDS[state][0].toUpperCase()}${LINK_WORDS[state].slice(1)}. ` }), h("span", { text: words }),
-      state === "locked" ? h("button", { type: "button", class: "primary", text: "Give the key", onclick: () => giveKeys() }) : null,
-      state === "off" || state === "gone" ? h("button", { type: "button", text: "Try now", onclick: () => feed.start() }) : null);
-    banner.hidden = false;
-  }
+  link.dataset.state = feed.link.state;
+  link.dataset.level = faults[0]?.level ?? "";
+  const words = faults[0]?.word ?? word;
+  if (link.textContent !== words) link.textContent = words;
+  const { state } = feed.link;
+  tell(byId("banner"), said && [said, word], () => [h("strong", { text: `${word[0].toUpperCase()}${word.slice(1)}. ` }), h("span", { text: said }),
+    state === "locked" ? h("button", { type: "button", class: "primary", text: "Give the key", onclick: () => giveKeys() }) : null,
+    state === "off" || state === "gone" ? h("button", { type: "button", text: "Try now", onclick: () => feed.start() }) : null]);
+  tell(byId("degraded"), faults.length ? faults.map((fault) => fault.said) : "", () => [h("strong", { text: "Degraded." }),
+    h("ul", {}, faults.map((fault) => h("li", { text: fault.said })))]);
+  byId("degraded").dataset.level = faults[0]?.level ?? "";
 }
 
-let shownDegraded = "";
-
-/** What the cell was asked for and does not have, until it has it. */
-function showDegraded(degraded) {
-  const lines = degraded.map(({ component, what, reason, setting }) => `${component}, ${what}: ${reason}${setting ? ` (${setting})` : ""}`);
-  // Written anew only when it changes, because a screen reader reads it out then.
-  if (lines.join("\n") === shownDegraded) return;
-  shownDegraded = lines.join("\n");
-  fill(byId("degraded"), h("strong", { text: "Degraded." }), h("ul", {}, lines.map((line) => h("li", { text: line }))));
-  byId("degraded").hidden = lines.length === 0;
+function tell(banner, words, build) {
+  const told = words ? JSON.stringify(words) : "";
+  if ((banner.dataset.words ?? "") === told) return;
+  banner.dataset.words = told;
+  fill(banner, ...(told ? build() : []));
+  banner.hidden = !told;
 }
 
 let isAsking = false;
@@ -93,7 +83,8 @@ async function giveKeys(why = "") {
   }
 }
 
-function open(name, { focus = false } = {}) {
+/** Show a view; `isFollowed`: as the address says, and not as it was left. */
+function open(name, { focus = false, isFollowed = false } = {}) {
   for (const other of NAMES) {
     const isIt = other === name;
     const tab = byId(`tab-${other}`);
@@ -102,8 +93,7 @@ function open(name, { focus = false } = {}) {
     place(other).hidden = !isIt;
     if (isIt && focus) tab.focus();
   }
-  if (location.hash !== `#${name}`) window.history.replaceState(null, "", `#${name}`);
-  views[name].show();
+  views[name].show(isFollowed);
 }
 
 const current = () => NAMES.find((name) => !place(name).hidden);
@@ -135,16 +125,18 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("th
 
 byId("theme").addEventListener("click", nextTheme);
 byId("keys").addEventListener("click", () => giveKeys());
+byId("export").addEventListener("click", () => exportView());
 byId("help").addEventListener("click", () => showHelp(SHORTCUTS));
-addEventListener("hashchange", () => {
-  if (takeKey()) {
-    document.querySelector("dialog")?.close(); // It asked for the key.
-    feed.start();
-    return;
-  }
-  const name = location.hash.slice(1);
-  if (NAMES.includes(name) && name !== current()) open(name);
-});
+
+const exportView = () => saveJson(current(), { view: current(), address: location.href, exported_ms: Date.now(), ...views[current()].data() });
+
+addEventListener("hashchange", async () => { if (!(await takeLink())) follow(); });
+
+/** Show what the address names. */
+function follow() {
+  const { view } = readAddress();
+  if (NAMES.includes(view)) open(view, { isFollowed: true });
+}
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
@@ -153,27 +145,40 @@ addEventListener("keydown", (event) => {
   else if (event.key === "?") showHelp(SHORTCUTS);
   else if (event.key === "k") giveKeys();
   else if (event.key === "d") nextTheme();
-  else if (event.key === "/") { open("tree"); views.tree.focusSearch(); }
+  else if (event.key === "e") exportView();
+  else if (event.key === "/") {
+    const searched = current() === "requests" ? "requests" : "tree";
+    open(searched);
+    views[searched].focusSearch();
+  }
   else return;
   event.preventDefault();
 });
 
-/** `thermocline up` prints a link with the admin key in its fragment, which a browser sends to no server. It is kept like a key
- * that was typed in, and taken out of the address, and so of the history. Whether there was one. */
-function takeKey() {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (!key) return false;
-  keys.set(key, keys.api);
+/** `thermocline up` prints a link whose fragment, which browsers send to no server, has a code that is exchanged for the admin key
+ * once. The key is kept like one that was typed in, and the code is taken out of the address. Whether there was a link. */
+async function takeLink() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (!given.has("once") && !given.has("key")) return false;
   window.history.replaceState(null, "", `${location.pathname}#${current() ?? "overview"}`);
+  document.querySelector("dialog")?.close(); // It asked for the key.
+  try {
+    const key = given.get("key") ?? (await ask("/ui/key", { method: "POST", body: { code: given.get("once") } })).admin_key;
+    keys.set(key, keys.api);
+  } catch (error) {
+    if (!keys.admin) feed.lock(error.message);
+  }
+  if (keys.admin) feed.start();
   return true;
 }
 
-takeKey();
 const stored = localStorage.getItem("thermocline.theme");
 setTheme(THEMES.includes(stored) ? stored : "system");
-open(NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview");
-if (keys.admin) feed.start();
-else {
-  showLink({ state: "locked", message: "This page shows the cell to its operators." });
+const wasLinked = await takeLink();
+if (NAMES.includes(readAddress().view)) follow();
+else open("overview");
+if (!wasLinked && keys.admin) feed.start();
+else if (!wasLinked) {
+  feed.lock("This page shows the cell to its operators.");
   giveKeys();
 }

@@ -1,5 +1,6 @@
 // What changes the cache: pins, prewarming, flushing. Each says what came of it.
 
+import { writeAddress } from "./address.js";
 import { ask } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { fill, h, panel, table } from "./dom.js";
@@ -9,7 +10,7 @@ const LONG_MS = 10 * 60 * 1000; // Prewarming computes, and a flush waits for di
 const TIERS = [["device", "device memory"], ["host", "host memory"], ["disk", "disks"], ["remote", "object stores"]];
 
 export class Manage {
-  #place; #pins; #leases; #said;
+  #place; #pins; #leases; #said; #listed = { pins: [], leases: [] };
 
   constructor(place, feed) {
     this.#place = place;
@@ -19,11 +20,12 @@ export class Manage {
     fill(place, h("div", { class: "column" }, this.#said, h("div", { class: "grid" }, this.#pinForm(), this.#warmForm(), this.#flushForm(),
       panel("Pins", { className: "span12", aside: h("button", { type: "button", class: "small", text: "Refresh", onclick: () => this.show() }) }, this.#pins),
       panel("Leases", { className: "span12" }, this.#leases))));
-    feed.addEventListener("link", (event) => event.detail.state === "live" && !this.#pins.firstChild && this.show());
+    feed.addEventListener("link", () => feed.isLive && !this.#pins.firstChild && this.show());
   }
 
   async show() {
     if (this.#place.hidden) return;
+    writeAddress("cache");
     try {
       const pins = (await ask("/v1/cache/pins")).data;
       fill(this.#pins, pins.length ? table("Pins", [["name", false], ["tokens held", true], ["pages", true], ["until", false], ["", false]], pins.map((pin) => [
@@ -32,6 +34,7 @@ export class Manage {
         h("button", { type: "button", class: "danger", text: "Unpin", "aria-label": `Unpin ${pin.name}`, onclick: () => this.#unpin(pin.name) })]))
         : h("p", { class: "quiet", text: "There is no pin." }));
       const leases = (await ask("/v1/cache/leases")).data;
+      this.#listed = { pins, leases };
       fill(this.#leases, leases.length ? table("Leases", [["tenant", false], ["key", false], ["tokens", true], ["kept for", true], ["until", false]], leases.map((lease) => [
         lease.tenant || "–", lease.key || "–", count(lease.tokens), duration(1000 * lease.ttl_s), new Date(lease.expires_at * 1000).toLocaleString("en-GB")]))
         : h("p", { class: "quiet", text: "No caller has asked to keep a prefix." }));
@@ -39,6 +42,9 @@ export class Manage {
       fill(this.#pins, h("p", { class: "bad", text: error.message }));
     }
   }
+
+  /** What Export JSON saves. */
+  data() { return this.#listed; }
 
   #say(words, className = "good") {
     this.#said.className = `small ${className}`;

@@ -1,134 +1,138 @@
-// The cell at a glance: figures, tiers and how full they are, hits, what the past minutes were like, workers.
+// The cell at a glance: figures, tiers and how full they are, hits, what a time range was like, workers.
 
-import { ask } from "./api.js";
+import { readAddress, writeAddress } from "./address.js";
+import { POOL_WORDS, capacityPanel } from "./capacity.js";
 import { chart, roundUp } from "./chart.js";
 import { costlyPanel } from "./divergences.js";
-import { fill, h, legend, panel, table } from "./dom.js";
+import { fill, h, isBeingSelected, legend, panel, table } from "./dom.js";
+import { RATES_OVER_MS, flowPanel } from "./flows.js";
 import { quantile } from "./history.js";
-import { bytes, count, duration, percent, plural, sourceWord } from "./words.js";
+import { bytes, clockTime, count, duration, percent, plural, sourceWord } from "./words.js";
 
-const WINDOW_MS = 15 * 60 * 1000;
-const SLOWLY_MS = 5000;
 const HIT_TIERS = ["device", "neighbour", "host", "lent", "disk", "remote"];
-const TIER_ORDER = { device: 0, host: 1, hidden: 2 };
 const TENANTS_SHOWN = 20;
+const SOON_MS = 200;
+const MINUTE_MS = 60 * 1000;
+// What may be looked at, as it stands in the address, and the width of a step of the hit ratio in seconds.
+const RANGES = { "5m": ["5 minutes", 5 * MINUTE_MS, 5], "15m": ["15 minutes", 15 * MINUTE_MS, 10],
+  "1h": ["hour", 60 * MINUTE_MS, 30], "6h": ["6 hours", 360 * MINUTE_MS, 180] };
+const USUAL = "15m";
 
 export class Overview {
-  #place; #feed; #history; #storages = {}; #storagesError = ""; #slowlyAt = -SLOWLY_MS; #asking = false; #points = null; #pointsError = "";
+  #place; #feed; #history; #range = USUAL; #body; #select; #soon = null;
 
   constructor(place, feed, history) {
     this.#place = place;
     this.#feed = feed;
     this.#history = history;
-    feed.addEventListener("cell", () => this.draw());
+    this.#select = h("select", { id: "range", onchange: () => { this.#range = this.#select.value; this.#write(); this.draw(); } },
+      Object.entries(RANGES).map(([name, [words]]) => h("option", { value: name, text: `the last ${words}` })));
+    this.#body = h("div", {});
+    fill(place, h("div", { class: "column" }, h("div", { class: "row small" }, h("label", { class: "row" }, "Figures and charts of", this.#select)), this.#body));
+    for (const name of ["cell", "slow", "requests"]) feed.addEventListener(name, () => this.#drawSoon());
     feed.addEventListener("link", () => { if (!feed.cell) this.draw(); });
   }
 
-  show() { this.draw(); }
+  /** As the address says, which may name a range, or as it was left. */
+  show(isFollowed) {
+    const asked = readAddress().params.get("range");
+    if (isFollowed) this.#range = asked in RANGES ? asked : USUAL;
+    this.#select.value = this.#range;
+    this.#write();
+    this.draw();
+  }
+
+  /** What Export JSON saves. */
+  data() {
+    const [, ms] = RANGES[this.#range];
+    const since = Date.now() - ms;
+    return { cell: this.#feed.cell, storages: this.#feed.storages, divergences: this.#feed.points, since_ms: since,
+      samples: this.#history.samples(since), ttft_ms: this.#history.ttfts(since).map(({ x, y }) => ({ created_ms: x, ttft_ms: y })) };
+  }
+
+  #write() {
+    if (this.#place.hidden) return;
+    writeAddress("overview", "", { range: this.#range === USUAL ? "" : this.#range });
+  }
+
+  /** Once for all that comes within a moment. */
+  #drawSoon() {
+    this.#soon ??= setTimeout(() => { this.#soon = null; this.draw(); }, SOON_MS);
+  }
 
   draw() {
-    if (this.#place.hidden) return;
-    const cell = this.#feed.cell;
+    if (this.#place.hidden || isBeingSelected(this.#body)) return;
+    const { cell, storages, storagesError, points, pointsError } = this.#feed;
     if (!cell) {
-      fill(this.#place, h("p", { class: "quiet", text: "Nothing has been heard of the cell yet." }));
+      fill(this.#body, h("p", { class: "quiet", text: "Nothing has been heard of the cell yet." }));
       return;
     }
-    this.#askSlowly();
-    fill(this.#place, h("div", { class: "grid" },
-      this.#figures(cell), tiers(cell), hits(cell), this.#disks(cell), ...this.#charts(), costlyPanel(this.#points, this.#pointsError), workers(cell), moving(cell), tenants(cell)));
+    fill(this.#body, h("div", { class: "grid" },
+      this.#figures(cell), capacityPanel(cell, storages, storagesError), h("div", { class: "column span6" }, hits(cell), moving(cell)), flowPanel(cell, this.#history.rates(RATES_OVER_MS)),
+      ...this.#charts(), costlyPanel(points, pointsError), workers(cell), tenants(cell)));
   }
 
   #figures(cell) {
-    const since = Date.now() - WINDOW_MS;
+    const [words, ms] = RANGES[this.#range];
+    const since = Date.now() - ms;
     const ttfts = this.#history.ttfts(since).map(({ y }) => y);
+    const seen = `of requests of the last ${words} that this page saw`;
     const figure = (value, what, why = "") => h("div", { class: "figure" }, h("b", { text: value }), h("span", { class: "quiet small", text: what, title: why }));
+    const saved = cell.savings;
     return h("section", { class: "panel span12", "aria-label": "Figures" }, h("div", { class: "figure-row" },
       figure(count(cell.running), "requests running"),
       figure(count(cell.queued), `waiting, of ${count(cell.max_queued)} at the most`),
-      figure(percent(this.#history.hitRatio(since)), "of prompt tokens cached", "of requests of the last 15 minutes that this page saw"),
-      figure(duration(quantile(ttfts, 0.5)), "time to first token, median", "of requests of the last 15 minutes that this page saw"),
-      figure(duration(quantile(ttfts, 0.95)), "slowest twentieth (p95)", "of the same requests"),
+      figure(percent(this.#history.hitRatio(since)), "of prompt tokens cached", seen),
+      figure(duration(quantile(ttfts, 0.5)), "time to first token, p50", seen),
+      figure(duration(quantile(ttfts, 0.95)), "time to first token, p95", seen),
+      saved ? figure(count(saved.tokens), "tokens not computed again, since the cell began", `${count(saved.computed_tokens)} were computed`) : null,
+      saved ? figure(saved.prefill_seconds ? duration(1000 * saved.prefill_seconds) : "–", `of prefill saved; loads took ${duration(1000 * saved.load_seconds)}`,
+        "since the cell began, by the measured speed of each worker; – before any worker has been measured") : null,
       figure(count(cell.nodes), `nodes, ${plural(cell.pins, "pin")}`)));
   }
 
   #charts() {
+    const [, rangeMs, stepS] = RANGES[this.#range];
     const to = Date.now();
-    const points = this.#history.ttfts(to - WINDOW_MS);
-    const ratios = this.#history.hitRatios(to - WINDOW_MS, 10000);
-    const first = Math.min(...[points[0]?.x, this.#history.samples[0]?.ms].filter(Boolean), to - 60000);
-    const from = Math.max(first, to - WINDOW_MS);
-    const most = roundUp(Math.max(1, ...points.map(({ y }) => y)));
+    const points = this.#history.ttfts(to - rangeMs);
+    const ratios = this.#history.hitRatios(to - rangeMs, 1000 * stepS);
+    const samples = this.#history.samples(to - rangeMs);
+    // From where there is anything on, and a minute at least.
+    const from = Math.min(to - MINUTE_MS, Math.max(to - rangeMs, this.#history.beginMs() ?? to));
     // As wide as its place is, so that the letters of all charts are of one size.
     const width = Math.max(240, this.#place.clientWidth / (matchMedia("(max-width: 1000px)").matches ? 1 : 2) - 44);
-    const nothing = h("p", { class: "quiet", text: this.#feed.requestsError || "No request has been seen yet." });
     const tell = (list, word) => (list.length ? `${plural(list.length, "value")}, the last is ${word(list.at(-1).y)}` : "nothing yet");
+    const drawn = (title, aside, series, most, word, nothing) => panel(title, { className: "span6", aside: h("span", { class: "quiet small" }, aside) },
+      series.some((one) => one.points.length)
+        ? chart({ title: `${title} over time`, from, to, most, word, width, series, description: series.map((one) => `${one.name}: ${tell(one.points, word)}`).join("; ") })
+        : h("p", { class: "quiet", text: nothing }),
+      series.length > 1 ? legend(series.map((one) => one.color.slice(2)), (name) => series.find((one) => one.color === `--${name}`).name) : null);
+    const none = this.#feed.requestsError || "No request has been seen in this time.";
+    const tiers = [...new Set(samples.flatMap(({ occupancy }) => Object.keys(occupancy)))];
+    const sampled = (value) => thinned(samples, width).map((one) => ({ x: one.ms, y: value(one) ?? 0 }));
+    const [running, waiting] = [sampled((one) => one.running), sampled((one) => one.queued)];
+    const busiest = 2 * roundUp([...running, ...waiting].reduce((top, { y }) => Math.max(top, y), 2) / 2);
+    const slowest = roundUp(points.reduce((top, { y }) => Math.max(top, y), 1));
     return [
-      panel("Cached share of prompts", { className: "span6", aside: h("span", { class: "quiet small", text: "each 10 s" }) },
-        ratios.length ? chart({ title: "Cached share of prompts over time", description: tell(ratios, percent), from, to, most: 1, word: percent, width,
-          series: [{ points: ratios, color: "--accent", kind: "line" }] }) : nothing),
-      panel("Time to first token", { className: "span6", aside: h("span", { class: "quiet small", text: "a dot is a request" }) },
-        points.length ? chart({ title: "Time to first token over time", description: tell(points, duration), from, to, most, word: duration, width,
-          series: [{ points, color: "--device", kind: "dots" }] }) : nothing.cloneNode(true)),
+      drawn("Cached share of prompts", `each ${stepS} s`, [{ name: "cached", points: ratios, color: "--ink", kind: "line" }], 1, percent, none),
+      drawn("Time to first token", "a dot is a request", [{ name: "requests", points, color: "--ink", kind: "dots" }], slowest, duration, none),
+      drawn("Requests", this.#history.fault || (this.#history.beginMs() ? `remembered since ${clockTime(this.#history.beginMs())}` : ""),
+        [{ name: "running", points: running, color: "--ink", kind: "line" }, { name: "waiting", points: waiting, color: "--queue", kind: "line" }], busiest, count, "No sample in this time."),
+      drawn("Memory in use", "share of pages that hold something", tiers.map((tier) => ({ name: POOL_WORDS[tier] ?? tier, color: `--${tier}`, kind: "line", points: sampled((one) => one.occupancy[tier]) })), 1, percent, "No sample in this time."),
     ];
-  }
-
-  #disks(cell) {
-    const rows = Object.entries(this.#storages).map(([name, counters]) => counters === null
-      ? [name, h("span", { class: "bad", text: "does not answer" }), "", "", ""]
-      : [name, counters.disk_quota_bytes === undefined ? "no disk" : `${bytes(counters.disk_bytes ?? 0)} of ${bytes(counters.disk_quota_bytes)}`,
-        count(counters.disk_chunks ?? 0), counters.chunks_uploaded === undefined ? "–" : count(counters.chunks_uploaded), count(counters.chunks_quarantined ?? 0)]);
-    return panel("Disks and object stores", { className: "span6", aside: h("span", { class: "quiet small", text: `${count(cell.chunks)} chunks of KV, ${count(cell.hidden_chunks)} of hidden states` }) },
-      this.#storagesError ? h("p", { class: "bad", text: this.#storagesError })
-        : rows.length ? table("Storages", [["storage", false], ["on disk", false], ["chunks", true], ["uploaded", true], ["quarantined", true]], rows)
-          : h("p", { class: "quiet", text: "No storage has joined." }));
-  }
-
-  async #askSlowly() {
-    if (this.#asking || performance.now() - this.#slowlyAt < SLOWLY_MS) return;
-    this.#asking = true;
-    try {
-      this.#storages = (await ask("/v1/cache/stats")).storages;
-      this.#storagesError = "";
-    } catch (error) {
-      this.#storagesError = error.message;
-    }
-    try {
-      this.#points = await ask("/v1/cache/divergences");
-      this.#pointsError = "";
-    } catch (error) {
-      this.#pointsError = error.message;
-    } finally {
-      this.#asking = false;
-      this.#slowlyAt = performance.now();
-    }
   }
 }
 
-function tiers(cell) {
-  const pools = [...cell.pools].sort((one, other) => (TIER_ORDER[one.tier] ?? 9) - (TIER_ORDER[other.tier] ?? 9) || one.owner.localeCompare(other.owner));
-  return panel("Memory tiers", { className: "span12", aside: h("span", { class: "quiet small", text: `pages of ${cell.page_size} tokens` }) },
-    pools.length ? null : h("p", { class: "quiet", text: "No pool: no worker and no storage has joined." }),
-    ...pools.map((pool) => {
-      const share = pool.total ? (pool.total - pool.free) / pool.total : 0;
-      const words = `${count(pool.cached)} cached, ${count(pool.leased)} in use, ${count(pool.free)} free of ${count(pool.total)} pages`;
-      const part = (name, pages) => h("i", { class: name, style: { width: `${(100 * pages) / (pool.total || 1)}%` } });
-      return h("div", { class: "pool" },
-        h("div", {}, h("div", { class: "clip", text: pool.owner }), h("div", { class: "quiet small", text: `${{ device: "device memory", host: "host memory", hidden: "host memory for hidden states" }[pool.tier] ?? pool.tier} ${pool.form ?? ""}`.trim() })),
-        h("div", { class: "bar", role: "meter", "aria-valuemin": 0, "aria-valuemax": pool.total, "aria-valuenow": pool.total - pool.free,
-          "aria-valuetext": words, "aria-label": `${pool.owner}, ${pool.tier}` , title: words },
-        part(`c-${pool.tier}`, pool.cached), part("leased", pool.leased)),
-        h("div", { class: "num small" }, h("b", { text: percent(share) }), h("span", { class: "quiet", text: ` of ${count(pool.total)}` })));
-    }),
-    h("ul", { class: "legend" },
-      h("li", {}, h("span", { class: "swatch c-device" }), h("span", { class: "swatch c-host" }), "cached"),
-      h("li", {}, h("span", { class: "bar swatch" }, h("i", { class: "leased", style: { width: "100%" } })), "in use by requests and transfers"),
-      h("li", {}, h("span", { class: "swatch" }), "free")));
+/** Samples that a line so many pixels wide can tell apart. */
+function thinned(samples, width) {
+  const every = Math.ceil((2 * samples.length) / width);
+  return samples.filter((_, place) => (samples.length - 1 - place) % every === 0);
 }
 
 function hits(cell) {
   const found = HIT_TIERS.map((tier) => [tier, cell.counters[`hit_tokens_${tier}`] ?? 0]);
   const all = found.reduce((sum, [, tokens]) => sum + tokens, 0);
-  return panel("Tokens found, by tier", { className: "span6", aside: h("span", { class: "quiet small", text: "since the scheduler began" }) },
+  return panel("Tokens found, by tier", { aside: h("span", { class: "quiet small", text: "since the cell began" }) },
     h("div", { class: "bar", role: "img", "aria-label": found.map(([tier, tokens]) => `${sourceWord(tier)} ${count(tokens)}`).join(", ") },
       found.map(([tier, tokens]) => h("i", { class: `c-${tier}`, style: { width: `${(100 * tokens) / (all || 1)}%` } }))),
     legend(found.filter(([, tokens]) => tokens).map(([tier]) => tier), (tier) => `${sourceWord(tier)}: ${count(cell.counters[`hit_tokens_${tier}`])}`),
@@ -136,7 +140,7 @@ function hits(cell) {
 }
 
 function workers(cell) {
-  return panel("Workers", { className: "span6" }, cell.workers.length
+  return panel("Workers", { className: "span12" }, cell.workers.length
     ? table("Workers", [["worker", false], ["running", true], ["waiting", true], ["state", false]],
       [...cell.workers].sort((one, other) => one.worker_id.localeCompare(other.worker_id)).map((worker) => [worker.worker_id, count(worker.running), count(worker.waiting),
         worker.draining ? h("span", { class: "warn", text: "leaving: it gets nothing new" }) : h("span", { class: "good", text: "serving" })]))
@@ -147,7 +151,7 @@ function moving(cell) {
   const facts = [["fetches from below host memory", cell.fetches], ["saves to disk", cell.saves], ["requests that wait for another's KV", cell.deferred],
     ["spans being computed", cell.in_flight_nodes], ["pages pinned", cell.pinned_pages], ["pages that callers lease", cell.leased_pages],
     ["pages evicted from devices", cell.counters.evicted_pages_device ?? 0], ["pages evicted from host memory", cell.counters.evicted_pages_host ?? 0]];
-  return panel("Under way", { className: "span6", aside: h("span", { class: "quiet small", text: `scheduler ${cell.scheduler_id}, epoch ${cell.epoch}` }) },
+  return panel("Under way", { className: "grows", aside: h("span", { class: "quiet small", text: `scheduler ${cell.scheduler_id}, epoch ${cell.epoch}` }) },
     h("dl", { class: "facts" }, facts.flatMap(([what, number]) => [h("dt", { text: what }), h("dd", { class: "num", text: count(number) })])));
 }
 

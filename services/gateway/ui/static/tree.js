@@ -1,7 +1,8 @@
 // The radix tree: loaded page by page, as a picture and as a table, with a search over both.
 
+import { readAddress, writeAddress } from "./address.js";
 import { ask } from "./api.js";
-import { fill, h, legend, panel } from "./dom.js";
+import { fill, h, legend, pager, panel } from "./dom.js";
 import { Icicle } from "./icicle.js";
 import { layOut, matches } from "./tree_model.js";
 import { count, plural } from "./words.js";
@@ -14,21 +15,20 @@ const FRESH_NODES = 4 * PAGE;
 const TIER_WORDS = { device: "device memory", host: "host memory", disk: "disk", hidden: "hidden states on disk" };
 
 export class Tree {
-  #place; #icicle; #said; #detail; #search; #rows; #pager; #picture; #colors; #nodes = []; #layout = layOut([]); #loading = null; #loadedAt = 0;
-  #first = 0; #asTable = false; #listed = []; #turn = -1; #foundIds = null; #isCut = false;
+  #place; #icicle; #said; #detail; #search; #rows; #picture; #colors; #nodes = []; #layout = layOut([]); #loading = null; #loadedAt = 0;
+  #first = 0; #asTable = false; #listed = []; #turn = -1; #foundIds = null; #isCut = false; #asked = "";
 
   constructor(place, feed) {
     this.#place = place;
     const canvas = h("canvas", { tabindex: 0, role: "application", id: "icicle", "aria-label": "Radix tree as an icicle plot; the same as a table follows the button Table", "aria-describedby": "tree-picked" });
     this.#picture = h("div", { class: "icicle" }, canvas);
     this.#icicle = new Icicle(canvas);
-    this.#icicle.addEventListener("pick", () => this.#drawPicked());
+    this.#icicle.addEventListener("pick", () => { this.#asked = ""; this.#write(); this.#drawPicked(); });
     this.#said = h("span", { class: "quiet small", role: "status", id: "tree-said" });
-    this.#search = h("input", { type: "search", id: "tree-search", placeholder: "text, id, namespace or pin", "aria-label": "Search the tree", oninput: () => this.#find(),
+    this.#search = h("input", { type: "search", id: "tree-search", placeholder: "text, id, namespace or pin", "aria-label": "Search the tree", oninput: () => { this.#find(); this.#write(); },
       onkeydown: (event) => { if (event.key === "Enter") { event.preventDefault(); this.#nextFound(event.shiftKey ? -1 : 1); } } });
     this.#detail = h("div", { id: "tree-picked", "aria-live": "polite" });
     this.#rows = h("div", { hidden: true, id: "tree-table" });
-    this.#pager = h("div", { class: "row" });
     this.#colors = h("div", {});
     const colorBy = h("select", { id: "tree-colour", onchange: () => { this.#icicle.colorBy = colorBy.value; this.#drawLegend(); this.#icicle.draw(); } },
       h("option", { value: "hotness", text: "hotness (hits)" }), h("option", { value: "tier", text: "fastest tier" }));
@@ -60,12 +60,38 @@ export class Tree {
     addEventListener("theme", () => this.#icicle.draw());
   }
 
-  show() {
+  /** As the address says, which may name a node and a search, or as it was left. */
+  show(isFollowed) {
+    if (isFollowed) {
+      const { item, params } = readAddress();
+      this.#search.value = params.get("q") ?? "";
+      if (this.#loadedAt) this.#find();
+      this.#asked = item;
+      if (!item) this.#icicle.pick(null);
+      this.#pickAsked();
+    }
+    this.#write();
     this.#icicle.draw();
     if (!this.#loadedAt) this.load();
   }
 
   focusSearch() { this.#search.focus(); }
+
+  /** What Export JSON saves. */
+  data() { return { search: this.#search.value, nodes: this.#listed.map((box) => box.node) }; }
+
+  #write() {
+    if (this.#place.hidden) return;
+    writeAddress("tree", this.#asked || String(this.#icicle.picked ?? ""), { q: this.#search.value });
+  }
+
+  /** Choose the node that the address asked for, once it is there. */
+  #pickAsked() {
+    const box = this.#asked && this.#layout.boxes.get(Number(this.#asked));
+    if (!box) return;
+    this.#icicle.zoomTo(box.node.id);
+    this.#icicle.pick(box.node.id);
+  }
 
   /** Ask for all nodes, page after page; what was shown stays until all are there. */
   async load() {
@@ -88,6 +114,7 @@ export class Tree {
       this.#loadedAt = performance.now();
       this.#icicle.show(this.#layout, !isFirst && wasWhole > 0 && this.#layout.width === wasWhole);
       this.#find();
+      this.#pickAsked();
       this.#drawPicked();
     } catch (error) {
       if (loading.signal.aborted) return;
@@ -133,7 +160,7 @@ export class Tree {
   #drawPicked() {
     const box = this.#layout.boxes.get(this.#icicle.picked);
     if (!box) {
-      fill(this.#detail, h("p", { class: "quiet", text: "Choose a node: click it, or use the arrow keys in the picture." }));
+      fill(this.#detail, h("p", { class: "quiet", text: this.#asked && this.#loadedAt ? `Node ${this.#asked} is not in the tree any more.` : "Choose a node: click it, or use the arrow keys in the picture." }));
       return;
     }
     const { node } = box;
@@ -149,9 +176,6 @@ export class Tree {
     const shown = this.#listed.slice(this.#first, this.#first + ROWS);
     const sum = (pools) => Object.values(pools).reduce((total, held) => total + held, 0) || "–";
     const columns = [["node", 0], ["level", 1], ["depth", 1], ["tokens", 1], ["hits", 1], ["device", 1], ["host", 1], ["disk", 1], ["begins with", 0]];
-    const turn = (text, by, isOff) => h("button", { type: "button", id: `tree-${text.toLowerCase()}`, text, disabled: isOff, onclick: () => { this.#first += by; this.#drawTable(); } });
-    fill(this.#pager, turn("Previous", -ROWS, this.#first === 0), turn("Next", ROWS, this.#first + ROWS >= this.#listed.length),
-      h("span", { class: "quiet small", text: this.#listed.length ? `${count(this.#first + 1)} to ${count(this.#first + shown.length)} of ${count(this.#listed.length)}` : "none" }));
     fill(this.#rows, h("div", { class: "scroll" }, h("table", {},
       h("caption", { class: "only-read", text: "Nodes of the radix tree, each parent before its children" }),
       h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))),
@@ -159,6 +183,6 @@ export class Tree {
         h("td", {}, h("button", { type: "button", class: "plain", id: `node-${node.id}`, text: String(node.id) })),
         [level, node.depth, node.tokens, node.hits, sum(node.device), sum(node.host), sum(node.disk)].map((value) => h("td", { class: "num", text: typeof value === "number" ? count(value) : value })),
         h("td", { class: "one-line", text: [node.pins.length ? `[pinned: ${node.pins.join(", ")}]` : "", node.head_text ?? node.head.join(" ")].join(" ").trim().slice(0, 60) })))))),
-    this.#pager);
+    pager("tree", this.#first, ROWS, this.#listed.length, (first) => { this.#first = first; this.#drawTable(); }));
   }
 }

@@ -16,8 +16,10 @@ const REASON_WORDS = {
   pending: "is being computed or fetched by another", other_salt: "is cached under another salt",
   other_fidelity: "is cached at another fidelity", deadline: "would have come too late", partial_chunk: "is the tail of a chunk",
   last_token: "the last token is always computed", opted_out: "the request reads no cache", failed: "failed its check",
+  elsewhere: "is on a device that the worker does not reach", too_little: "is too little to be worth a load",
   unknown: "is not known",
 };
+export const REASONS = Object.keys(REASON_WORDS);
 
 // Of each usual cause what it is called, and what to do about it.
 const CAUSES = {
@@ -46,9 +48,13 @@ export const count = (number) => (number === null || number === undefined ? "–
 export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`);
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
+/** Tokens a second, or another rate, in three digits or so. */
+export const rate = (perSecond) => (perSecond >= 9.5 || perSecond === 0 ? count(perSecond) : perSecond.toFixed(1));
+
 /** Milliseconds with three digits or so. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
+  if (ms >= 36e5) return `${(ms / 36e5).toFixed(1)} h`;
   if (ms >= 60000) return `${(ms / 60000).toFixed(1)} min`;
   if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`;
   return ms >= 100 ? `${ms.toFixed(0)} ms` : `${ms.toFixed(1)} ms`;

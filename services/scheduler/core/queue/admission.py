@@ -29,6 +29,7 @@ from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
 from services.scheduler.core.kept_texts import NO_REFERENCE, Reference, all_digests, refer
 from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
+from services.scheduler.core.rates import count_saved_prefill
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -268,6 +269,8 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     neighbour_hit = found.neighbour_pages * page_size
     lent_hit, disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
     state.count("hit_tokens_device", device_hit)
+    if device_hit or loaded_hit:
+        count_saved_prefill(state, worker, device_hit + loaded_hit)
     state.count("hit_tokens_host", loaded_hit - neighbour_hit - lent_hit - disk_hit - remote_hit)
     if neighbour_hit:
         state.count("hit_tokens_neighbour", neighbour_hit)

@@ -97,6 +97,7 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
     for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
         if is_ok and pages and storage.storage_id not in node.host:
+            state.count("backed_up_pages", len(pages) // PAGE_NUMBER_BYTES)
             give_host(state, node, storage, pages, transfer.worker_id)
         else:
             _charge_less(state, node, storage.storage_id, pages)

@@ -9,6 +9,7 @@ from services.scheduler.core.hidden.partition import layer_costs
 from services.scheduler.core.rates import (
     PAPERS_RATIO,
     UNMEASURED_DISK_BYTES_PER_US,
+    count_saved_prefill,
     disk_bytes_per_us,
     lent_cost,
     load_compute_ratio,
@@ -228,3 +229,31 @@ def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell: MakeCell, l
     storage.fetching.disk_rate.note(600.0, 300.0)
 
     assert disk_bytes_per_us(storage) == 2.0
+
+
+def test_saved_prefill_is_counted_by_the_measured_speed_once_there_is_one(make_cell: MakeCell) -> None:
+    """A prefix that is reused before any report says nothing of time."""
+    cell = make_cell(page_size=16, pages=32)
+    worker = cell.state.workers["worker-0"]
+    count_saved_prefill(cell.state, worker, 50)
+    assert "prefill_saved_us" not in cell.state.counters
+
+    report(cell)
+    count_saved_prefill(cell.state, worker, 50)
+
+    assert cell.state.counters["prefill_saved_us"] == 500
+
+
+def test_an_admission_counts_what_its_hit_saved(make_cell: MakeCell) -> None:
+    """Once for the whole reused prefix, wherever it was found."""
+    cell = make_cell(page_size=16, pages=32)
+    cell.submit([7] * 100, max_tokens=1)
+    cell.drain()
+    report(cell)
+    assert cell.state.counters.get("prefill_saved_us", 0) == 0
+
+    cell.submit([7] * 100, max_tokens=1)
+    cell.drain()
+
+    assert cell.state.counters["hit_tokens_device"] == 96
+    assert cell.state.counters["prefill_saved_us"] > 0

@@ -22,11 +22,3 @@ def test_flags_and_views_are_those_of_the_command(capsys: pytest.CaptureFixture[
 
     assert {flag for flag in flags if flag not in page} == set()
     assert {view for view in VIEWS if view not in page} == set()
-
-
-def test_pictures_of_the_page_are_there_and_small() -> None:
-    """Under 300 KB each."""
-    pictures = [PAGE.parent / path for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", PAGE.read_text())]
-
-    assert len(pictures) == 3
-    assert all(0 < picture.stat().st_size < 300_000 for picture in pictures)

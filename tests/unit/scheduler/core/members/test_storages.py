@@ -55,3 +55,6 @@ def test_the_host_tier_can_be_switched(make_cell: MakeCell, orders: FindOrders) 
         cell.submit([number] * 40, max_tokens=1)
         cell.drain()
     assert cell.state.counters["backups_done"] > 0
+    (pool,) = (storage.pool for storage in cell.state.storages.values())
+    assert pool is not None
+    assert cell.state.counters["backed_up_pages"] == pool.total - pool.free
