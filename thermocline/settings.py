@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def text(sections: list[str]) -> str:
-    """The listing of these sections."""
+    """Return the listing of these sections."""
     lines = textwrap.wrap(_HEAD, _WIDTH)
     for section in sections:
         lines += ["", f"[{section}]", *_settings_of(SECTIONS[section])]

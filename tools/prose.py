@@ -29,7 +29,9 @@ LINK_TARGET = re.compile(r"\]\([^)]*\)")
 
 DOCUMENTS = ("*.md", "docs/*.md", "docs/concepts/*.md", "docs/how-to/*.md", "docs/templates/**/*.j2", "infra/*/*.md")
 RECORDS = ("CHANGELOG.md", "infra/adr/")
-SHIPPED = ("services", "shared")
+SHIPPED = ("services", "shared", "thermocline")
+DATA = ("thermocline/documents/",)
+"""Texts that models are trained and judged with."""
 SUFFIXES = (".py", ".js", ".html", ".c", ".h", ".toml")
 
 ALLOWED = {
@@ -48,7 +50,9 @@ def checked_files(root: Path = ROOT) -> Iterator[Path]:
             if not path.relative_to(root).as_posix().startswith(RECORDS):
                 yield path
     for folder in SHIPPED:
-        yield from (path for path in sorted((root / folder).rglob("*")) if path.suffix in SUFFIXES)
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SUFFIXES and not path.relative_to(root).as_posix().startswith(DATA):
+                yield path
 
 
 def find_turns(text: str) -> Iterator[tuple[int, str, str]]:

@@ -2,7 +2,7 @@
 
 A process reads a stream through a consumer that it makes. The server takes the consumer's filter from the subject of
 that call and refuses a body that differs, so ``$JS.API.CONSUMER.CREATE.STREAM.*.SUBJECT`` opens this subject of the
-stream and no other. Calls about consumers that exist need their names, which are drawn at random and told to nobody:
+stream and no other. Calls about consumers that exist need their names, which are drawn at random and not told:
 only the operator may list them.
 
 Replies come to an inbox of the user's own. Who answers calls may publish to the reply of each call once, and nowhere
@@ -158,7 +158,9 @@ def _reading(stream: str, subject: str) -> tuple[str, ...]:
 
 
 def _member(output: str, own_input: str) -> tuple[str, ...]:
-    """What an executor of plans does with the streams: wait for them, read its plans, find its own events again."""
+    """Return what an executor of plans does with the streams: wait for them, read its plans, find its own events
+    again.
+    """
     streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM)
     return (
         *(f"$JS.API.STREAM.INFO.{stream}" for stream in streams),

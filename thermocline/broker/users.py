@@ -23,7 +23,7 @@ class User:
 
 
 def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, ...]:
-    """A user for the gateways, the schedulers, each worker, each storage and the operator.
+    """Return a user for the gateways, the schedulers, each worker, each storage and the operator.
 
     ``ANY`` in the place of an id makes one user for all of that kind, named after it. Raises ValueError for a name that
     two users would have.
@@ -41,12 +41,12 @@ def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, .
 
 
 def quoted(secret: str) -> str:
-    """A password as the configuration language has it. A JSON string is also a quoted string there."""
+    """Return a password as the configuration language has it. A JSON string is also a quoted string there."""
     return json.dumps(secret)
 
 
 def variable(name: str) -> str:
-    """The variable of a user's password, for configurations that should hold no secrets."""
+    """Return the variable of a user's password, for configurations that should hold no secrets."""
     # The operator's is what a broker with a single user is started with, so that both can be started alike.
     if name == OPERATOR:
         return "TC_NATS_PASSWORD"
@@ -54,7 +54,7 @@ def variable(name: str) -> str:
 
 
 def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[str, Any]:
-    """The block for ``users`` as data, for configurations that are made of such. ``passwords`` by name."""
+    """Return the block for ``users`` as data, for configurations that are made of such. ``passwords`` by name."""
     return {
         "users": [
             {
@@ -73,7 +73,9 @@ def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[s
 
 
 def authorization_text(users: Sequence[User], passwords: Mapping[str, str]) -> str:
-    """The block for ``users``. ``passwords`` by name, as they are to stand there: :func:`quoted`, or ``$VARIABLE``."""
+    """Return the block for ``users``. ``passwords`` by name, as they are to stand there: :func:`quoted`, or
+    ``$VARIABLE``.
+    """
     lines = ["authorization {", "  users: ["]
     for entry in authorization(users, passwords)["users"]:
         permissions = entry["permissions"]

@@ -30,14 +30,14 @@ def namespace(text: str) -> str:
 
 
 def name(text: str) -> str:
-    """What may name a pin or a storage."""
+    """Return what may name a pin or a storage."""
     if not is_valid_name(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 64 letters, digits, - or _")
     return text
 
 
 def size(text: str) -> str:
-    """What :func:`shared.config.parse_bytes` understands, as it was written."""
+    """Return what :func:`shared.config.parse_bytes` understands, as it was written."""
     try:
         parse_bytes(text)
     except ValueError as error:

@@ -22,7 +22,7 @@ MOST = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
         "--limit",
@@ -44,7 +44,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def divergence_lines(found: CostlyDivergences) -> list[str]:
-    """A table of the points and, where they are known, the texts of each below its row."""
+    """Return a table of the points and, where they are known, the texts of each below its row."""
     if not found.data:
         return ["no prompt has lost anything to a difference since the scheduler began"]
     heads = ("cause", "lost tokens", "lost time", "requests", "at token", "namespace")

@@ -20,7 +20,7 @@ BY_DEFAULT = ("device", "host")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
         "--tier",

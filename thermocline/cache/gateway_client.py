@@ -39,7 +39,7 @@ def admin_headers(base_url: str, given: str) -> dict[str, str]:
 def client(
     base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S, **settings: Any
 ) -> httpx.AsyncClient:
-    """A client of one gateway. Raises OperatorError for an address or a key without sense."""
+    """Return a client of one gateway. Raises OperatorError for an address or a key without sense."""
     try:
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host:
@@ -50,12 +50,12 @@ def client(
 
 
 async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON answer. Raises GatewayRefused, or TransportError when the gateway cannot be reached."""
+    """Return the JSON answer. Raises GatewayRefused, or TransportError when the gateway cannot be reached."""
     return await _answer(http, "POST", path, body)
 
 
 async def delete(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """The same for DELETE."""
+    """Return the same for DELETE."""
     return await _answer(http, "DELETE", path, None)
 
 

@@ -61,7 +61,7 @@ def rates_of(before: Mapping[str, int], after: Mapping[str, int], interval_s: fl
 
 
 def ratio_lines(ratios: Ratios, rates: Rates | None) -> list[str]:
-    """A table of tokens, shares and rates by source, and the hit ratio in the last line."""
+    """Return a table of tokens, shares and rates by source, and the hit ratio in the last line."""
     head = f"  {'prompt tokens from':<20}{'in all':>16}{'share':>9}"
     if rates is not None:
         head += f"{f'last {rates.interval_s:.1f} s':>14}{'share':>9}"

@@ -26,7 +26,7 @@ LIMIT = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
         "--namespace", metavar="ID", type=argument_types.namespace, help="only this namespace (32 hex digits)"
@@ -76,7 +76,7 @@ def _as_text(listing: Listing, text_of: Callable[[Sequence[int]], str] | None, *
 
 
 def pin_lines(pins: Sequence[Pin], now_s: float) -> list[str]:
-    """A table of pins, and why refused ones hold nothing."""
+    """Return a table of pins, and why refused ones hold nothing."""
     rows = [
         (
             shortened(pin.name, 28),

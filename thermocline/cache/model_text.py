@@ -9,7 +9,7 @@ from shared.errors import OperatorError
 
 
 def text_reader(model: str) -> Callable[[Sequence[int]], str]:
-    """What turns token ids into text. Raises OperatorError when the directory has no tokenizer."""
+    """Return what turns token ids into text. Raises OperatorError when the directory has no tokenizer."""
     if not Path(model).is_dir():
         raise OperatorError(f"--model {model!r} is no directory")
     # Imported here: it takes a second that other uses of this command need not wait.

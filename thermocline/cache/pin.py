@@ -28,7 +28,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     prefix = parser.add_mutually_exclusive_group(required=True)
     prefix.add_argument("--tokens-file", metavar="FILE", help="JSON array of token ids")
@@ -104,7 +104,7 @@ async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
 
 
 async def read_text(path: Path) -> str:
-    """A whole file. Raises OperatorError, also for one that is longer than any context."""
+    """Read a whole file. Raises OperatorError, also for one that is longer than any context."""
     try:
         async with aiofiles.open(path, "rb") as file:
             raw = await file.read(MAX_BYTES + 1)
@@ -116,7 +116,7 @@ async def read_text(path: Path) -> str:
 
 
 async def read_tokens(path: Path) -> list[int]:
-    """The token ids of a file that holds one JSON array of them. Raises OperatorError."""
+    """Read the token ids of a file that holds one JSON array of them. Raises OperatorError."""
     try:
         tokens = msgspec.json.decode(await read_text(path), type=list[int])
     except UNDECODABLE as error:

@@ -43,7 +43,7 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     parser.add_argument("file", metavar="FILE", help="prompts as JSON lines, or one per line in a .txt file")
     add_url(parser, "a gateway of the cell")
     gateway_client.add_key(parser, "--api-key", "API_KEY", "one of the gateway's --api-keys")
@@ -90,7 +90,7 @@ async def warm_all(
 
 
 def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
-    """A row a prompt, then the sums, then what failed."""
+    """Return a row for each prompt, then the sums, then what failed."""
     good = [prompt for prompt in warmed if not prompt.error]
     heads = ("line", "tokens", *TIERS, "computed")
     rows = [(str(prompt.line), *_figures([prompt])) for prompt in good]

@@ -29,7 +29,7 @@ SHOWN = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
         "--interval",
@@ -64,7 +64,9 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def stat_lines(stats: CacheStats, rates: Rates | None = None) -> list[str]:
-    """What is degraded, tables of pools and of lower tiers, then hit ratios and counters, with rates where measured."""
+    """Return what is degraded, tables of pools and of lower tiers, then hit ratios and counters, with rates where
+    measured.
+    """
     pools = [
         (
             pool.owner,

@@ -13,7 +13,9 @@ HEAD = f"{'node':<24}{'depth':>8}{'tokens':>8}{'hits':>7}{'device':>8}{'host':>7
 
 
 def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
-    """A heading per namespace, then its nodes, each below its parent and those that were made first above others."""
+    """Return a heading per namespace, then its nodes, each below its parent and those that were made first above
+    others.
+    """
     listed = {node.id for node in nodes}
     below: dict[int, list[CacheNode]] = {}
     tops: dict[str, list[CacheNode]] = {}

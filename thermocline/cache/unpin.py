@@ -14,7 +14,7 @@ SUMMARY = "release a pin before it expires"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument(
         "name", metavar="NAME", type=argument_types.name, help="name of the pin, as `ls --pins` lists it"

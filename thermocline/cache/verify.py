@@ -32,7 +32,7 @@ class Report:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this verb."""
+    """Add the flags of this verb."""
     add_broker_flags(parser)
     parser.add_argument("--storage", metavar="ID", type=argument_types.name, help="only this storage's disk")
 
@@ -73,7 +73,7 @@ async def scrubbed(calls: CacheCalls, storage: str, bar: Bar) -> Report:
 
 
 def report_lines(reports: list[Report]) -> list[str]:
-    """A line a storage, and one for each bad chunk."""
+    """Return a line for each storage, and one for each bad chunk."""
     if not reports:
         return ["the cell has no storage"]
     lines = []

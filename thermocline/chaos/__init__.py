@@ -1,4 +1,4 @@
-"""``thermocline chaos``: a whole cell under load and seeded faults, and proof that nobody noticed.
+"""``thermocline chaos``: a whole cell under load and seeded faults, with a check of every answer.
 
 Pure parts decide: :mod:`plan` (which faults, when), :mod:`workload` (which requests), :mod:`verdicts` (which errors a
 fault excuses), :mod:`memory_growth` (what counts as flat). :mod:`cell` runs the processes, :mod:`injection` hurts

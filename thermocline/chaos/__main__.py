@@ -1,4 +1,4 @@
-"""``thermocline chaos``: faults on a running cell under load, and proof that nobody noticed."""
+"""``thermocline chaos``: faults on a running cell under load, with a check of every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Once nobody asks any more: everything is given back, on every tier and in every process."""
+"""Once the load has ended: everything is given back, on every tier and in every process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_S = 0.2
 
 
 def unrest(status: CellStatus) -> list[str]:
-    """What still goes on, in words; nothing at rest. Pure."""
+    """Return what still goes on, in words; nothing at rest. Pure."""
     found = [
         f"{count} {what}"
         for what, count in (
@@ -76,7 +76,7 @@ async def _wrong_now(cell: ChaosCell, health: Health, groups: list[int], since_s
 
 
 async def _held(health: Health, name: str) -> list[str]:
-    """What a worker or storage itself still holds for a request."""
+    """Return what a worker or storage itself still holds for a request."""
     try:
         inventory = await health.inventory(group_of(name), name)
     except ThermoclineError as error:

@@ -83,7 +83,7 @@ class ChaosCell:
         return self._supervisor.minded[name].spec.log
 
     def pids(self) -> dict[str, int]:
-        """The processes that run now, by name."""
+        """Return the processes that run now, by name."""
         minded = self._supervisor.minded
         return {n: m.child.pid for n, m in minded.items() if m.child is not None and not m.child.has_ended}
 
@@ -113,7 +113,7 @@ class ChaosCell:
             raise Unavailable(f"the cell was not ready within {timeout_s:.0f} s; see {cell.logs}") from None
 
     def _behind(self, proxy: Proxy, name: str) -> ChildSpec:
-        """The process's own specification, with the proxy's address where the broker's was."""
+        """Return the process's own specification, with the proxy's address where the broker's was."""
         moved = dataclasses.replace(self._cell, nats_urls=(proxy.url,))
         spec = next(spec for spec in service_children(moved) if spec.name == name)
         return dataclasses.replace(spec, env={**spec.env, **SERVICE_ENVIRONMENT})
@@ -130,7 +130,7 @@ class ChaosCell:
                 ended = pid  # It ended by itself at this moment; its successor will do.
 
     async def running_pid(self, name: str, *, other_than: int = 0, timeout_s: float = 60.0) -> int:
-        """The pid of ``name``, waiting until there is one that is not ``other_than``. Raises Unavailable."""
+        """Return the pid of ``name``, waiting until there is one that is not ``other_than``. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
         while (pid := self.pids().get(name, other_than)) == other_than:
             if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ class ChaosCell:
         return pid
 
     async def stop(self) -> None:
-        """Let everybody go on, then stop all in order."""
+        """Let all processes go on, then stop them in order."""
         for proxy in self.proxies.values():
             proxy.heal()
         for pid in self.pids().values():

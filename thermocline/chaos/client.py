@@ -123,7 +123,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def error_of(response: httpx.Response) -> ClientError:
-    """The typed error of a response that is none of ours to like."""
+    """Return the typed error of an unwanted response."""
     try:
         body = response.json()
     except ValueError:

@@ -63,7 +63,7 @@ async def known_answers(client: httpx.AsyncClient, model: str, scripts: list[Scr
 
 
 async def _conversation(client: httpx.AsyncClient, model: str, script: Script, found: Expectations) -> Conversation:
-    """The script's turns up to the first that is undecided."""
+    """Return the script's turns up to the first that is undecided."""
     conversation = Conversation(script.name)
     answers: list[str] = []
     for number in range(len(script.turns)):

@@ -45,7 +45,7 @@ class Health:
             await self._bus.close()
 
     async def inventory(self, service: str, name: str) -> Inventory:
-        """What a worker or storage says that it holds. Raises Unavailable."""
+        """Return what a worker or storage reports that it holds. Raises Unavailable."""
         assert self._bus is not None
         data = await self._bus.call(subjects.rpc(service, "inventory", name), encode(GetInventory()), timeout_s=_CALL_S)
         return decode(data, Inventory)
@@ -59,7 +59,7 @@ class Health:
             await self._polled.wait_for(lambda: self._is_serving(target, since_s, not_incarnation))
 
     def incarnation(self, target: str) -> str:
-        """Under which the scheduler last listed a worker or storage; "" for others and for nobody."""
+        """Under which the scheduler last listed a worker or storage; "" for others."""
         if self.status is None:
             return ""
         if group_of(target) == "storage":

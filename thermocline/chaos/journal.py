@@ -43,7 +43,7 @@ class Journal:
         self._file.write(json.dumps({"at_s": round(self.now_s, 3), "what": what, **facts}) + "\n")
 
     def say(self, text: str) -> None:
-        """One line for whoever watches."""
+        """One line for an observer."""
         self._console.print(text, highlight=False, markup=False)
 
     def complain(self, what: str, seen: str) -> None:

@@ -29,7 +29,7 @@ DISK_KINDS: frozenset[Kind] = frozenset({"disk_full", "flip", "truncate", "delet
 PROCESS_KINDS: frozenset[Kind] = frozenset({"kill", "restart", "stop_short", "stop_long"})
 
 # How often each kind hits each group of processes, in parts. Workers come and go most often in real cells. A broker
-# that dies takes everybody along for a while, so it does so seldom enough that there is a cell between two deaths.
+# that dies takes all along for a while, so it does so seldom enough that there is a cell between two deaths.
 WEIGHTS: tuple[tuple[Kind, str, int], ...] = (
     ("kill", "worker", 12),
     ("kill", "scheduler", 8),
@@ -91,7 +91,7 @@ class Fault:
 
 
 def group_of(name: str) -> str:
-    """The kind of process that ``worker-3`` or ``scheduler`` is."""
+    """Return the kind of process that ``worker-3`` or ``scheduler`` is."""
     return name.partition("-")[0]
 
 

@@ -48,13 +48,13 @@ def zombies() -> list[int]:
 
 
 def survivors(groups: Iterable[int], living: Iterable[int]) -> list[int]:
-    """Processes in the process groups of dead children: what they started and nobody ended."""
+    """Return processes in the process groups of dead children: what they started and did not end."""
     dead = set(groups) - set(living)
     return [facts.pid for facts in all_facts() if facts.group in dead and facts.state != "Z"]
 
 
 def private_bytes(pid: int) -> int | None:
-    """Resident memory that the process shares with nobody, swapped or not; None if it is gone.
+    """Resident memory that the process does not share, swapped or not; None if it is gone.
 
     Pools in shared memory are left out: they are as large as they were made, and resident once they were touched.
     """

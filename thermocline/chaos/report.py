@@ -52,13 +52,13 @@ def summary(outcome: Outcome, journal: Journal) -> dict[str, Any]:
 
 
 def memory(outcome: Outcome) -> dict[str, Growth]:
-    """The growth of each process that lived long enough, by name and pid."""
+    """Return the growth of each process that lived long enough, by name and pid."""
     found = {f"{name} {pid}": growth(samples) for (name, pid), samples in sorted(outcome.memory.items())}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def check_memory(outcome: Outcome, journal: Journal) -> None:
-    """A process whose memory grew is a violation."""
+    """Report a process whose memory grew as a violation."""
     for name, found in memory(outcome).items():
         if not found.is_flat:
             journal.complain(
@@ -70,7 +70,7 @@ def check_memory(outcome: Outcome, journal: Journal) -> None:
 
 
 def pauses_on_worker_loss(outcome: Outcome) -> list[float]:
-    """The longest pause, seconds, of each stream that went on while a worker died or was taken for dead.
+    """Return the longest pause, seconds, of each stream that went on while a worker died or was taken for dead.
 
     Which worker a stream came from a client cannot know, so a stream without a pause worth noting is not counted.
     """
@@ -131,7 +131,7 @@ def _growth_figures(found: Growth) -> dict[str, float]:
 
 
 def print_summary(console: Console, figures: dict[str, Any]) -> None:
-    """A table for people."""
+    """Print a table for people."""
     table = Table(title=f"Chaos, seed {figures['seed']}", show_header=False)
     table.add_row("faults", f"{figures['faults']} in {figures['seconds']:.0f} s")
     ended = ", ".join(f"{count} {ending}" for ending, count in figures["endings"].items())

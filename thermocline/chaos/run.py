@@ -29,7 +29,7 @@ from thermocline.supervisor.supervisor import Death
 LEAST_RECOVERY_S = 60.0
 RECOVERY_BY_START = 4.0
 """Whatever was hit serves again after the fault within a minute, or four times what the whole cell took to start: where
-loading PyTorch takes a minute, because the cores are busy, nobody comes back sooner.
+loading PyTorch takes a minute, because the cores are busy, no process comes back sooner.
 """
 
 _AT_ONCE = 3
@@ -58,7 +58,7 @@ class Run:
         self.outcome = Outcome(settings, Tally(), self._windows)
 
     async def go(self) -> Outcome:
-        """Returns what was seen; violations are in the journal. Raises ThermoclineError if the cell cannot start."""
+        """Run; return what was seen. Violations are in the journal. Raises ThermoclineError if it cannot start."""
         sampler: asyncio.Task[None] | None = None
         try:
             self._journal.say(f"Starting the cell (logs: {self._cell.logs})")

@@ -67,7 +67,7 @@ class ChaosSettings:
             raise ConfigError("; ".join(faults))
 
     def cell(self, folder: Path) -> SupervisorConfig:
-        """A cell whose pools are far too small for the load, so that all tiers are busy."""
+        """Return a cell whose pools are far too small for the load, so that all tiers are busy."""
         return SupervisorConfig(
             model=self.model or str(bundled_model() or ""),
             port=0,

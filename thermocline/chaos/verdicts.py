@@ -1,6 +1,6 @@
 """Which errors a client may get, given the faults that were felt meanwhile. Pure.
 
-A worker, a storage, a disk or bad data excuse nothing: nobody outside may notice them. Only what cuts the path between
+A worker, a storage, a disk or bad data excuse nothing: no client may notice them. Only what cuts the path between
 the client and the input stream does, and only with an error that tells a client to try again.
 """
 
@@ -54,7 +54,7 @@ class Windows:
         return window
 
     def felt(self, since_s: float, until_s: float) -> list[Fault]:
-        """The faults that could be felt at some moment between."""
+        """Return the faults that could be felt at some moment between."""
         return [w.fault for w in self.all if w.start_s <= until_s and since_s <= w.end_s + SLACK_S]
 
 

@@ -87,7 +87,7 @@ def _turn(rng: random.Random, text: str) -> Turn:
 
 
 def body_of(script: Script, number: int, answers: list[str], model: str) -> dict[str, Any]:
-    """The request of turn ``number``, given the texts of the answers before it."""
+    """Return the request of turn ``number``, given the texts of the answers before it."""
     turn = script.turns[number]
     common: dict[str, Any] = {"model": model, "max_tokens": turn.max_tokens, "temperature": turn.temperature}
     common |= {"ignore_eos": True, "return_token_ids": True}

@@ -10,7 +10,7 @@ from shared.loopback import is_loopback
 
 
 def connect(base_url: str | httpx.URL, **settings: Any) -> httpx.AsyncClient:
-    """A client of the server at ``base_url``; ``settings`` are those of :class:`httpx.AsyncClient`.
+    """Return a client of the server at ``base_url``; ``settings`` are those of :class:`httpx.AsyncClient`.
 
     Proxies of the environment (``HTTP_PROXY``, ``ALL_PROXY`` and so on) do not apply to a loopback address, which a
     proxy would look for on its own machine. Other settings of the environment, such as ``SSL_CERT_FILE``, always apply.

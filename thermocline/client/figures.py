@@ -17,5 +17,5 @@ def quantile(values: list[float], fraction: float) -> float:
 
 
 def broker_ms(answer: Answer) -> float:
-    """What broker and scheduler took of this answer's TTFT; a part that is not known counts as 0."""
+    """Return what broker and scheduler took of this answer's TTFT; a part that is not known counts as 0."""
     return sum(answer.timing_ms.get(step) or 0.0 for step in BROKER_STEPS)

@@ -123,6 +123,6 @@ async def stream_answer(client: httpx.AsyncClient, path: str, payload: dict[str,
 
 
 async def served_model(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The first entry of GET /v1/models: ``id``, ``max_model_len``, ``vocab_size``. Raises httpx.HTTPError."""
+    """Return the first entry of GET /v1/models: ``id``, ``max_model_len``, ``vocab_size``. Raises httpx.HTTPError."""
     entry: dict[str, Any] = (await client.get("/v1/models")).raise_for_status().json()["data"][0]
     return entry

@@ -107,7 +107,7 @@ class _First:
 
 
 async def _with_and_without(base_url: str, nats_url: str, work: Workload, concurrency: int, bar: Progress) -> _First:
-    """The whole workload twice over: with the cache, and without."""
+    """Run the whole workload twice over: with the cache, and without."""
     # A cell serves before its storage is there, but copies nothing to host memory then.
     status = await _when(nats_url, lambda status: any(pool.tier == "host" for pool in status.pools))
     pages = sum(pool.total for pool in status.pools if pool.tier == "device")
@@ -133,7 +133,7 @@ async def _when(nats_url: str, is_so: Callable[[CellStatus], bool]) -> CellStatu
 
 
 async def _after_restart(base_url: str, nats_url: str, work: Workload, chunks: int, bar: Progress) -> report.Pass:
-    """A question about each document, one at a time, of a cell that has nothing but the ``chunks`` of the last one."""
+    """Ask a question about each document, one at a time, of a cell with nothing but the ``chunks`` of the last one."""
     # A cell serves before its storage has looked through its disk.
     await _when(nats_url, lambda status: status.chunks >= chunks)
     async with _client(base_url, 1) as client:
@@ -269,13 +269,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _context_of(model_dir: Path) -> float:
-    """The model's longest context in tokens, infinite where its configuration does not say."""
+    """Return the model's longest context in tokens, infinite where its configuration does not say."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     return float(config.get("max_position_embeddings") or math.inf)
 
 
 def _first_of(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """The first exception of a group, however deep."""
+    """Return the first exception of a group, however deep."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

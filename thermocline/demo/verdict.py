@@ -75,7 +75,7 @@ def faults(work: Workload, seen: Seen) -> list[str]:
 
 
 def notes(seen: Seen) -> list[str]:
-    """What a reader may wonder about, and what is no fault."""
+    """Return what a reader may wonder about, and what is no fault."""
     found = []
     ties = sum(
         one.token_ids != other.token_ids and not _differs(one, other)
@@ -137,7 +137,9 @@ def _differs(one: Answer, plain: Answer) -> bool:
 
 
 def _must_be_right(work: Workload, seen: Seen) -> bool:
-    """The stated accuracy holds of the bundled model, and of documents as long as those it was stated of."""
+    """Return whether the stated accuracy holds: of the bundled model, and of documents as long as those it was stated
+    of.
+    """
     documents = len({ask.document for ask in work.asks})
     return seen.is_bundled and work.document_tokens <= documents * ACCURATE_TOKENS * 1.1
 
@@ -149,6 +151,8 @@ def _chance_of_so_few(right: int, asked: int) -> float:
 
 
 def _must_hit_device(talk: list[Answer], device_tokens: int) -> bool:
-    """A second turn comes right behind the first, and nothing in between; the longest leaves the device half empty."""
+    """Return whether a second turn must hit the device: it comes right behind the first; the longest leaves the
+    device half empty.
+    """
     longest = max((a.prompt_tokens for a in talk), default=0)
     return len(talk) >= 2 and CHUNK_TOKENS < longest <= device_tokens // 2

@@ -69,7 +69,7 @@ def _system(document: str) -> dict[str, Any]:
 
 
 def talk_messages(document: str, history: list[tuple[str, str]], question: str) -> list[dict[str, Any]]:
-    """The conversation so far with the model's own answers, and the next question."""
+    """Return the conversation so far with the model's own answers, and the next question."""
     messages = [_system(document)]
     for asked, answered in history:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]

@@ -82,7 +82,7 @@ def _gpu(facts: Facts) -> Check:
 
 
 def _device(facts: Facts) -> Check:
-    """What ``--device auto`` takes, which is the default of ``thermocline up``."""
+    """Check what ``--device auto`` takes, which is the default of ``thermocline up``."""
     if not facts.auto_device:
         return Check("device", "note", "unknown", "it is chosen by torch, which cannot be asked")
     if facts.auto_device == "cuda":

@@ -88,7 +88,7 @@ def gather() -> Facts:
 
 
 def parse_limit(text: str) -> int | None:
-    """A cgroup limit: a number, or ``max`` for none."""
+    """Return a cgroup limit: a number, or None for ``max``."""
     return int(text) if text.strip().isdigit() else None
 
 
@@ -148,7 +148,7 @@ def _torch() -> tuple[_Torch, str]:
 
 
 def _nats_server() -> tuple[str, str]:
-    """What ``thermocline up`` would start here, which a variable may name."""
+    """Return what ``thermocline up`` would start here, which a variable may name."""
     try:
         return str(find_nats_program(os.environ.get("THERMOCLINE_NATS_SERVER", ""))), ""
     except ConfigError as error:

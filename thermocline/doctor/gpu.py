@@ -27,7 +27,7 @@ LIMIT_SECONDS = 600
 
 
 def shape_of(model: str) -> ServedShape:
-    """What is proven for a checkpoint; "" is the default. Raises ConfigError if its files do not tell."""
+    """Return what is proven for a checkpoint; "" is the default. Raises ConfigError if its files do not tell."""
     if not model:
         return DEFAULT_SHAPE
     folder = Path(model).expanduser().resolve()
@@ -35,7 +35,7 @@ def shape_of(model: str) -> ServedShape:
 
 
 def prove(model: str, said: Callable[[str], None]) -> ProofTable:
-    """The table of this machine's first GPU that is visible. Raises ConfigError with the reason where there is none."""
+    """Return the table of this machine's first visible GPU. Raises ConfigError with the reason where there is none."""
     flags = ["--shape", msgspec.json.encode(shape_of(model)).decode()]
     answer = run_measurement(
         "services.worker.proving",
@@ -54,7 +54,7 @@ def is_usable(table: ProofTable) -> bool:
 
 
 def report(table: ProofTable) -> str:
-    """A table for people, with what to do."""
+    """Return a table for people, with what to do."""
     rows = [row for proof in table.proofs for row in _rows(proof)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else [0, 0, 0]
     lines = [f"{table.device}, proven in {table.seconds:.1f} s", ""]

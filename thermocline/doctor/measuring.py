@@ -22,7 +22,7 @@ def run_measurement(
     doing: str = "measuring",
     advice: str = "try fewer tokens",
 ) -> str:
-    """The last line that ``python -m module`` prints; ``said`` gets those before it as they come. ``doing`` and
+    """Return the last line that ``python -m module`` prints; ``said`` gets those before it as they come. ``doing`` and
     ``advice`` are for errors.
 
     Raises ConfigError with the last line of its errors when it fails, or when it takes more than ``limit_s`` seconds.

@@ -94,7 +94,9 @@ def _measured_disk(directory: Path) -> DiskFigures:
 
 
 def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile]:
-    """What the file at ``path`` says of models, if this machine wrote it: measuring one must not forget the others."""
+    """Return what the file at ``path`` says of models, if this machine wrote it: measuring one must not forget the
+    others.
+    """
     try:
         return read_profile(path, profile.machine).restorations
     except ConfigError:
@@ -102,7 +104,7 @@ def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile
 
 
 def report(profile: Profile, path: Path) -> str:
-    """A table for people."""
+    """Return a table for people."""
     lines = [
         f"machine    {profile.machine.processor}, {profile.machine.cores} cores, {profile.machine.memory_gib} GiB"
         + "".join(f", {gpu}" for gpu in profile.machine.gpus),

@@ -83,7 +83,7 @@ def table(profile: RestorationProfile, disk_bytes_per_s: float = 0.0) -> Iterato
 
 
 def layer_costs(profile: RestorationProfile) -> LayerCosts:
-    """What the planner calculates with on a worker that joins with these figures."""
+    """Return what the planner calculates with on a worker that joins with these figures."""
     costs = costs_of(profile)
     return LayerCosts(
         layers=profile.geometry.layers,

@@ -123,7 +123,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _check_gate(options: argparse.Namespace) -> None:
-    """Raises OperatorError for a gate that would judge nothing."""
+    """Raise OperatorError for a gate that would judge nothing."""
     if options.gate is not None and options.max_drop is None:
         raise OperatorError("--gate needs --max-drop")
     if options.max_drop is not None and options.gate_method not in _names(options.methods):

@@ -83,8 +83,8 @@ def _score(run: _Run, group: Prompts, selection: Selection, scorer: Scorer, plan
 
 
 def outcome(score: QuestionScore, right: int, *, multiple_choice: bool) -> Outcome:
-    """A choice is right if none is more likely, whatever its length, and none before it equally so; a free answer if
-    greedy decoding writes exactly it.
+    """Return the outcome: a choice is right if none is more likely, whatever its length, and none before it equally so;
+    a free answer if greedy decoding writes exactly it.
     """
     likelihoods = [answer.log_probability for answer in score.answers]
     is_right = likelihoods.index(max(likelihoods)) == right if multiple_choice else score.answers[right].is_greedy

@@ -77,12 +77,12 @@ def accuracy_of(outcomes: Sequence[Outcome]) -> float:
 
 
 def accuracy_error_points(accuracy: float, questions: int) -> float:
-    """Standard error of an accuracy by itself, in percentage points."""
+    """Return the standard error of an accuracy by itself, in percentage points."""
     return float(100 * (accuracy * (1 - accuracy) / questions) ** 0.5)
 
 
 def drop_error_points(lost: int, gained: int, questions: int) -> float:
-    """Standard error of a drop in pairs, in percentage points.
+    """Return the standard error of a drop in pairs, in percentage points.
 
     One question more than were seen is taken to have changed: otherwise a short run in which nothing changed would
     claim to be certain.

@@ -7,7 +7,9 @@ from thermocline.evaluation.figures import Evaluation, MethodFigure
 
 
 def judge(evaluation: Evaluation, method: str, max_drop_points: float) -> QualityGate:
-    """A ratio passes when its drop is within the limit, and was measured at least as finely as the limit is."""
+    """Return the gate: a ratio passes when its drop is within the limit, and was measured at least as finely as the
+    limit is.
+    """
     found = sorted((one for one in evaluation.methods if one.method == method), key=lambda one: -one.ratio)
     return QualityGate(
         model=evaluation.model_fingerprint,

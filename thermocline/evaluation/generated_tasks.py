@@ -43,7 +43,7 @@ class _Maker:
 
 
 def generate(name: str, *, questions: int, tokens: int, seed: int, tokenizer: Tokenizer) -> Task:
-    """The task ``name`` with ``questions`` questions, or one less; documents are of about ``tokens`` tokens.
+    """Return the task ``name`` with ``questions`` questions, or one less; documents are of about ``tokens`` tokens.
 
     The same arguments and vocabulary give the same task anywhere. Raises ConfigError for an unknown name or a number
     below one.
@@ -68,7 +68,7 @@ def _document(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
 
 
 def _matching(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """The same with entities and attributes that recur, so that only both together find a fact."""
+    """Return the same with entities and attributes that recur, so that only both together find a fact."""
     return _asked_freely(*make_document(rng, tokens, tokenizer, shared=True))
 
 
@@ -78,7 +78,7 @@ def _asked_freely(document: str, asked: Sequence[grammar.Question]) -> Group:
 
 
 def _choosing(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """The right value of a fact among values of other facts of the document."""
+    """Return the right value of a fact among values of other facts of the document."""
     while True:
         document, asked = make_document(rng, tokens, tokenizer)
         values = list(dict.fromkeys(one.answer for one in asked))
@@ -123,7 +123,7 @@ def _kinds(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
 
 
 def _choice(rng: random.Random, text: str, answer: str, values: Sequence[str]) -> Question:
-    """A question with the right answer among :data:`CHOICES` values at most, in a random order."""
+    """Return a question with the right answer among :data:`CHOICES` values at most, in a random order."""
     others = [value for value in values if value != answer]
     choices = [answer, *rng.sample(others, min(CHOICES - 1, len(others)))]
     rng.shuffle(choices)

@@ -38,7 +38,7 @@ class PromptMaker:
     """Makes the prompts of one model."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises OperatorError when the model's tokenizer cannot be loaded."""
+        """Load the tokenizer. Raises OperatorError when that fails."""
         self._tokenizer = Tokenizer(model_dir)
         ends = load_generation_config(model_dir).get("eos_token_id")
         self._ends: tuple[int, ...] = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
@@ -48,7 +48,7 @@ class PromptMaker:
         self._tokenizer.close()
 
     def prompts(self, task: Task) -> list[Prompts]:
-        """The prompts of every group. Raises ConfigError where the model's template does not allow the layout."""
+        """Return the prompts of every group. Raises ConfigError where the model's template forbids the layout."""
         return [self._of_group(task, group) for group in task.groups]
 
     def _of_group(self, task: Task, group: Group) -> Prompts:
@@ -117,7 +117,7 @@ def _messages(prefix: SharedPrefix) -> list[dict[str, Any]]:
 
 
 def _added(before: str, after: str) -> str:
-    """What ``after`` adds to ``before``. Raises ConfigError where a template changes what it wrote before."""
+    """Return what ``after`` adds to ``before``. Raises ConfigError where a template changes what it wrote before."""
     if not after.startswith(before) or len(after) == len(before):
         raise ConfigError('the chat template rewrites earlier messages; give the task "layout": "text"')
     return after[len(before) :]

@@ -19,7 +19,7 @@ _COLUMNS = (
 
 
 def table(evaluation: Evaluation) -> str:
-    """A heading of what was asked, and a row for each method and ratio; drops and errors in percentage points."""
+    """Return a heading of what was asked, and a row a method and ratio; drops and errors in percentage points."""
     rows = [list(_COLUMNS)]
     rows.append(["whole prefix", "100%", f"{evaluation.accuracy:.1%}", "", f"{evaluation.standard_error_points:.2f}"])
     for one in evaluation.methods:

@@ -53,7 +53,7 @@ class Order:
 
 
 def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, groups: None) -> Evaluation:
-    """Raises ConfigError, UnsupportedModel or ContextTooLong for what cannot be evaluated, and IntegrityError when
+    """Run. Raises ConfigError, UnsupportedModel or ContextTooLong for what cannot be evaluated, and IntegrityError when
     scoring does not agree with recomputation. ``on_group(done, groups)`` tells how far it is.
     """
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, gro
 
 
 def _plan(order: Order) -> Plan:
-    """Raises ConfigError for names and numbers that make no sense, before any model is loaded."""
+    """Return the plan. Raises ConfigError for names and numbers that make no sense, before any model is loaded."""
     if not order.ratios or any(not 0 < ratio <= 1 for ratio in order.ratios):
         raise ConfigError("ratios must be above 0 and at most 1")
     for what, several in (("ratio", order.ratios), ("method", order.methods)):
@@ -125,7 +125,7 @@ def _plan(order: Order) -> Plan:
 
 
 def _check_records(task: Task) -> None:
-    """Raises ConfigError for a prefix about which there is nothing to learn from other questions."""
+    """Raise ConfigError for a prefix about which there is nothing to learn from other questions."""
     lonely = sum(len(group.questions) < 2 for group in task.groups)
     if lonely:
         raise ConfigError(
@@ -149,7 +149,9 @@ def _runner(order: Order, longest: int) -> ModelRunner:
 
 
 def _deviation(runner: ModelRunner, group: Prompts) -> float:
-    """The largest difference in nats to recomputation over a few questions. Raises IntegrityError when it is large."""
+    """Return the largest difference in nats to recomputation over a few questions. Raises IntegrityError when it is
+    large.
+    """
     asked = group.asked[:CHECKED_QUESTIONS]
     recomputed = RecomputingScorer(runner).score(group.prefix, asked)
     scored = RunnerScorer(runner).score(group.prefix, asked, Full())
@@ -164,7 +166,7 @@ def _deviation(runner: ModelRunner, group: Prompts) -> float:
 
 
 def _chance(task: Task) -> float:
-    """What guessing would give."""
+    """Return the accuracy of guessing."""
     if task.kind == "exact_match":
         return 0.0
     chances: Sequence[float] = [1 / len(one.choices) for group in task.groups for one in group.questions]

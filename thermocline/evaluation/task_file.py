@@ -68,7 +68,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
     def limited(self, questions: int) -> Task:
-        """The task with its first ``questions`` questions at most.
+        """Return the task with its first ``questions`` questions at most.
 
         The cut leaves no question alone with its prefix unless there is no other: some methods learn from others.
         """
@@ -114,7 +114,7 @@ def load_task(path: Path) -> Task:
 
 
 def parse_task(raw: bytes) -> Task:
-    """The task in ``raw``. Raises ConfigError, a line for each fault."""
+    """Parse the task in ``raw``. Raises ConfigError, a line for each fault."""
     faults: list[str] = []
     try:
         document = msgspec.json.decode(raw)
@@ -185,7 +185,7 @@ def _converted(value: Any, kind: type[T], place: str, faults: list[str]) -> T | 
 
 
 def _faults_of(task: Task, only_place: str | None) -> Iterator[str]:
-    """What types cannot say."""
+    """Yield the faults that types do not find."""
     if not task.name:
         yield "$.name: is empty"
     if task.layout == "chat" and task.ends_with:

@@ -97,7 +97,7 @@ def _run_to_the_end(options: argparse.Namespace, arguments: list[str], base_url:
 
 
 def _workload(options: argparse.Namespace) -> Workload:
-    """Raises InvalidRequest for a trace that is malformed, before anything is sent."""
+    """Make the workload. Raises InvalidRequest for a trace that is malformed, before anything is sent."""
     if options.trace is None:
         return make_workload(options.workload, options.settings, options.seed)
     if not sum(1 for _ in read_trace(options.trace, options.requests)):
@@ -160,7 +160,9 @@ async def _run(options: argparse.Namespace, arguments: list[str], base_url: str,
 
 @contextmanager
 def _long_lived_objects_left_alone() -> Iterator[None]:
-    """Looking through all modules for garbage takes tens of milliseconds, which some request would wait for."""
+    """Keep the collector from long-lived objects: looking through all modules takes tens of milliseconds of some
+    request.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -180,7 +182,7 @@ def _headers(options: argparse.Namespace) -> dict[str, str]:
 
 
 async def _warm_up(options: argparse.Namespace, http: HttpClient, dialect: Dialect, clock: MonotonicClock) -> None:
-    """Requests of another seed, so that the server has their code paths but none of the measured prompts.
+    """Send requests of another seed, so that the server has their code paths but none of the measured prompts.
 
     Raises OperatorError when one of them fails.
     """

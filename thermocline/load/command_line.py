@@ -88,7 +88,7 @@ def parser() -> ArgumentParser:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ConfigError naming every fault."""
+    """Raise ConfigError naming every fault."""
     faults = [
         f"--{flag.replace('_', '-')} must be from {least:,} to {most:,}"
         for flag, least, most in (

@@ -41,7 +41,7 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 
 def _ranked(fraction: float) -> Statistic:
-    """The quantile as ``thermocline.client.figures`` takes it, of each row."""
+    """Return the quantile as ``thermocline.client.figures`` takes it, of each row."""
 
     def of(values: np.ndarray) -> np.ndarray:
         place = min(values.shape[-1] - 1, int(fraction * values.shape[-1]))
@@ -74,7 +74,7 @@ def compare(base: Report, other: Report) -> list[Ratio]:
 
 
 def differences(base: Report, other: Report) -> list[str]:
-    """What besides the server is not the same, so that the ratios may speak of that instead."""
+    """Return what besides the server is not the same, so that the ratios may be of that instead."""
     found = [
         f"{name}: {ours} and {theirs}"
         for name, ours, theirs in (
@@ -120,7 +120,7 @@ def _time_ratio(title: str, ours: np.ndarray, theirs: np.ndarray, statistic: Sta
 
 
 def _resampled(values: np.ndarray, statistic: Statistic, rng: np.random.Generator) -> np.ndarray:
-    """The statistic of RESAMPLES runs made of blocks of this one: float64 ``(RESAMPLES,)``."""
+    """Return the statistic of RESAMPLES runs made of blocks of this one: float64 ``(RESAMPLES,)``."""
     count = values.size
     length = max(1, round(count ** (1 / 3)))  # The usual rate for a mean (Künsch 1989).
     blocks = -(-count // length)

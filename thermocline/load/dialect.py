@@ -55,7 +55,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return PATHS[self.api]
 
     def body(self, prompt: Any, max_tokens: int) -> bytes:
-        """The JSON of one request; ``prompt`` is token ids, a text or messages, as the API wants it."""
+        """Return the JSON of one request; ``prompt`` is token ids, a text or messages, as the API wants it."""
         return msgspec.json.encode(_body(self.model, self.api, prompt, max_tokens, is_extended=self.is_extended))
 
 
@@ -110,7 +110,7 @@ async def find_dialect(
 
 
 async def _card(http: Http, model: str | None, timeout_s: float) -> _Card:
-    """The entry of the model in /v1/models; one that the server does not list is asked for all the same."""
+    """Return the entry of the model in /v1/models; one that the server does not list is asked for all the same."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await http.send("GET", "/v1/models", b"", None)
@@ -140,7 +140,7 @@ class _Prober:
         self._timeout_s = timeout_s
 
     async def try_out(self, api: Api, *, is_extended: bool) -> Reply | None:
-        """A small request; None when the server refuses it as malformed. Raises Unavailable, InvalidRequest."""
+        """Send a small request; None when the server refuses it as malformed. Raises Unavailable, InvalidRequest."""
         ends = [self._vocabulary.start, self._vocabulary.stop - 1]
         ids = (ends * _PROBE_TOKENS)[:_PROBE_TOKENS]
         return await self._ask(api, ids if api == "tokens" else self._prompt(api, _SHORT_WORDS), is_extended)

@@ -128,7 +128,7 @@ class Driver:
         self._ahead_bytes += len(first.prepared.body)
 
     async def _next(self) -> _First | None:
-        """The next one, after making as many as the time until then allows; None when all were sent."""
+        """Return the next one, after making as many as the time until then allows; None when all were sent."""
         while self._has_room() and (not self._ahead or self._is_quiet(self._ahead[0])):
             self._make_one()
             # Answers that came meanwhile are looked at before the next is made.
@@ -165,7 +165,7 @@ class Driver:
         return self._sent < self._pace.requests and not is_over
 
     def _take(self) -> int:
-        """The number of the next request."""
+        """Return the number of the next request."""
         self._sent += 1
         return self._sent - 1
 
@@ -201,7 +201,7 @@ class Driver:
         return reply
 
     def _judge(self, reply: Reply, began_s: float) -> None:
-        """Raises _GaveUp when nobody has answered for so long that nobody will."""
+        """Raise _GaveUp when no answer has come for so long that none will."""
         if reply.error not in TRANSPORT:
             self._failed_since_s, self._failures = None, 0
             return

@@ -64,7 +64,7 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of all events that are whole now. Raises RequestError for one without an end."""
+        """Return the data of all events that are whole now. Raises RequestError for one without an end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise RequestError("bad_stream", f"an event of more than {_MAX_EVENT_BYTES} bytes")
@@ -115,7 +115,7 @@ class AnswerFold:
             self._reply.cached_tokens = cached if isinstance(cached, int) else None
 
     def end(self, now_s: float) -> None:
-        """The stream is over. Raises RequestError where the answer is not."""
+        """End the stream. Raises RequestError where the answer is not over."""
         reply, self.is_over = self._reply, True
         reply.ended_s = now_s
         reply.said = Said(self._ids, "".join(self._texts))

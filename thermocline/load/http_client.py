@@ -24,7 +24,7 @@ OnData = Callable[[bytes, float], None]
 
 OK = 200
 _MAX_HELD_BYTES = 16 * 2**20
-"""Of a body that nobody takes piece by piece."""
+"""Of a body that is not taken piece by piece."""
 
 _MOST_IDLE_S = 2.0
 """Servers close idle connections after some seconds; one that is about to be closed must not be written to."""
@@ -43,7 +43,7 @@ class Http(Protocol):
     """What a request is sent through; an HttpClient, or a test's."""
 
     async def send(self, method: str, path: str, body: bytes, on_data: OnData | None) -> Response:
-        """Raises RequestError. A body of status 200 goes to ``on_data``, where that is given."""
+        """Send a request. Raises RequestError. A body of status 200 goes to ``on_data``, where that is given."""
 
 
 class _Connection(asyncio.Protocol):
@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
         self.is_idle_since_s = 0.0
 
     async def send(self, request: bytes, on_data: OnData | None) -> Response:
-        """Raises RequestError; then, or when it is cancelled, the connection is of no more use."""
+        """Send a request. Raises RequestError; then, or when it is cancelled, the connection is of no more use."""
         assert self._transport is not None
         if self.is_closed:
             raise RequestError("connection_broken", "the server closed the connection")
@@ -181,7 +181,7 @@ class HttpClient:
         self._idle.clear()
 
     def _kept(self) -> _Connection | None:
-        """The connection that was used last, so that others may grow old."""
+        """Return the connection that was used last, so that others may grow old."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed and self._clock.now_s() - connection.is_idle_since_s < _MOST_IDLE_S:

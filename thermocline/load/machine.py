@@ -11,7 +11,7 @@ from thermocline.load.report import Hardware
 
 
 def hardware() -> Hardware:
-    """This machine."""
+    """Return this machine."""
     return Hardware(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

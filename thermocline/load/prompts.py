@@ -46,7 +46,7 @@ class PromptMaker:
         self._length_scale = length_scale
 
     def scaled(self, tokens: int) -> int:
-        """A length divided by the run's scale; 1 at least."""
+        """Return a length divided by the run's scale; 1 at least."""
         return max(1, round(tokens / self._length_scale))
 
     def tokens(self, spans: Iterable[Span], said: Mapping[int, Said]) -> list[int]:
@@ -62,11 +62,11 @@ class PromptMaker:
         return ids
 
     def text(self, spans: Iterable[Span], said: Mapping[int, Said]) -> str:
-        """The same as words."""
+        """Return the same as words."""
         return " ".join(self._words(span, said) for span in spans)
 
     def messages(self, spans: Iterable[Span], said: Mapping[int, Said]) -> list[dict[str, str]]:
-        """The same as a chat: answers are the assistant's, all else is the user's.
+        """Return the same as a chat: answers are the assistant's, all else is the user's.
 
         A system prompt is a part of the first message, because not every model's template knows the role.
         """

@@ -18,7 +18,7 @@ SCHEMA: Literal[1] = 1
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's machine. The server's is known only to whoever writes ``--label``."""
+    """The client's machine. The server's is known only by ``--label``."""
 
     processor: str
     cores: int
@@ -78,7 +78,7 @@ def load(path: Path) -> Report:
 
 
 def check_writable(path: Path) -> None:
-    """Raises OperatorError before a run whose figures could not be kept."""
+    """Raise OperatorError before a run whose figures could not be kept."""
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise OperatorError(f"--out {path} cannot be written: is {folder} a folder that you may write to?")

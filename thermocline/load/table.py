@@ -30,7 +30,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def rows(report: Report) -> list[tuple[str, list[str]]]:
-    """Times in milliseconds: (name, mean and quantiles)."""
+    """Return times in milliseconds: (name, mean and quantiles)."""
     figures = report.figures
     spreads = (
         ("TTFT, ms", figures.ttft_ms),

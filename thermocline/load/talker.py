@@ -52,7 +52,7 @@ class Talker:
         self._rng = random.Random(f"bench-retries-{seed}")
 
     def prepare(self, asked: Asked, said: Mapping[int, Said]) -> Prepared:
-        """The request, whose later turns repeat what was ``said``."""
+        """Return the request, whose later turns repeat what was ``said``."""
         output = self._prompts.scaled(asked.answer.tokens)
         prompt_tokens = sum(self._prompts.scaled(span.tokens) for span in asked.spans)
         context, is_cut = self._dialect.max_context, False
@@ -97,7 +97,9 @@ class Talker:
 
 
 def _may_be_retried(error: RequestError, reply: Reply) -> bool:
-    """What was refused for now, or broke before the first token; what had begun would be answered twice."""
+    """Return whether a request was refused for now, or broke before the first token; one that had begun would be
+    answered twice.
+    """
     if isinstance(error, Refused):
         return error.status in _RETRIED_STATUS
     return error.code in ("connection_refused", "connect_timeout", "connection_broken") and not reply.first_s

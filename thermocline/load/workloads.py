@@ -65,7 +65,7 @@ class BurstOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class BurstWorkload:
-    """Everybody asks about what nobody has asked about before."""
+    """Every request asks about something new."""
 
     options: BurstOptions
     seed: int  # Lengths are not drawn; the seed decides the tokens alone.
@@ -94,7 +94,7 @@ WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]
 
 
 def options_of(workload: str, assignments: Sequence[str]) -> msgspec.Struct:
-    """The generator's options from ``KEY=VALUE`` texts. Raises ConfigError naming every fault."""
+    """Return the generator's options from ``KEY=VALUE`` texts. Raises ConfigError naming every fault."""
     if workload not in WORKLOADS:
         raise ConfigError(f"there is no workload {workload!r}; known are {', '.join(WORKLOADS)}")
     options, _ = WORKLOADS[workload]
@@ -119,7 +119,7 @@ def options_of(workload: str, assignments: Sequence[str]) -> msgspec.Struct:
 
 
 def make_workload(workload: str, assignments: Sequence[str], seed: int) -> Workload:
-    """A generator by its name. Raises ConfigError naming every fault."""
+    """Return a generator by its name. Raises ConfigError naming every fault."""
     _, make = WORKLOADS.get(workload, (None, None))
     options = options_of(workload, assignments)
     assert make is not None

@@ -25,7 +25,7 @@ EXIT_OK, EXIT_DIFFERS, EXIT_BAD = exact.EXIT_EQUAL, exact.EXIT_DIFFERS, exact.EX
 
 
 def show(console: Console, path: Path, answer: WhatIf) -> None:
-    """A table of what changed, and a line that says what the columns are."""
+    """Print a table of what changed, and a line that says what the columns are."""
     settings = ", ".join(f"{name}={value}" for name, value in answer.changed.items())
     table = Table(title=f"{path.name}: {answer.requests} requests with {settings}", title_justify="left")
     table.add_column("")

@@ -32,7 +32,8 @@ class RecordedPrompts:
             self._note(request.submit)
 
     def whole(self, message: SubmitRequest) -> SubmitRequest | None:
-        """The request with its whole prompt; None where nothing that was said begins with its base, or it has none.
+        """Return the request with its whole prompt; None where nothing that was said begins with its base, or it has
+        none.
 
         The scheduler, which knew no more, then asked for the prompt, and the same request follows whole.
         """
@@ -49,7 +50,7 @@ class RecordedPrompts:
         return message
 
     def answered(self, request_id: str, output: bytes) -> None:
-        """A request got this answer, packed."""
+        """Note the answer of a request, packed."""
         asked = self._asked.pop(request_id, None)
         if asked is not None:
             self._hold(asked.namespace, asked.prompt + output)

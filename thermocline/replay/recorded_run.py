@@ -108,7 +108,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _take_snapshot(run: RecordedRun, prompts: RecordedPrompts, data: bytes) -> None:
-    """The cell as it was when the recording begins; what it had cached is not taken over."""
+    """Take the cell as it was when the recording begins; what it had cached is not taken over."""
     state = load_state(decode_snapshot(data).state)
     prompts.begin(state)
     run.config, run.pool_geometry = state.config, state.geometry

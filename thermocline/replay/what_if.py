@@ -174,7 +174,7 @@ def _shape(run: RecordedRun) -> CellShape:
 
 
 def _model(run: RecordedRun) -> ModelProfile:
-    """A profile with the recorded KV geometry; of the rest nothing is used."""
+    """Return a profile with the recorded KV geometry; of the rest nothing is used."""
     geometry = run.geometry
     width = geometry.kv_heads * geometry.head_dim
     return ModelProfile(

@@ -50,7 +50,7 @@ of the values of some settings."""
 
 
 def parser() -> ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION, epilog=policies_line())
     asked = known.add_mutually_exclusive_group()
     asked.add_argument(
@@ -137,7 +137,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> Simulation:
-    """A simulation that is ready to run. Raises ConfigError naming every fault of the line."""
+    """Return a simulation that is ready to run. Raises ConfigError naming every fault of the line."""
     _check_numbers(options)
     hardware, model = _profiles(options)
     struct = None
@@ -245,7 +245,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
 
 
 def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, Any]:
-    """What was simulated, for those who read the figures."""
+    """Return what was simulated, for readers of the figures."""
     setup = simulation.setup
     return {
         "workload": options.workload or ("sample trace" if options.trace == SAMPLE else str(options.trace)),

@@ -94,7 +94,7 @@ def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
 
 
 def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: list[str]) -> tuple[Any, ...]:
-    """The values of an axis. Those of ``--set`` become numbers where all look like such."""
+    """Return the values of an axis. Those of ``--set`` become numbers where all look like such."""
     if kind is None:
         for number in (int, float):
             try:

@@ -148,7 +148,7 @@ class SimulatedCell:
     # -- requests ---------------------------------------------------------------------------------------------
 
     def send(self, asked: Asked) -> None:
-        """A client asks now."""
+        """Send a client's request now."""
         self.figures.submitted += 1
         request_id = f"r{self.figures.submitted}"
         self.open[request_id] = _Open(asked, self.queue.now_ns)
@@ -156,7 +156,7 @@ class SimulatedCell:
         self.queue.at(self.queue.now_ns + self._gateway_ns // 2 + self._message_ns, self.fold, message)
 
     def message_of(self, request_id: str, asked: Asked) -> requests.SubmitRequest:
-        """What the gateway tells the scheduler of a request."""
+        """Return the gateway's message about a request to the scheduler."""
         return requests.SubmitRequest(
             request_id=request_id,
             gateway_id=_GATEWAY,
@@ -168,18 +168,18 @@ class SimulatedCell:
         )
 
     def sampled_first(self, request_id: str) -> None:
-        """A worker has the first token of an attempt."""
+        """Note a worker's first token of an attempt."""
         request = self.open[request_id]
         if not request.first_token_ns:
             request.first_token_ns = self.queue.now_ns + self._gateway_ns - self._gateway_ns // 2
             self.figures.ttft_ms.add((request.first_token_ns - request.sent_ns) / 1e6)
 
     def output_of(self, request_id: str, tokens: int) -> bytes:
-        """The first output tokens of a request, packed."""
+        """Return the first output tokens of a request, packed."""
         return self._tokens.prompt((self.open[request_id].asked.answer._replace(tokens=tokens),))
 
     def _finished(self, message: worker_events.RequestFinished) -> None:
-        """The client has its last token."""
+        """Note that the client has its last token."""
         request = self.open.pop(message.request_id)
         figures, now_ns = self.figures, self.queue.now_ns + self._gateway_ns - self._gateway_ns // 2
         tokens = len(message.output) // 4
@@ -210,7 +210,7 @@ class SimulatedCell:
     # -- the fold ---------------------------------------------------------------------------------------------
 
     def tell(self, messages: list[Any]) -> None:
-        """A worker or storage sends events to the scheduler."""
+        """Send events of a worker or storage to the scheduler."""
         for message in messages:
             if isinstance(message, worker_events.RequestFinished):
                 self._finished(message)
@@ -248,7 +248,7 @@ class SimulatedCell:
             elif isinstance(output.word, gateway_notices.RequestFailed):
                 self.queue.at(arrival_ns, self._failed, output.word)
             else:
-                raise InternalError(f"nobody fails here, and yet the core says {output.word}")
+                raise InternalError(f"nothing fails here, and yet the core says {output.word}")
         for target, orders in deliveries.items():
             receiver = self.workers.get(target) or self.storages[target]
             self.queue.at(arrival_ns, receiver.deliver, orders)

@@ -142,7 +142,7 @@ def efficiency(costs: Costs, rows: int) -> float:
 
 
 def linear_s(costs: Costs, rows: int, sampled: int) -> float:
-    """Matrix products of a step of ``rows`` rows, ``sampled`` of which yield a token, and its all-reduces."""
+    """Matrix products of a step of ``rows`` rows, ``sampled`` of them with a token, and its all-reduces."""
     key = (rows, sampled)
     known = costs.linear_cache.get(key)
     if known is not None:
@@ -167,7 +167,9 @@ def decode_token_s(costs: Costs) -> float:
 
 
 def step_s(costs: Costs, chunks: Sequence[Piece], decoding: int, context: int) -> float:
-    """A whole step without loads: ``chunks``, and one token each of ``decoding`` requests with ``context`` in all."""
+    """Return the time of a whole step without loads: ``chunks``, and one token each of ``decoding`` requests with
+    ``context`` in all.
+    """
     if not chunks and not decoding:
         return 0.0
     rows = decoding + sum(end - start for start, end in chunks)
@@ -191,7 +193,7 @@ def backup_s(costs: Costs, tokens: int) -> float:
 
 
 def overlapped_s(costs: Costs, compute_s: float, loading_s: float, head_start_s: float = 0.0) -> tuple[float, float]:
-    """A step whose loads run beside it layer by layer (Strata 2.3): (its wall time, its stall).
+    """Return the times of a step whose loads run beside it layer by layer (Strata 2.3): (its wall time, its stall).
 
     Layer i waits for the loads of layers up to i. With equal layers of compute c and load l the last layer ends at
     max(l + L * c, L * l + c): either loading or computing never waits but for one layer of the other. The load

@@ -33,7 +33,7 @@ def run_s(first_s: float, slope_s: float, steps: int) -> float:
 
 
 def steps_until(run: DecodeRun, time_ns: int) -> int:
-    """The fewest steps, one at least, after which ``time_ns`` is reached."""
+    """Return the fewest steps, one at least, after which ``time_ns`` is reached."""
     wanted_s = (time_ns - run.start_ns) / NS_PER_S
     half = run.slope_s / 2
     linear = run.first_s - half

@@ -108,7 +108,7 @@ class VirtualDisk:
         return b"".join(key.identity for key in gone)
 
     def _own(self, order: plans.SaveChunks) -> tuple[ChunkKey, ...]:
-        """What has to go for its owner's quota."""
+        """Return what has to go for its owner's quota."""
         if order.quota is None:
             return ()
         return self.index.own(order.namespace, order.quota.owner, order.quota.disk_bytes)

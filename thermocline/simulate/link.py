@@ -34,7 +34,7 @@ class Channel:
         self.background_ns = 0  # Link time that background copies took.
 
     def load(self, duration_ns: int) -> None:
-        """A load occupies the channel from now on; a background copy under way waits for it."""
+        """Begin a load, which occupies the channel from now on; a background copy under way waits for it."""
         self._free_ns = max(self._free_ns, self._events.now_ns + duration_ns)
         if self._current is not None:
             self._current.finish_ns += duration_ns
@@ -55,7 +55,7 @@ class Channel:
         self._events.at(self._current.finish_ns, self._look)
 
     def _look(self, _: None) -> None:
-        """The time has come when the current copy was last expected to end."""
+        """Look after the current copy, at the time of its last expected end."""
         copy = self._current
         assert copy is not None
         if copy.finish_ns > self._events.now_ns:

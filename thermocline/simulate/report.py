@@ -17,7 +17,7 @@ def show(console: Console, figures: dict[str, Any], title: str) -> None:
 
 
 def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is shown, as (name, text)."""
+    """Return what is shown, as (name, text)."""
     tokens, hits = figures["input_tokens"], figures["hit_tokens"]
     failed = ", ".join(f"{count:,} {code}" for code, count in figures["failed"].items()) or "none"
     throughput, evicted = figures["throughput"], figures["evicted_tokens"]

@@ -61,7 +61,7 @@ class RunningRequest:
         return self.length <= self.capacity
 
     def grant(self, pages: int, page_size: int) -> None:
-        """A lease arrived."""
+        """Note a lease that arrived."""
         self.capacity += pages * page_size
         self.lease_tokens = pages * page_size
         self.asked_lease = False
@@ -86,7 +86,9 @@ class RunningRequest:
         return self.capacity - self.prompt_tokens + 1 - generated <= min(self.lease_tokens // 2, 2 * LEASE_LOW_TOKENS)
 
     def _lease_at(self, page_size: int) -> int:
-        """``generated`` from which on it asks: the room left is low, and the answer may need more than the room."""
+        """Return the ``generated`` from which on it asks: the room left is low, and the answer may need more than the
+        room.
+        """
         if self.capacity + 1 >= self.prompt_tokens + self.max_tokens:
             return NEVER
         low = max(min(self.lease_tokens // 2, LEASE_LOW_TOKENS), min(LEASE_LOW_TOKENS, self.lease_tokens - page_size))

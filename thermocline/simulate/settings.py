@@ -21,7 +21,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 def divide(
     assignments: Sequence[str], options: type[msgspec.Struct] | None, *, policy: str | None = None
 ) -> tuple[CellConfig, msgspec.Struct | None]:
-    """The cell's configuration and the generator's options. Raises ConfigError naming every fault.
+    """Return the cell's configuration and the generator's options. Raises ConfigError naming every fault.
 
     ``options`` is the struct of the chosen generator, None for a trace. Bounds of the cell's settings are those
     of ``thermocline scheduler``.

@@ -50,7 +50,7 @@ class Simulation:
     """A cell and the workload that it serves. ``run`` it once, then read ``figures``."""
 
     def __init__(self, setup: Setup, workload: Workload) -> None:
-        """Raises ConfigError for settings that contradict each other or the profiles."""
+        """Check the settings. Raises ConfigError for those that contradict each other or the profiles."""
         self.setup = setup
         self.shape = shape_of(setup)
         self.queue = EventQueue(setup.start_ns)
@@ -174,7 +174,7 @@ class Simulation:
 
 
 def shape_of(setup: Setup) -> CellShape:
-    """The cell's pools in tokens. Raises ConfigError when a worker has no room for KV."""
+    """Return the cell's pools in tokens. Raises ConfigError when a worker has no room for KV."""
     device_tokens, host_tokens = setup.device_tokens, setup.host_tokens
     if device_tokens is None:
         device_tokens = device_kv_tokens(setup.hardware, setup.model, setup.tensor_parallel)

@@ -45,7 +45,7 @@ class Source:
         self._pull()
 
     def answered(self, asked: Asked) -> None:
-        """A request is over, or was refused."""
+        """Note a request that is over, or was refused."""
         following = self._workload.follow_up(asked) if self._left is None or self._left > 0 else None
         if following is not None:
             pause_s, then = following

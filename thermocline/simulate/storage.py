@@ -105,7 +105,7 @@ class VirtualStorage:
         self._links[order.worker_id].down.copy(to_ns(backup_s(self._costs, tokens)), done)
 
     def _save(self, order: plans.SaveChunks) -> None:
-        """What is not in host memory comes over its worker's link first."""
+        """Save; what is not in host memory comes over its worker's link first."""
 
         def saved(chunks: bytes, dropped: bytes, nbytes: int) -> None:
             self._say(events.ChunksSaved, save_id=order.save_id, chunks=chunks, dropped=dropped, nbytes=nbytes)

@@ -133,7 +133,7 @@ def title_of(rows: Sequence[Row], axes: Sequence[Axis]) -> str:
 
 
 def _name(row: Row, axes: Sequence[Axis]) -> str:
-    """The name of a row's line: the value of the one other setting, or each with its key."""
+    """Return the name of a row's line: the value of the one other setting, or each with its key."""
     if len(axes) == 1:
         return str(row[axes[0].key])
     return ", ".join(f"{axis.key}={row[axis.key]}" for axis in axes) or "all"

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def span_tokens(span: Span) -> bytes:
-    """The span's token ids in [0, 2**31), packed little-endian int32."""
+    """Return the span's token ids in [0, 2**31), packed little-endian int32."""
     mixed = mix(span.name)
     start, stride = mixed & _MASK_31, (mixed >> 33) | 1
     ids = (np.arange(span.tokens, dtype=np.int64) * stride + start) & _MASK_31
@@ -43,7 +43,7 @@ class TokenMaker:
         self._cache: OrderedDict[Span, bytes] = OrderedDict()
 
     def prompt(self, spans: Iterable[Span]) -> bytes:
-        """The spans' tokens one after another, packed."""
+        """Return the spans' tokens one after another, packed."""
         return b"".join([self._span(span) for span in spans])
 
     def _span(self, span: Span) -> bytes:

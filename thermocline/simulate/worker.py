@@ -36,10 +36,10 @@ class Audience(Protocol):
         """Send these events to the scheduler, in this order."""
 
     def sampled_first(self, request_id: str) -> None:
-        """A request has its first token of this attempt now."""
+        """Note a request's first token of this attempt."""
 
     def output_of(self, request_id: str, tokens: int) -> bytes:
-        """The first output tokens of a request, packed."""
+        """Return the first output tokens of a request, packed."""
 
 
 class VirtualWorker:
@@ -170,7 +170,7 @@ class VirtualWorker:
         pages = 0
         for load in order.loads:
             request = self._known(load.request_id, load.attempt)
-            # A load of a request that has left fills pages that nobody reads; the real worker copies them too. What
+            # A load of a request that has left fills pages that are not read; the real worker copies them too. What
             # comes from a neighbour's device comes over the same link as what comes from host memory.
             pages += len(load.device_pages) // 4
             if request is not None:
@@ -186,7 +186,7 @@ class VirtualWorker:
             batch.fill_until_ns = batch.begun_ns + to_ns(hidden_s - decode_s)
 
     def _open(self, number: int, order: plans.RunBatch, loaded: int) -> BatchUnderWay:
-        """A batch that loads so many tokens, and what of it can be computed."""
+        """Open a batch that loads so many tokens, and what of it can be computed."""
         chunks: list[tuple[RunningRequest, Piece]] = []
         failed = []
         for chunk in order.chunks:
@@ -212,7 +212,7 @@ class VirtualWorker:
         self._begin_step(batch)
 
     def _take_ahead(self, batch: BatchUnderWay) -> BatchUnderWay | None:
-        """The next batch, if it may go ahead of one that is loading and its step ends before that could begin."""
+        """Return the next batch, if it may go ahead of one that is loading and ends before that could begin."""
         if not batch.order.bubble_prefill:
             return None
         self._overtake(batch.order)
@@ -350,7 +350,7 @@ class VirtualWorker:
         self._after_token(request)
 
     def _after_token(self, request: RunningRequest) -> None:
-        """A request that does not decode at the moment got a token: it ends, asks for pages, or goes on."""
+        """Go on after a token of a request that does not decode at the moment: it ends, asks for pages, or goes on."""
         if request.is_over:
             self._finish(request, "length")
             return

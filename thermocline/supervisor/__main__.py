@@ -128,7 +128,7 @@ def parser() -> ArgumentParser:
 
 
 def complaint(error: ConfigError) -> str:
-    """What to tell an operator: one fault as a sentence, several as a list."""
+    """Return the message for an operator: one fault as a sentence, several as a list."""
     faults = error.each()
     if len(faults) == 1:
         return faults[0]
@@ -143,7 +143,9 @@ def _child_faults(cell: Cell) -> list[str]:
 
 
 def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str]) -> SupervisorConfig:
-    """Raises ConfigError with every fault here and every misspelt name of any process, before one is started."""
+    """Return the settings. Raises ConfigError with every fault here and every misspelt name of any process, before
+    one is started.
+    """
     kinds: dict[str, type[msgspec.Struct]] = {
         "up": SupervisorConfig,
         "gateway": GatewayConfig,

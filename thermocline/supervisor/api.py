@@ -83,11 +83,11 @@ class RunningCell:
         return os.pread(self._output.fileno(), _MAX_OUTPUT_BYTES, 0).decode("utf-8", errors="replace")
 
     def children(self) -> dict[str, ChildRecord]:
-        """The children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
+        """Return the children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
         return {child.name: child for child in self.record.children}
 
     def pids(self) -> dict[str, int]:
-        """The children that run now, by name."""
+        """Return the children that run now, by name."""
         return {name: child.pid for name, child in self.children().items() if is_same_process(child.pid, child.started)}
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
@@ -97,7 +97,7 @@ class RunningCell:
         return pid
 
     def logs(self, name: str, lines: int = 200) -> str:
-        """The last lines of a child's log."""
+        """Return the last lines of a child's log."""
         return tail(self.data_dir / "logs" / f"{name}.log", lines)
 
     def wait_ready(self, timeout_s: float = 300.0) -> None:
@@ -149,7 +149,7 @@ def running(
     ready: bool = True,
     ready_timeout_s: float = 300.0,
 ) -> Iterator[RunningCell]:
-    """A cell for the duration of the block; with ``ready`` the block is entered once it can serve.
+    """Run a cell for the duration of the block; with ``ready`` the block is entered once it can serve.
 
     ``config_file`` holds settings of its processes, ``environ`` is added to this process's environment. Call it from a
     thread that outlives the block: the kernel ends the cell when the thread that started it ends, so that a killed test

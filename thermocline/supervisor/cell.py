@@ -86,7 +86,7 @@ def divide_cores(cores: int, workers: int) -> int:
 
 
 def cpu_data_type(model: Path) -> str:
-    """The data type of weights and KV on a CPU where nothing says which; "auto" is the checkpoint's own.
+    """Return the data type of weights and KV on a CPU by default; "auto" is the checkpoint's own.
 
     The bundled model is so small that float32 costs nothing, and with it a continuation that is computed anew,
     after a worker died, equals the one that was lost. In bfloat16 the two may round differently.

@@ -37,7 +37,7 @@ class ChildSpec:
 
 
 def die_with(parent_pid: int) -> Callable[[], None] | None:
-    """A ``preexec_fn`` that has the kernel send SIGTERM to the child when its parent dies (Linux; else None).
+    """Return a ``preexec_fn`` that has the kernel send SIGTERM to the child when its parent dies (Linux; else None).
 
     The setting survives exec, so it works for programs that are not ours. The library is looked up here and
     not in the child, where nothing but the system call is safe.
@@ -55,7 +55,7 @@ def die_with(parent_pid: int) -> Callable[[], None] | None:
 
 
 async def _phase_pipe(on_phase: Callable[[Phase], None]) -> int:
-    """A pipe whose writing end is returned. It is read until the last process that has this end is gone."""
+    """Return the writing end of a pipe. It is read until the last process that has this end is gone."""
     reader, writer = os.pipe()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: PhaseLines(on_phase), os.fdopen(reader, "rb", buffering=0))
@@ -97,7 +97,7 @@ class Child:
         return cls(spec, process)
 
     async def wait(self) -> int:
-        """The exit code, once it ended; negative for a signal."""
+        """Return the exit code, once it ended; negative for a signal."""
         return await self._process.wait()
 
     @property
@@ -110,7 +110,7 @@ class Child:
             try:
                 self._process.send_signal(number)
             except ProcessLookupError:
-                pass  # It ended a moment ago; whoever waits for it will learn that.
+                pass  # It ended a moment ago; its waiter will learn that.
 
     def kill_group(self) -> None:
         """SIGKILL everything left in its process group: the process, and whatever it started."""

@@ -15,7 +15,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 
 def child_settings(kind: type[C], service: str, cell: Cell, environ: Mapping[str, str]) -> C:
-    """What the first child of ``service`` will be told. Raises ConfigError where it would."""
+    """Return the settings of the first child of ``service``. Raises ConfigError where they have a fault."""
     children = service_children(cell, environ)
     child = next(child for child in children if service_of(child) == service)
     return from_command_line(kind, service, child.argv[FLAGS_FROM:], environ={**environ, **child.env})

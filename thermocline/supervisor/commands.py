@@ -14,7 +14,7 @@ from thermocline.supervisor.cell import STORAGE_ID, Cell, worker_ids
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
 
-# The order of the shutdown: first whoever takes new work, last whoever all others talk through.
+# The order of the shutdown: first what takes new work, last what all others talk through.
 STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, "nats": 4}
 
 ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
@@ -34,7 +34,7 @@ Settings = Mapping[str, Any]
 
 
 def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
-    """The embedded broker. It has no exit code for refusals: Go programs exit with 2 when they crash.
+    """Return the embedded broker. It has no exit code for refusals: Go programs exit with 2 when they crash.
 
     What our own environment says of Go's collector is the operator's choice, and stays.
     """
@@ -148,12 +148,12 @@ def service_of(child: ChildSpec) -> str:
 
 
 def _absolute(path: str) -> str:
-    """A path that means the same file wherever it is read; "" for none."""
+    """Return a path that means the same file wherever it is read; "" for none."""
     return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _absolute_adapter(given: str) -> str:
-    """The same of the folder in NAME=DIR."""
+    """Return the same for the folder in NAME=DIR."""
     name, equals, path = given.partition("=")
     return f"{name}{equals}{_absolute(path)}"
 

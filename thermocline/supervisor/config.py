@@ -157,7 +157,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bundled_model() -> Path | None:
-    """The model that comes with the repository and with the wheel; None where neither is at hand.
+    """Return the model that comes with the repository and with the wheel; None where neither is at hand.
 
     A checkout's own comes first, then that of a checkout which the process was started from, then the installed one.
     """
@@ -169,7 +169,7 @@ def bundled_model() -> Path | None:
 
 
 def to_flags(settings: msgspec.Struct | Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags that say the same as ``settings``; None and empty values are left out.
+    """Return flags that say the same as ``settings``; None and empty values are left out.
 
     A struct's values equal to their defaults are left out too.
     """

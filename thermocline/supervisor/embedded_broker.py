@@ -32,7 +32,7 @@ def operator_password_file(cell: Cell) -> Path:
 
 
 def broker_flags(cell: Cell) -> str:
-    """What a command is told to reach the cell's broker, to be copied by the operator."""
+    """Return what a command needs to reach the cell's broker, to be copied by the operator."""
     flags = f"--nats {','.join(cell.nats_urls)}"
     if cell.broker_passwords:
         flags += f" --nats-user {OPERATOR} --nats-password-file {operator_password_file(cell)}"

@@ -12,7 +12,7 @@ from thermocline.supervisor.commands import FLAGS_FROM
 
 
 def importance_notice(children: Sequence[ChildSpec], environ: Mapping[str, str]) -> str:
-    """A line when importance is allowed and nothing could come of it; "" otherwise.
+    """Return a line when importance is allowed and nothing could come of it; "" otherwise.
 
     The settings are those that gateway and storage come to by flags, ``environ`` and a settings file of their own.
     Raises ConfigError where they would.

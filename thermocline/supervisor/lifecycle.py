@@ -36,7 +36,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 def advance(state: State, event: Event) -> State:
-    """The state after ``event``. Raises IllegalTransition if the table lacks the entry."""
+    """Return the state after ``event``. Raises IllegalTransition if the table lacks the entry."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

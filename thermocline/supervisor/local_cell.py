@@ -1,6 +1,6 @@
 """The cell that runs on this machine, for commands that were not told of another: its broker, and its admin key.
 
-``thermocline up`` gives its broker a password at every start, which nobody should have to copy: it stands in the record
+``thermocline up`` gives its broker a password at every start, which no user should have to copy: it stands in the record
 of the run, and this user may read that.
 """
 
@@ -23,7 +23,8 @@ class SeveralCells(ValueError):
 
 
 def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: Path | None = None) -> list[str]:
-    """Flags to add to a command's: none where it, or the environment, names a broker, or where no cell runs here.
+    """Return flags to add to a command's: none where it, or the environment, names a broker, or where no cell runs
+    here.
 
     ``folder`` has the records of runs; by default it is this user's. Raises SeveralCells.
     """
@@ -40,7 +41,7 @@ def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: P
 
 
 def admin_key(base_url: str, folder: Path | None = None) -> str:
-    """The admin key that a cell of this machine has drawn for the gateway at ``base_url``; "" where none has.
+    """Return the admin key that a cell of this machine has drawn for the gateway at ``base_url``; "" where none has.
 
     ``folder`` is as for :func:`broker_flags`. The key is sent to no address but the one that its record names.
     """

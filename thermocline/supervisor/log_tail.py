@@ -17,7 +17,7 @@ _COMPLAINT = re.compile(r"^(?:thermocline )?(?:gateway|scheduler|storage|worker)
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The last ``lines`` lines of ``log``, or "" if there is none. Reads 64 KiB at most."""
+    """Return the last ``lines`` lines of ``log``, or "" if there is none. Reads 64 KiB at most."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _READ_BYTES))

@@ -41,7 +41,7 @@ def query_heads_of(model: Path) -> int:
 
 
 def demand_of(model: Path, dtype: str = "auto") -> ModelDemand:
-    """What a worker takes for this checkpoint in ``dtype``; what the files do not tell is 0."""
+    """Return what a worker takes for this checkpoint in ``dtype``; what the files do not tell is 0."""
     try:
         weights = sum(path.stat().st_size for path in model_files.weight_files(model))
     except (OperatorError, OSError):

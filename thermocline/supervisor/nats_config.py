@@ -19,10 +19,10 @@ def nats_config_text(
     max_memory_bytes: int = 256 * 1024**2,
     authorization: str = "",
 ) -> str:
-    """A nats-server configuration for one node with JetStream kept in ``store_dir``.
+    """Return a nats-server configuration for one node with JetStream kept in ``store_dir``.
 
     The broker carries control messages of one machine only, so it listens on loopback. ``authorization`` is the block
-    with its users; without one everybody on the machine may do everything.
+    with its users; without one every user of the machine may do everything.
     ``max_pending`` bounds what a slow reader may hold up before the server cuts it off.
     """
     # A JSON string is also a valid quoted string of the configuration language.

@@ -49,7 +49,7 @@ class NatsProgram:
 
 
 def find_nats_program(named: str = "") -> NatsProgram:
-    """The program to run; ``named`` is the path or name that the operator gave, "" for none.
+    """Return the program to run; ``named`` is the path or name that the operator gave, "" for none.
 
     Raises ConfigError if there is none, if the named one is unfit, or if the packaged one is not what it should be.
     """
@@ -74,7 +74,7 @@ def find_nats_program(named: str = "") -> NatsProgram:
 
 
 def check_packaged(path: Path, machine: str | None = None) -> None:
-    """Raises ConfigError unless the packaged program is the pinned one for ``machine`` (by default, this one)."""
+    """Raise ConfigError unless the packaged program is the pinned one for ``machine`` (by default, this one)."""
     machine = machine or platform.machine()
     expected = PACKAGED_DIGESTS.get(machine)
     if expected is None:
@@ -103,7 +103,7 @@ def _named(named: str) -> NatsProgram:
 
 
 def _fit_version(path: Path) -> str:
-    """The version of a program. Raises ConfigError if it is none of NATS, or too old."""
+    """Return the version of a program. Raises ConfigError if it is none of NATS, or too old."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -124,7 +124,7 @@ def _path_without_ours() -> str:
 
 
 def _packaged() -> Path | None:
-    """The program of the package that is installed with this Python."""
+    """Return the program of the package that is installed with this Python."""
     try:
         wheel = metadata.distribution(_WHEEL)
     except metadata.PackageNotFoundError:

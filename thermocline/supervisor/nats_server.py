@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 
 
 async def server_info_at(host: str, port: int, *, timeout_s: float = 1.0) -> dict[str, Any] | None:
-    """What the NATS server that listens there says about itself, or None if none does.
+    """Return the own description of the NATS server that listens there, or None if none does.
 
     A server speaks first: one line ``INFO {json}``, with ``server_name``, ``jetstream`` and ``max_payload``.
     """
@@ -47,7 +47,7 @@ async def wait_until_up(server_name: str, host: str, port: int, *, timeout_s: fl
 
 
 async def require_external(urls: tuple[str, ...], *, timeout_s: float = 3.0) -> None:
-    """Raises ConfigError unless one of ``urls`` is answered by a server with JetStream."""
+    """Raise ConfigError unless one of ``urls`` is answered by a server with JetStream."""
     for url in urls:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         if parts.scheme not in ("nats", "tls"):

@@ -23,7 +23,7 @@ from thermocline.supervisor.readiness import client
 
 
 def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
-    """The cell with a key, if only this machine reaches its gateway and nobody is told apart there yet.
+    """Return the cell with a key, if only this machine reaches its gateway and it has no tenants yet.
 
     Raises ConfigError where the gateway would.
     """
@@ -35,7 +35,7 @@ def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
 
 
 def admin_key_of(cell: Cell, environ: Mapping[str, str]) -> str:
-    """The key that its gateway has, drawn for it or set by the operator; "" for none."""
+    """Return the key that its gateway has, drawn for it or set by the operator; "" for none."""
     return cell.admin_key or child_settings(GatewayConfig, "gateway", cell, environ).admin_key
 
 

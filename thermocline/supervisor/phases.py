@@ -1,4 +1,4 @@
-"""What the processes of a starting cell are busy with, for whoever waits. The reading end of :mod:`shared.progress`."""
+"""What the processes of a starting cell are busy with, for its user. The reading end of :mod:`shared.progress`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PhaseLines(asyncio.Protocol):
 
 
 class StartDisplay:
-    """Shows phases: a line for each where nobody watches, and one line that changes on a terminal."""
+    """Shows phases: a line for each off a terminal, and one line that changes on a terminal."""
 
     def __init__(self, out: TextIO, *, columns: Callable[[], int] | None = None) -> None:
         self._out = out
@@ -59,7 +59,7 @@ class StartDisplay:
             self._line(WAITING)
 
     def close(self) -> None:
-        """The start is over: leave the terminal's line to what is said next."""
+        """End the start: leave the terminal's line to what is printed next."""
         if self._is_terminal and self._phases and not self._is_over:
             self._out.write(_CLEAR_LINE)
             self._out.flush()
@@ -71,7 +71,7 @@ class StartDisplay:
 
 
 def described(phase: Phase) -> str:
-    """A phase with how far it is: ``loading weights, 120 of 290 tensors``."""
+    """Return a phase with how far it is: ``loading weights, 120 of 290 tensors``."""
     if not phase.total:
         return phase.name if not phase.done else f"{phase.name}, {_amount(phase.done, phase.unit)}"
     if not phase.done:

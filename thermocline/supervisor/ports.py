@@ -19,7 +19,7 @@ _claims: deque[socket.socket] = deque()
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """Raises ConfigError, naming ``flag``, unless a server could listen on ``host:port`` now."""
+    """Raise ConfigError, naming ``flag``, unless a server could listen on ``host:port`` now."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -39,14 +39,14 @@ def require_free(host: str, port: int, flag: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment, as :func:`free_ports` chooses it."""
+    """Return a port without a listener at this moment, as :func:`free_ports` chooses it."""
     return free_ports(1, host)[0]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """So many different ports that no process listens on at this moment, and that no other call chose lately.
 
-    They lie below those that the kernel gives to outgoing connections, one of which could take a port before its server
+    They lie below those that the kernel gives to outgoing connections, and one could take a port before its server
     does, or while its server restarts. The kernel chooses where it leaves no room for that, or all that was tried is
     taken. Raises OSError where that fails, too.
     """
@@ -89,7 +89,7 @@ def _claim(port: int) -> bool:
 
 
 def _first_outgoing_port() -> int:
-    """The lowest port that outgoing connections get; that of Linux's default where the kernel does not tell."""
+    """Return the lowest port that outgoing connections get; that of Linux's default where the kernel does not tell."""
     try:
         return int(_OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

@@ -8,7 +8,7 @@ from shared.memory.segment_name import process_start_time
 
 
 def start_time(pid: int) -> int:
-    """The process's start in clock ticks after boot; 0 if it is gone or only its zombie is left."""
+    """Return the process's start in clock ticks after boot; 0 if it is gone or only its zombie is left."""
     return process_start_time(pid) or 0
 
 
@@ -18,5 +18,5 @@ def is_same_process(pid: int, started: int) -> bool:
 
 
 def own_identity() -> tuple[int, int]:
-    """This process's pid and start time."""
+    """Return this process's pid and start time."""
     return os.getpid(), start_time(os.getpid())

@@ -33,7 +33,7 @@ def client(admin_key: str = "") -> httpx.AsyncClient:
 async def wait_until_ready(base_url: str) -> None:
     """Return when the gateway says so and a worker has been heard; the caller bounds the wait.
 
-    A cell that begins where another was killed has that one's workers at first, none of which will answer.
+    A cell that begins where another was killed has that one's workers at first, and none will answer.
     """
     async with aclosing(told(base_url)) as answers:
         async for health in answers:
@@ -42,13 +42,13 @@ async def wait_until_ready(base_url: str) -> None:
 
 
 async def told(base_url: str, admin_key: str = "") -> AsyncGenerator[Health]:
-    """What a gateway says of its readiness, again and again, for ever; the caller bounds the wait and closes this."""
+    """Yield a gateway's readiness, again and again, for ever; the caller bounds the wait and closes this."""
     async with client(admin_key) as http:
         while True:
             try:
                 health = await health_of(http, base_url)
             except httpx.HTTPError:
-                health = None  # Nobody listens yet.
+                health = None  # No listener yet.
             if health is not None:
                 yield health
             await asyncio.sleep(_POLL_S)
@@ -62,7 +62,7 @@ def _is_heard(health: Health) -> bool:
 
 
 async def served_model(base_url: str) -> str | None:
-    """The model's name in the API, or None if the gateway wants a key to tell."""
+    """Return the model's name in the API, or None if the gateway wants a key to tell."""
     async with client() as http:
         try:
             response = await http.get(f"{base_url}/v1/models")
@@ -72,7 +72,9 @@ async def served_model(base_url: str) -> str | None:
 
 
 async def serving(base_url: str, timeout_s: float = POOLS_S) -> Serving | None:
-    """What the cell serves with, once its host pools are made or ``timeout_s`` are over; None where nothing is said."""
+    """Return what the cell serves with, once its host pools are made or ``timeout_s`` are over; None without an
+    answer.
+    """
     found: Serving | None = None
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s), aclosing(told(base_url)) as answers:
@@ -84,7 +86,7 @@ async def serving(base_url: str, timeout_s: float = POOLS_S) -> Serving | None:
 
 
 async def health_of(http: httpx.AsyncClient, base_url: str) -> Health | None:
-    """What the gateway says of its readiness; None where it is not in our words. Raises httpx.HTTPError."""
+    """Return the gateway's readiness; None where it is not in our words. Raises httpx.HTTPError."""
     response = await http.get(f"{base_url}/health/ready")
     try:
         return msgspec.json.decode(response.content, type=Health)

@@ -30,7 +30,7 @@ class ReadyFacts:
 
 
 def ready_lines(facts: ReadyFacts) -> list[str]:
-    """The first line says that the cell is ready and where; the others what it serves with."""
+    """Return lines: the first says that the cell is ready and where; the others what it serves with."""
     workers = "1 worker" if facts.workers == 1 else f"{facts.workers} workers"
     if facts.schedulers > 1:
         workers += f", {facts.schedulers} schedulers"
@@ -46,7 +46,7 @@ def ready_lines(facts: ReadyFacts) -> list[str]:
 
 
 def device_lines(serving: Serving) -> list[str]:
-    """What computes, in which data type, and why a GPU that is there does not; equal devices are said once."""
+    """Return what computes, in which data type, and why a GPU that is there does not; equal devices share a line."""
     names = list(dict.fromkeys(_device(device) for device in serving.devices)) or ["unknown"]
     notes = dict.fromkeys(device.note for device in serving.devices if device.note)
     return [f"Device: {', '.join(names)}; {serving.dtype}", *(f"Note: {note}" for note in notes)]
@@ -68,7 +68,7 @@ def context_line(serving: Serving) -> str:
 
 
 def idle_gpu_lines(serving: Serving, gpus: int) -> list[str]:
-    """What would use the rest of this machine's ``gpus``, where workers take some of them."""
+    """Return what would use the rest of this machine's ``gpus``, where workers take some of them."""
     ranks = [device.ranks for device in serving.devices if device.kind == "cuda"]
     if not ranks or sum(ranks) + max(ranks) > gpus:
         return []
@@ -76,7 +76,9 @@ def idle_gpu_lines(serving: Serving, gpus: int) -> list[str]:
 
 
 def small_host_lines(serving: Serving) -> list[str]:
-    """That host pools hold less than half of what the device pools above them do: what leaves those is mostly lost."""
+    """Return a warning when host pools hold less than half of what the device pools above them do: most of what
+    leaves those is lost.
+    """
     tokens = {
         tier: [pool.tokens for pool in serving.pools if pool.tier == tier and pool.tokens is not None]
         for tier in ("device", "host")

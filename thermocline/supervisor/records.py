@@ -44,7 +44,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs_dir() -> Path:
-    """This user's folder of runs, made if missing; only its owner may read it."""
+    """Return this user's folder of runs, made if missing; only its owner may read it."""
     path = Path(tempfile.gettempdir()) / f"thermocline-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
@@ -63,7 +63,7 @@ def write_record(record: CellRecord, paths: tuple[Path, ...]) -> None:
 
 
 def read_record(path: Path) -> CellRecord | None:
-    """The record at ``path``, or None if there is none that this release can read."""
+    """Return the record at ``path``, or None if there is none that this release can read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CellRecord)
     except (OSError, *UNDECODABLE):

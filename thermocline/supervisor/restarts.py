@@ -44,13 +44,13 @@ class RestartPolicy:
     max_restarts: int = 8
 
     def recent(self, deaths: tuple[float, ...], now: float) -> tuple[float, ...]:
-        """The times in ``deaths`` (seconds, any clock) that still count at ``now``."""
+        """Return the times in ``deaths`` (seconds, any clock) that still count at ``now``."""
         return tuple(death for death in deaths if now - death < self.window_s)
 
     def judge(
         self, deaths: tuple[float, ...], now: float, exit_code: int, refusal_code: int | None = EXIT_REFUSED
     ) -> Verdict:
-        """What to do about a death at ``now`` after the earlier ``deaths``.
+        """Return what to do about a death at ``now`` after the earlier ``deaths``.
 
         ``exit_code`` is negative for a signal. ``refusal_code`` is None for programs without that convention.
         """

@@ -16,7 +16,7 @@ HEARD_S = 10.0
 
 
 async def degraded_lines(base_url: str, admin_key: str = "", *, heard_s: float = HEARD_S) -> list[str]:
-    """A line for each degradation, once every process of the cell has been heard of, or ``heard_s`` are over.
+    """Return a line for each degradation, once every process of the cell has been heard, or ``heard_s`` are over.
 
     Reasons are told only with the admin key.
     """

@@ -30,7 +30,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process ended that nobody had asked the supervisor to stop; ``exit_code`` is negative for a signal."""
+    """A process ended that the supervisor was not asked to stop; ``exit_code`` is negative for a signal."""
 
     name: str
     pid: int

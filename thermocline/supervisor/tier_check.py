@@ -14,7 +14,7 @@ from thermocline.supervisor.records import all_records
 
 
 def check_tiers(cell: Cell, runs: Path, environ: Mapping[str, str]) -> None:
-    """Raises ConfigError with every fault. Blocking.
+    """Check the tiers. Raises ConfigError with every fault. Blocking.
 
     A directory that another storage holds is named with its cell, where that is one of this user's.
     """

@@ -72,7 +72,7 @@ class Up:
         lock = _lock(cell.data_dir)
         rotating: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        # SIGHUP: the terminal was closed, and nobody is left to read what we say.
+        # SIGHUP: the terminal was closed, and no reader is left.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
@@ -100,12 +100,12 @@ class Up:
         self._stopping.set()
 
     def _on_phase(self, name: str, phase: Phase) -> None:
-        """A process told what it is busy with, and each time how far it is: the wait for it begins anew."""
+        """Note a process's phase and its progress: the wait for it begins anew."""
         self._put_off()
         try:
             self._display.show(name, phase)
         except OSError as error:
-            self._unheard = error  # Nobody reads our output any more. Raised once everything is stopped.
+            self._unheard = error  # Our output is not read any more. Raised once everything is stopped.
             self._stopping.set()
 
     def _put_off(self) -> None:
@@ -244,7 +244,7 @@ class Up:
 
 
 def _make_disk_directories(cell: Cell) -> None:
-    """What --disk-dir names, for this user only. Raises ConfigError."""
+    """Make the directories of --disk-dir, for this user only. Raises ConfigError."""
     for path in cell.config.disk_dir:
         try:
             with contextlib.suppress(FileExistsError):  # What is no directory is for the check of the tiers.

@@ -47,7 +47,7 @@ def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def workers_lines(snapshot: Snapshot) -> tuple[list[Text], list[Text]]:
-    """A heading, and a line for each worker."""
+    """Return a heading, and a line for each worker."""
     cell = snapshot.cell
     if cell is None:
         return [], [Text("nothing has been heard of the cell yet", style="dim")]
@@ -97,7 +97,7 @@ def _hits(cell: CellReport, width: int) -> list[Text]:
 
 
 def _tenants(cell: CellReport) -> list[Text]:
-    """The file's tenants and everybody else, the busiest first; nothing where there is nobody to tell apart."""
+    """Return the file's tenants and all other callers, the busiest first; nothing without tenants."""
     if len(cell.tenants) < 2:
         return []
     busiest = sorted(cell.tenants, key=lambda one: (-one.running - one.waiting, -cached_bytes(one), one.tenant))
@@ -112,7 +112,7 @@ def _tenants(cell: CellReport) -> list[Text]:
 
 
 def cached_bytes(tenant: CellTenant) -> int:
-    """What a tenant has in all tiers together."""
+    """Return what a tenant has in all tiers together."""
     return tenant.device_bytes + tenant.host_bytes + tenant.disk_bytes
 
 

@@ -62,7 +62,7 @@ async def _with_nodes(http: httpx.AsyncClient, snapshot: Snapshot) -> Snapshot:
 
 
 async def _get(http: httpx.AsyncClient, path: str, schema: type[T]) -> T:
-    """A typed answer. Raises TransportError, NotAuthenticated, Unavailable or GatewayRefused."""
+    """Return a typed answer. Raises TransportError, NotAuthenticated, Unavailable or GatewayRefused."""
     try:
         response = await http.get(path)
     except httpx.HTTPError as error:

@@ -78,7 +78,7 @@ class LogScale:
         return min(1.0, math.log(value / self.low) / math.log(self.high / self.low))
 
     def axis(self, width: int) -> Text:
-        """A line of ``width`` columns with a tick and its label at each power of ten that has room."""
+        """Return a line of ``width`` columns with a tick and its label at each power of ten that has room."""
         cells = [" "] * width
         free, value = 0, self.low
         while value <= self.high:

@@ -19,7 +19,7 @@ WAITING_KEYS = 64
 
 
 def keys_in(data: bytes) -> list[str]:
-    """The keys that bytes of a terminal stand for; sequences that nobody knows are left out."""
+    """Return the keys that bytes of a terminal stand for; unknown sequences are left out."""
     found: list[str] = []
     while data:
         if data[:1] == b"\x1b":
@@ -37,7 +37,7 @@ def keys_in(data: bytes) -> list[str]:
 
 @contextmanager
 def pressed_keys(fd: int) -> Iterator[asyncio.Queue[str]]:
-    """A queue of keys; those that nobody takes in time are dropped. The end of the input is the key ``q``."""
+    """Open a queue of keys; those that are not taken in time are dropped. The end of the input is the key ``q``."""
     keys: asyncio.Queue[str] = asyncio.Queue(WAITING_KEYS)
     before = termios.tcgetattr(fd)
     loop = asyncio.get_running_loop()

@@ -23,9 +23,9 @@ class BlockNames:
     salt: bytes
 
     def of(self, model: str, packed: bytes, bytes_per_token: float) -> tuple[int, list[int]]:
-        """Return the tokens of a prompt and the names of its blocks, the last of which may be shorter.
+        """Return the tokens of a prompt and the names of its blocks, and the last may be shorter.
 
-        ``packed`` is its text or its token ids, of which a token takes ``bytes_per_token`` on average. Prompts for
+        ``packed`` is its text or its token ids, with ``bytes_per_token`` on average. Prompts for
         different models share nothing.
         """
         block_bytes = max(1, round(BLOCK_TOKENS * bytes_per_token))

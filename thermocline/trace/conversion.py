@@ -102,7 +102,7 @@ class OpenAiLog:
             yield Timed(logged.time_s * 1e3, length, output, array.array("q", names))
 
     def _packed(self, prompt: tuple[Prompt, ...]) -> tuple[bytes, float]:
-        """A prompt's text or token ids as bytes, and how many make a token."""
+        """Return a prompt's text or token ids as bytes, and how many make a token."""
         ids = array.array("I")
         texts = []
         for part in prompt:

@@ -173,7 +173,7 @@ def _requests(asked: Import, made: Format, report: Report, progress: Callable[[i
 
 
 def _first_faults(report: Report) -> str:
-    """The first malformed lines, for a message."""
+    """Return the first malformed lines, for a message."""
     return "".join(f"; line {number}: {reason}" for number, reason in report.malformed[:_NAMED_FAULTS])
 
 

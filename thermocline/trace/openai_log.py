@@ -207,7 +207,7 @@ def _count(layer: Mapping[str, Any], *fields: str) -> int | None:
 
 
 def _text_of(choice: Any) -> str:
-    """What one choice says: text, or the message with its calls."""
+    """Return the text of one choice: text, or the message with its calls."""
     if not isinstance(choice, Mapping):
         raise LogFault("each of choices must be an object")
     message = choice.get("message")

@@ -36,12 +36,12 @@ def model_names() -> list[str]:
 
 
 def load_hardware(name_or_path: str) -> HardwareProfile:
-    """Raises ConfigError naming every fault, or the names that exist."""
+    """Load a profile. Raises ConfigError naming every fault, or the names that exist."""
     return _load(name_or_path, _HARDWARE, "hardware", HardwareProfile, hardware_profile.contradictions)
 
 
 def load_model(name_or_path: str) -> ModelProfile:
-    """Raises ConfigError naming every fault, or the names that exist."""
+    """Load a profile. Raises ConfigError naming every fault, or the names that exist."""
     return _load(name_or_path, _MODELS, "model", ModelProfile, model_profile.contradictions)
 
 

@@ -92,7 +92,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def contradictions(profile: HardwareProfile) -> list[str]:
-    """What is wrong with a profile whose fields are each well-formed."""
+    """Return what is wrong with a profile whose fields are each well-formed."""
     faults = []
     rows = [row for row, _ in profile.compute.efficiency]
     if any(later <= earlier for earlier, later in pairwise(rows)):

@@ -51,7 +51,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
 
     def geometry(self, page_size: int) -> KvGeometry:
-        """The geometry that workers of this model announce."""
+        """Return the geometry that workers of this model announce."""
         return KvGeometry(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -62,7 +62,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def contradictions(profile: ModelProfile) -> list[str]:
-    """What is wrong with a profile whose fields are each well-formed."""
+    """Return what is wrong with a profile whose fields are each well-formed."""
     faults = []
     if profile.heads % profile.kv_heads:
         faults.append("kv_heads: must divide heads")

@@ -71,7 +71,7 @@ class AgentWorkload:
         self._failing = between(rng, options.failing, 0.02, 0.3)
 
     def requests(self) -> Iterator[Asked]:
-        """The first step of each session, at its time."""
+        """Yield the first step of each session, at its time."""
         rng, time_s = Random(self._seed ^ 0xA6E7), 0.0
         for number in range(self._options.sessions):
             time_s += rng.expovariate(self._arrivals_s)
@@ -101,7 +101,7 @@ class AgentWorkload:
         return Asked((*said, result), answer, time_s, session, self._returns_in_s(session))
 
     def _returns_in_s(self, session: _Session) -> float:
-        """What a step says of the next one; its draws are apart, so that hints change nothing else."""
+        """Return what a step says of the next one; its draws are apart, so that hints change nothing else."""
         rng = Random((self._seed * 1_000_003 + session.number) * 4099 + session.steps_left + 0x817)
         if session.steps_left < 1 or rng.random() >= self._options.hinting:
             return 0.0

@@ -13,7 +13,7 @@ _KINDS = 3
 
 
 def name(kind: int, number: int) -> int:
-    """The name of span ``number`` of a kind; no two kinds share a name."""
+    """Return the name of span ``number`` of a kind; no two kinds share a name."""
     return number * _KINDS + kind
 
 
@@ -40,7 +40,7 @@ class Workload(Protocol):
     """Streams requests. A workload is asked once and keeps only what sessions under way need."""
 
     def requests(self) -> Iterator[Asked]:
-        """Requests that wait for no answer: in order of time, or all without one."""
+        """Yield requests that wait for no answer: in order of time, or all without one."""
 
     def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        """What comes after this request was answered, and how many seconds later."""
+        """Return what comes after this request was answered, and how many seconds later."""

@@ -49,7 +49,7 @@ class ChatWorkload:
         self._seed = seed
 
     def requests(self) -> Iterator[Asked]:
-        """The first turn of each session."""
+        """Yield the first turn of each session."""
         number = 0
         while not self._options.sessions or number < self._options.sessions:
             rng = self._rng(number, 0)

@@ -9,7 +9,7 @@ from random import Random
 
 
 def around(rng: Random, mean: float, spread: float) -> int:
-    """A length of at least 1 with this mean: log-normal, with ``spread`` as the deviation of its logarithm."""
+    """Return a length of at least 1 with this mean: log-normal, with ``spread`` as the deviation of its logarithm."""
     return max(1, round(rng.lognormvariate(log(max(mean, 1e-9)) - spread * spread / 2, spread)))
 
 

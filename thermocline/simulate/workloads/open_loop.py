@@ -37,7 +37,7 @@ class OpenLoopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Zipf:
-    """Numbers from 0 on, of which number i is drawn in proportion to 1 / (i + 1) ** exponent."""
+    """Numbers from 0 on; number i is drawn in proportion to 1 / (i + 1) ** exponent."""
 
     def __init__(self, count: int, exponent: float) -> None:
         self._bounds = list(accumulate((place + 1) ** -exponent for place in range(count)))
@@ -47,7 +47,7 @@ class Zipf:
 
 
 def between(rng: Random, given: float, low: float, high: float) -> float:
-    """What was given or, where that is 0, a number from ``low`` to ``high``, evenly by its logarithm."""
+    """Return what was given or, where that is 0, a number from ``low`` to ``high``, evenly by its logarithm."""
     drawn = exp(rng.uniform(log(low), log(high)))
     return given or drawn
 

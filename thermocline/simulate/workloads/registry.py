@@ -35,6 +35,6 @@ WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]
 
 
 def make_workload(name: str, options: msgspec.Struct, seed: int) -> Workload:
-    """A generator with options of its own struct. Raises KeyError for a name that is not in WORKLOADS."""
+    """Return a generator with options of its own struct. Raises KeyError for a name that is not in WORKLOADS."""
     _, make = WORKLOADS[name]
     return make(options, seed)

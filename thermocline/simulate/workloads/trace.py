@@ -38,7 +38,7 @@ class TraceWorkload:
 
 
 def spans_of(request: TraceRequest, number: int) -> Iterator[Span]:
-    """The blocks of a request, the last one cut to its length; what no block covers is its own."""
+    """Yield the blocks of a request, the last one cut to its length; what no block covers is its own."""
     left = request.input_length
     for hash_id in request.hash_ids:
         if left <= 0:
