@@ -1,7 +1,7 @@
 """The cell that runs on this machine, for commands that were not told of another: its broker, and its admin key.
 
-``thermocline up`` gives its broker a password at every start, which no user should have to copy: it stands in the record
-of the run, and this user may read that.
+``thermocline up`` gives its broker a password at every start, which no user should have to copy: it stands in the
+record of the run, and this user may read that.
 """
 
 from __future__ import annotations
