@@ -26,6 +26,12 @@ _SAYS_NOTHING: tuple[object, ...] = (None, argparse.SUPPRESS, "", (), [])
 N = TypeVar("N", bound=argparse.Namespace)
 
 
+class Secret(str):
+    """A default that help does not show, such as a key from the environment."""
+
+    __slots__ = ()
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Add the default to each flag that has one worth saying, and keep paragraphs of descriptions apart."""
 
@@ -36,7 +42,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        says_nothing = action.default is False or action.default in _SAYS_NOTHING
+        says_nothing = action.default is False or action.default in _SAYS_NOTHING or isinstance(action.default, Secret)
         if "default" in text or says_nothing or action.nargs == 0:
             return text
         return f"{text} (default: %(default)s)".lstrip()
@@ -89,6 +95,8 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say it in one line and end with exit code 2."""
         told = message.removeprefix("argument ")
+        told = re.sub(r"invalid int value: ('.*')$", r"\1 is not a whole number", told)
+        told = re.sub(r"invalid float value: ('.*')$", r"\1 is not a number", told)
         self.exit(EXIT_USAGE, f"{self.prog}: {told} ({self.prog} --help lists the flags)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

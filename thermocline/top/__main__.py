@@ -16,7 +16,7 @@ from rich.console import Console
 
 from shared.arguments import ArgumentParser
 from shared.config import ENVIRONMENT_PREFIX
-from shared.errors import OperatorError
+from shared.errors import OperatorError, reason_of
 from shared.guard import guarded
 from thermocline.cache.gateway_client import admin_headers, client
 from thermocline.flags import DEFAULT_URL
@@ -88,7 +88,7 @@ def _admin_key(file: str | None) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise OperatorError(f"--admin-key-file {file} cannot be read: {error}") from error
+        raise OperatorError(f"--admin-key-file {file} cannot be read: {reason_of(error)}") from error
 
 
 def _seconds(text: str) -> float:
