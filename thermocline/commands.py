@@ -76,7 +76,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "send load to any OpenAI-compatible server and measure it",
             old_name="bench",
         ),
-        Command("trace", "thermocline.trace.__main__", "send a production trace to a running cell"),
+        Command("trace", "thermocline.trace.__main__", "send a trace to a running cell, or import a log as one"),
         Command("eval", "thermocline.evaluation.__main__", "measure what loading a part of a prefix costs in quality"),
         Command("chaos", "thermocline.chaos.__main__", "inject faults under load, check answers", is_process=True),
     ),

@@ -27,7 +27,10 @@ from tests.fuzz.targets import Target
 from thermocline.evaluation.task_file import load_task
 from thermocline.simulate.profiles.files import load_hardware, load_model
 from thermocline.supervisor.config import SupervisorConfig
-from thermocline.trace.format import read_trace
+from thermocline.trace.block_names import BlockNames
+from thermocline.trace.conversion import OpenAiLog
+from thermocline.trace.format import BLOCK_TOKENS, read_trace
+from thermocline.trace.openai_log import LogFault
 
 _PROFILES = Path(__file__).resolve().parents[2] / "thermocline" / "simulate" / "profiles"
 _KEY = base64.b64encode(b"k" * 32).decode()
@@ -78,6 +81,17 @@ _TASK_GROUPS = json.dumps(
         "groups": [{"shared_prefix": "A text.", "questions": _QUESTIONS}],
     }
 ).encode()  # fmt: skip
+_LOG = b"".join(
+    json.dumps({"time": 1767225600, "request": request, "response": response}).encode() + b"\n"
+    for request, response in (
+        (
+            {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            {"choices": [{"text": "b"}]},
+        ),
+        ({"prompt": ["a", "b"], "max_tokens": 3}, {"usage": {"prompt_tokens": 2, "completion_tokens": 4}}),
+        ({"prompt": [1, 2, 3]}, {"choices": [{"message": {"content": "b", "tool_calls": [{}]}}]}),
+    )
+)
 _TRACE = b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n' * 3
 
 
@@ -115,6 +129,7 @@ def operator_targets() -> list[Target]:
         ),
         Target("task", through_file(load_task), (ConfigError,), (_TASK, _TASK_GROUPS), weight=4),
         Target("trace", through_file(_trace), (InvalidRequest,), (_TRACE,), weight=4),
+        Target("log", _log, (LogFault,), (_LOG,), weight=4),
         Target("hardware", through_file(lambda path: load_hardware(str(path))), (ConfigError,), simulated["hardware"]),
         Target("model", through_file(lambda path: load_model(str(path))), (ConfigError,), simulated["models"]),
     ]
@@ -145,6 +160,14 @@ def _gate(path: Path) -> None:
 def _profile(path: Path) -> None:
     costs_of_all = read_profile(path, _MACHINE).restorations
     assert isinstance(costs_of_all, tuple)
+
+
+def _log(data: bytes) -> None:
+    log = OpenAiLog(BlockNames(b"salt"), 4.0)
+    for line in data.splitlines():
+        for request in log.requests(line):
+            assert request.input_length > 0
+            assert len(request.hash_ids) == -(-request.input_length // BLOCK_TOKENS)
 
 
 def _trace(path: Path) -> None:

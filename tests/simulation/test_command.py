@@ -116,10 +116,19 @@ def test_an_endless_workload_needs_a_bound(capsys: pytest.CaptureFixture[str]) -
     assert "never ends" in capsys.readouterr().err
 
 
-def test_missing_profiles_are_named_with_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without hardware and model nothing can be simulated."""
-    assert main(["--workload", "few-shot", "--profile", "gh200"]) == 2
-    assert "--model must be given; hardware: " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "hardware", "model"),
+    [([], "a100-pcie4", "llama-3.1-8b"), (["--profile", "gh200"], "gh200", "llama-3.1-8b")],
+)
+def test_what_is_not_given_has_a_default(
+    given: list[str], hardware: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command alone simulates the sample trace; output says on what."""
+    assert main([*given, "--requests", "20", "--json"]) == 0
+
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["workload"], figures["hardware"], figures["model"]) == ("sample trace", hardware, model)
+    assert figures["requests"] == 20
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """``thermocline simulate``: the scheduler's real core under virtual time, with modelled hardware.
 
-Workload from a trace (``--trace``) or a seeded generator (``--workload``); hardware and model from profiles that
-come along or from TOML files. The same arguments give the same figures, but for the time that it took.
+Workload from a trace (``--trace``) or a seeded generator (``--workload``), else a sample trace; hardware and model from
+profiles that come along or from TOML files. The same arguments give the same figures, but for the time that it took.
+``--sweep`` runs every combination of the values of some settings.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from thermocline.simulate.profiles import hardware_names, load_hardware, load_mo
 from thermocline.simulate.report import show
 from thermocline.simulate.settings import divide
 from thermocline.simulate.simulation import Setup, Simulation
+from thermocline.simulate.sweep_report import FIGURES
 from thermocline.simulate.workloads import WORKLOADS, TraceWorkload, Workload, make_workload
 from thermocline.simulate.workloads.chat import ChatOptions
+from thermocline.trace.format import SAMPLE
 
 EXIT_OK, EXIT_USAGE = 0, 2
 
 DEFAULT_IN_FLIGHT = 128  # Strata 5.1.
+DEFAULT_HARDWARE, DEFAULT_MODEL = "a100-pcie4", "llama-3.1-8b"
 
 # Most objects live long here, and looking at all of them again and again takes a third of the time.
 GC_THRESHOLDS = (200_000, 50, 1000)
@@ -40,18 +44,22 @@ GC_THRESHOLDS = (200_000, 50, 1000)
 
 _DESCRIPTION = """Run the scheduler's real core under virtual time, on modelled hardware.
 
-The workload comes from a trace or a seeded generator; hardware and model from profiles, bundled or in TOML files. The
-same arguments give the same figures, except the wall time."""
+The workload comes from a trace or a seeded generator, else from a sample trace; hardware and model from profiles,
+bundled or in TOML files. The same arguments give the same figures, except the wall time. --sweep runs every combination
+of the values of some settings."""
 
 
 def parser() -> ArgumentParser:
     """The command line."""
     known = ArgumentParser(prog="thermocline simulate", description=_DESCRIPTION, epilog=policies_line())
-    asked = known.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
+    asked = known.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--trace", type=Path, metavar="FILE", help="trace in the Mooncake format (default: a sample trace)"
+    )
     asked.add_argument("--workload", metavar="NAME", help=f"generator: {', '.join(WORKLOADS)}")
-    known.add_argument("--hardware", metavar="NAME", help=f"{', '.join(hardware_names())}, or a .toml file")
-    known.add_argument("--model", metavar="NAME", help=f"{', '.join(model_names())}, or a .toml file")
+    hardware, models = ", ".join(hardware_names()), ", ".join(model_names())
+    known.add_argument("--hardware", metavar="NAME", help=f"{hardware}, or a .toml file (default: {DEFAULT_HARDWARE})")
+    known.add_argument("--model", metavar="NAME", help=f"{models}, or a .toml file (default: {DEFAULT_MODEL})")
     known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="hardware and model in one")
     known.add_argument("--policy", metavar="NAME", help="eviction policy")
     known.add_argument("--workers", type=int, default=1, metavar="N", help="workers")
@@ -90,8 +98,42 @@ def parser() -> ArgumentParser:
         dest="settings",
         help="cell setting or workload option",
     )
+    _add_sweep_flags(known)
     known.add_argument("--json", action="store_true", help=JSON_HELP)
     return known
+
+
+def _add_sweep_flags(known: argparse.ArgumentParser) -> None:
+    swept = known.add_argument_group("sweeps")
+    swept.add_argument(
+        "--sweep",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=A,B",
+        help="simulate every combination: of flags without dashes, capacity (device_tokens) and keys of --set",
+    )
+    swept.add_argument(
+        "--jobs", type=int, metavar="N", help="processes at once, at most one per core (default: one per core)"
+    )
+    swept.add_argument("--csv", type=Path, metavar="FILE", help="write every figure of every simulation")
+    swept.add_argument("--parquet", type=Path, metavar="FILE", help="likewise; needs thermocline[parquet]")
+    swept.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG over the first numbers in --sweep")
+    swept.add_argument(
+        "--plot-figure",
+        choices=tuple(FIGURES),
+        default="hit_ratio",
+        metavar="NAME",
+        help=f"figure to plot: {', '.join(FIGURES)}",
+    )
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, with the sample trace where nothing is asked. Raises SystemExit (2) for a bad line."""
+    options = parser().parse_args(list(argv))
+    if options.trace is None and options.workload is None:
+        options.trace = SAMPLE
+    return options
 
 
 def prepare(options: argparse.Namespace) -> Simulation:
@@ -142,6 +184,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
             ("disk-tokens", 0),
             ("requests", 1),
             ("concurrency", 1),
+            ("jobs", 1),
         )
         if (value := getattr(options, name.replace("-", "_"))) is not None and value < least
     ]
@@ -160,7 +203,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _profiles(options: argparse.Namespace) -> tuple[str, str]:
-    """Names of hardware and model from --hardware and --model, or from --profile."""
+    """Names of hardware and model from --hardware and --model, or from --profile, or the defaults."""
     hardware, model = options.hardware, options.model
     if options.profile is not None:
         whole, slash, rest = options.profile.partition("/")
@@ -168,13 +211,7 @@ def _profiles(options: argparse.Namespace) -> tuple[str, str]:
             whole, slash, rest = options.profile, "", ""
         hardware = hardware or whole
         model = model or (rest if slash else None)
-    missing = [name for name, value in (("--hardware", hardware), ("--model", model)) if not value]
-    if missing:
-        raise ConfigError(
-            f"{' and '.join(missing)} must be given; hardware: {', '.join(hardware_names())}; "
-            f"models: {', '.join(model_names())}"
-        )
-    return hardware, model
+    return hardware or DEFAULT_HARDWARE, model or DEFAULT_MODEL
 
 
 def _workload(options: argparse.Namespace, own: msgspec.Struct | None) -> Workload:
@@ -207,19 +244,11 @@ def run(simulation: Simulation) -> dict[str, Any]:
     return figures | {"wall_seconds": time.perf_counter() - started}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for a command line, profile or trace that makes no sense."""
-    options = parser().parse_args(argv)
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        simulation = prepare(options)
-        figures = run(simulation)
-    except (OperatorError, InvalidRequest) as error:
-        print(f"thermocline simulate: {error.message}", file=sys.stderr)
-        return EXIT_USAGE
+def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, Any]:
+    """What was simulated, for those who read the figures."""
     setup = simulation.setup
-    described = {
-        "workload": options.workload or str(options.trace),
+    return {
+        "workload": options.workload or ("sample trace" if options.trace == SAMPLE else str(options.trace)),
         "hardware": setup.hardware.name,
         "model": setup.model.name,
         "policy": setup.config.policy,
@@ -231,10 +260,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         "io": setup.io,
         "seed": setup.seed,
     }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 for a command line, profile or trace that makes no sense."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        if options.sweep:
+            from thermocline.simulate.sweep_command import run_sweep
+
+            run_sweep(options)
+            return EXIT_OK
+        if options.csv or options.parquet or options.plot:
+            raise ConfigError("--csv, --parquet and --plot write what --sweep finds; give --sweep")
+        simulation = prepare(options)
+        figures = run(simulation)
+    except (OperatorError, InvalidRequest) as error:
+        print(f"thermocline simulate: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    about, setup = described(options, simulation), simulation.setup
     if options.json:
-        print(json.dumps(described | figures))
+        print(json.dumps(about | figures))
     else:
-        title = f"{described['workload']} on {setup.workers} x {setup.hardware.name}, {setup.model.name}"
+        title = f"{about['workload']} on {setup.workers} x {setup.hardware.name}, {setup.model.name}"
         show(Console(), figures, f"{title}, {setup.config.policy}, seed {setup.seed}")
     return EXIT_OK
 

@@ -1,4 +1,4 @@
-"""``thermocline trace PATH``: replay a trace's arrivals and prefix structure against a running system."""
+"""``thermocline trace``: send a trace's arrivals and prefix structure to a running system, or import a server's log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from shared.arguments import ArgumentParser, add_old_name, positive, whole_number
+from shared.arguments import ArgumentParser, add_old_name, positive, say_renamed, whole_number
 from shared.errors import InvalidRequest, ThermoclineError, TransportError
 from shared.guard import guarded
 from shared.progress_line import Bar, shown
@@ -25,6 +26,7 @@ from thermocline.cache import gateway_client
 from thermocline.client import Answer, RequestError, served_model, stream_answer
 from thermocline.client.figures import quantile
 from thermocline.flags import add_json, add_url
+from thermocline.trace import import_command
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
 # Byte-level vocabularies put special tokens first; blocks are made of ordinary ones.
@@ -149,37 +151,59 @@ async def _served(client: httpx.AsyncClient) -> tuple[int, int, str]:
 
 
 def parser() -> ArgumentParser:
-    """Return the command line."""
-    made = ArgumentParser(
-        prog="thermocline trace",
-        description="Replay a trace's arrivals and prefix structure against a running cell.",
-    )
-    made.add_argument("path", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
-    add_url(made, "a gateway of the cell")
-    made.add_argument(
-        "--requests", type=whole_number(10**9), default=500, metavar="N", help="send the first N requests of the trace"
-    )
-    made.add_argument("--length-scale", type=positive, default=32.0, metavar="X", help="divide lengths in tokens by X")
-    made.add_argument("--time-scale", type=positive, default=4.0, metavar="X", help="divide recorded times by X")
-    concurrency = made.add_argument(
-        "--concurrency", type=whole_number(4096), default=64, metavar="N", help="at most N requests at once"
-    )
-    add_old_name(made, "--max-in-flight", concurrency)
-    add_json(made)
+    """Return the command line: ``send`` and ``import``."""
+    made = ArgumentParser(prog="thermocline trace", description="Send a trace to a running cell, or make one of a log.")
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
+    importing = "turn a server's log into a trace that holds none of its text"
+    import_command.add_arguments(verbs.add_parser("import", help=importing, description=importing))
+    sending = "replay a trace's arrivals and prefix structure against a running cell"
+    _add_sending(verbs.add_parser("send", help=sending, description=sending))
     return made
 
 
+def _add_sending(to: argparse.ArgumentParser) -> None:
+    to.add_argument("path", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
+    add_url(to, "a gateway of the cell")
+    to.add_argument(
+        "--requests", type=whole_number(10**9), default=500, metavar="N", help="send the first N requests of the trace"
+    )
+    to.add_argument("--length-scale", type=positive, default=32.0, metavar="X", help="divide lengths in tokens by X")
+    to.add_argument("--time-scale", type=positive, default=4.0, metavar="X", help="divide recorded times by X")
+    concurrency = to.add_argument(
+        "--concurrency", type=whole_number(4096), default=64, metavar="N", help="at most N requests at once"
+    )
+    add_old_name(to, "--max-in-flight", concurrency)
+    add_json(to)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``thermocline trace``. Exit 0 if every request was answered, 1 if not, 2 for bad input."""
-    options = parser().parse_args(argv)
+    """Exit code 0 if all was sent and answered, or imported; 1 if a request was not answered; 2 for bad input."""
+    options = parser().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
     try:
-        requests = list(read_trace(options.path, options.requests))
-        if not requests:
-            raise InvalidRequest(f"{options.path} holds no request")
-        outcome = asyncio.run(_run(options, requests))
+        if options.verb == "send":
+            return _send(options)
+        import_command.run_import(options)
     except ThermoclineError as error:
         print(f"thermocline trace: {error.message}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _with_verb(argv: Sequence[str]) -> list[str]:
+    """Return a line of release 0.2, which had one verb and did not name it, with that verb."""
+    given = list(argv)
+    if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
+        say_renamed("thermocline trace", "trace FILE", "trace send FILE")
+        return ["send", *given]
+    return given
+
+
+def _send(options: argparse.Namespace) -> int:
+    """Send a trace. Returns 0 if every request was answered, else 1. Raises ThermoclineError."""
+    requests = list(read_trace(options.path, options.requests))
+    if not requests:
+        raise InvalidRequest(f"{options.path} holds no request")
+    outcome = asyncio.run(_run(options, requests))
     summary = outcome.summary()
     if options.json:
         print(json.dumps(summary))

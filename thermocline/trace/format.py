@@ -16,6 +16,9 @@ from shared.undecodable import UNDECODABLE
 
 BLOCK_TOKENS = 512
 
+SAMPLE = Path(__file__).with_name("sample.jsonl")
+"""A generated trace: 1,000 requests of 18 minutes, made by ``python -m tools.sample_trace``, which holds its seed."""
+
 
 class TraceRequest(msgspec.Struct, frozen=True):
     """One request of a trace. ``timestamp`` is milliseconds since its start; lengths are tokens."""
@@ -55,18 +58,22 @@ def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
                 if limit is not None and number > limit:
                     return
                 try:
-                    request = _DECODER.decode(line)
-                except UNDECODABLE as error:
-                    raise InvalidRequest(f"{path}:{number}: {error}") from error
-                if (
-                    min(request.timestamp, request.output_length) < 0
-                    or request.input_length < 1
-                    or not request.hash_ids
-                ):
-                    raise InvalidRequest(f"{path}:{number}: negative time or length, or no hash_ids")
-                yield request
+                    yield parse_request(line)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"{path}:{number}: {error.message}") from error
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_request(line: bytes) -> TraceRequest:
+    """Read one line. Raises InvalidRequest saying what is wrong with it."""
+    try:
+        request = _DECODER.decode(line)
+    except UNDECODABLE as error:
+        raise InvalidRequest(str(error)) from error
+    if min(request.timestamp, request.output_length) < 0 or request.input_length < 1 or not request.hash_ids:
+        raise InvalidRequest("negative time or length, or no hash_ids")
+    return request
 
 
 def prompt_tokens(request: TraceRequest, scale: Scale, *, vocabulary: range) -> list[int]:

@@ -40,3 +40,13 @@ def hit_ratios(by_blocks: Mapping[str, Mapping[str, Row]]) -> Lines:
         for name in next(iter(by_blocks.values()))
         if name != "hotprefix, exact"
     }
+
+
+def bandwidth(by_page_size: Mapping[str, Mapping[str, Row]]) -> Lines:
+    """Find each mover's GB/s by the tokens of a page, and those of a plain copy beside the fastest."""
+    names = {
+        name: name.replace("_verified", ", verified").replace("_", " ") for name in next(iter(by_page_size.values()))
+    }
+    sizes = sorted(by_page_size, key=int)
+    lines = {title: {int(size): by_page_size[size][name]["gb_s"] for size in sizes} for name, title in names.items()}
+    return lines | {"memcpy": {int(size): by_page_size[size]["batched"]["memcpy_gb_s"] for size in sizes}}

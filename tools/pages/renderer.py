@@ -12,8 +12,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from thermocline.charts.line_chart import line_chart
 from tools import metric_docs
 from tools.pages import (
+    chart_bars,
     chart_lines,
     code_facts,
     formats,
@@ -21,7 +23,6 @@ from tools.pages import (
     hotprefix,
     importance,
     impress,
-    line_chart,
     mechanisms,
     papers,
     peers,
@@ -30,6 +31,7 @@ from tools.pages import (
     strata,
     targets,
 )
+from tools.pages.bar_chart import bar_chart
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,11 +56,11 @@ _FORMATS = (
 _TABLES = (formats.cell, formats.row, formats.head, formats.origin)
 _ROWS = (rows.where, rows.column, rows.mean, rows.by)
 _FUNCTIONS = (
-    *(formats.spread, line_chart.line_chart, rows.places, rows.aligned, rows.nested),
+    *(formats.spread, bar_chart, line_chart, rows.places, rows.aligned, rows.nested),
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
 _MODULES = (
-    *(chart_lines, code_facts, metric_docs, mechanisms, peers),
+    *(chart_bars, chart_lines, code_facts, metric_docs, mechanisms, peers),
     *(hcache, hotprefix, importance, impress, strata),
 )
 

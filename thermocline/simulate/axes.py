@@ -1,0 +1,125 @@
+"""``--sweep KEY=A,B ...``: every combination of the values of several settings, the last one changing fastest.
+
+A key is a flag of ``thermocline simulate`` (``device_tokens``; dashes do as well), ``capacity``, which is
+``device_tokens``, or what ``--set`` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite, prod
+from typing import Any, get_args
+
+from shared.errors import ConfigError
+from thermocline.simulate.cost import Io
+
+MOST_RUNS = 1000
+
+OPTIONS: Mapping[str, type] = {
+    "policy": str,
+    "hardware": str,
+    "model": str,
+    "workers": int,
+    "workers_per_node": int,
+    "tensor_parallel": int,
+    "page_size": int,
+    "device_tokens": int,
+    "host_tokens": int,
+    "disk_tokens": int,
+    "network_gb_s": float,
+    "io": str,
+    "backup_share": float,
+    "rate": float,
+    "concurrency": int,
+    "time_scale": float,
+    "seed": int,
+}
+"""Flags of the command that can be swept, by their names without dashes; other keys are for ``--set``."""
+
+_OTHER_NAMES = {"capacity": "device_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One setting and the values that it takes, numbers where all of them are."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the values have places on an axis: at least two numbers of 0 or more."""
+        return len(self.values) > 1 and all(
+            isinstance(value, int | float) and value >= 0 and isfinite(value) for value in self.values
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One combination: its values by key, and the command's options with them."""
+
+    settings: Mapping[str, Any]
+    options: argparse.Namespace
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
+    """Read ``KEY=A,B`` texts. Raises ConfigError naming every fault, and for more than MOST_RUNS combinations."""
+    faults: list[str] = []
+    axes: dict[str, Axis] = {}
+    for assignment in assignments:
+        given, equals, text = assignment.partition("=")
+        key = given.replace("-", "_")
+        key = _OTHER_NAMES.get(key, key)
+        texts = text.split(",")
+        if not equals or not key or not all(texts):
+            faults.append(f"--sweep {assignment}: must be key=value,value")
+        elif key in axes:
+            faults.append(f"--sweep {assignment}: {key} is swept twice")
+        else:
+            axes[key] = Axis(key, _values(assignment, OPTIONS.get(key), texts, faults))
+            if len(set(axes[key].values)) < len(texts):
+                faults.append(f"--sweep {assignment}: a value is there twice")
+    runs = prod(len(axis.values) for axis in axes.values())
+    if runs > MOST_RUNS:
+        faults.append(f"--sweep asks for {runs:,} simulations; {MOST_RUNS:,} are the most")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return tuple(axes.values())
+
+
+def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: list[str]) -> tuple[Any, ...]:
+    """The values of an axis. Those of ``--set`` become numbers where all look like such."""
+    if kind is None:
+        for number in (int, float):
+            try:
+                return tuple(number(text) for text in texts)
+            except ValueError:
+                continue
+        return tuple(texts)
+    try:
+        values = tuple(kind(text) for text in texts)
+    except ValueError:
+        faults.append(f"--sweep {assignment}: must be {'whole numbers' if kind is int else 'numbers'}")
+        return tuple(texts)
+    unknown = [value for value in values if assignment.startswith("io=") and value not in get_args(Io)]
+    if unknown:
+        faults.append(f"--sweep {assignment}: {unknown[0]!r} is not among {', '.join(get_args(Io))}")
+    return values
+
+
+def runs_of(options: argparse.Namespace, axes: Sequence[Axis]) -> list[Run]:
+    """Return every combination. What is swept takes the place of what the command line says of it."""
+    runs = []
+    for values in product(*(axis.values for axis in axes)):
+        settings = {axis.key: value for axis, value in zip(axes, values, strict=True)}
+        changed = {key: value for key, value in settings.items() if key in OPTIONS}
+        added = [f"{key}={value}" for key, value in settings.items() if key not in OPTIONS]
+        given = {**vars(options), **changed, "settings": [*options.settings, *added], "sweep": []}
+        runs.append(Run(settings, argparse.Namespace(**given)))
+    return runs

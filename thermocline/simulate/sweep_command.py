@@ -1,0 +1,52 @@
+"""What ``thermocline simulate --sweep`` does: simulate with a progress line, print a table, write files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thermocline.simulate.axes import Axis, read_axes
+from thermocline.simulate.sweep_report import (
+    check_outputs,
+    show_sweep,
+    sweep_chart,
+    title_of,
+    write_csv,
+    write_parquet,
+    write_plot,
+)
+from thermocline.simulate.sweeping import Row, sweep_rows
+
+_PIPED_WIDTH = 160
+
+
+def run_sweep(options: argparse.Namespace) -> None:
+    """Simulate and report. Raises ConfigError or InvalidRequest for what makes no sense, OperatorError for a file."""
+    axes = read_axes(options.sweep)
+    check_outputs(axes, csv_file=options.csv, parquet=options.parquet, plot=options.plot)
+    rows = _with_progress(options, axes)
+    if options.json:
+        print(json.dumps({"runs": rows}))
+    else:
+        console = Console()
+        title = f"{title_of(rows, axes)}: {len(rows):,} simulations"
+        # Written to a file or a pipe, a table is as wide as it needs to be.
+        show_sweep(console if console.is_terminal else Console(width=_PIPED_WIDTH), rows, axes, title)
+    if options.csv:
+        write_csv(options.csv, rows)
+    if options.parquet:
+        write_parquet(options.parquet, rows)
+    if options.plot:
+        write_plot(options.plot, sweep_chart(rows, axes, options.plot_figure))
+
+
+def _with_progress(options: argparse.Namespace, axes: tuple[Axis, ...]) -> list[Row]:
+    """Rows of the sweep, with a progress line on standard error where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("simulations"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return sweep_rows(options, axes, lambda over, of: bar.update(task, completed=over, total=of))

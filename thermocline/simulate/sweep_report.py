@@ -1,0 +1,139 @@
+"""Rows of a sweep as a table for people, as CSV, as Parquet, and as a chart."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shared.errors import ConfigError, OperatorError
+from thermocline.charts.drawing import Svg
+from thermocline.charts.line_chart import line_chart
+from thermocline.simulate.axes import Axis
+
+Row = dict[str, Any]
+
+FIGURES = {
+    "hit_ratio": "hit tokens / prompt tokens",
+    "ttft_ms_mean": "TTFT, mean, ms",
+    "ttft_ms_p50": "TTFT, p50, ms",
+    "ttft_ms_p99": "TTFT, p99, ms",
+    "tpot_ms_mean": "time per output token, mean, ms",
+    "latency_ms_mean": "latency, mean, ms",
+    "latency_ms_p99": "latency, p99, ms",
+    "throughput_requests_per_s": "requests a second",
+    "throughput_input_tokens_per_s": "input tokens a second",
+    "throughput_output_tokens_per_s": "output tokens a second",
+    "compute_seconds": "seconds of compute",
+    "stall_seconds": "seconds of stall",
+    "evicted_tokens_device": "tokens evicted from devices",
+}
+"""What a chart may show, and the title of its vertical axis."""
+
+_NO_PYARROW = "--parquet needs pyarrow, which is not installed: pip install 'thermocline[parquet]'"
+
+
+def check_outputs(axes: Sequence[Axis], *, csv_file: Path | None, parquet: Path | None, plot: Path | None) -> None:
+    """Raise ConfigError for what could not be written once the simulations are over."""
+    faults = [
+        f"--{name} {file}: {file.parent} is no folder"
+        for name, file in (("csv", csv_file), ("parquet", parquet), ("plot", plot))
+        if file is not None and not file.parent.is_dir()
+    ]
+    if parquet is not None and importlib.util.find_spec("pyarrow") is None:
+        faults.append(_NO_PYARROW)
+    if plot is not None and not any(axis.is_number for axis in axes):
+        faults.append("--plot needs a setting in --sweep with two numbers at least, for the horizontal axis")
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def show_sweep(console: Console, rows: Sequence[Row], axes: Sequence[Axis], title: str) -> None:
+    """Print one line per simulation: what was swept, then the figures that most comparisons are about."""
+    table = Table(title=title, title_justify="left")
+    for axis in axes:
+        table.add_column(axis.key, justify="right" if axis.is_number else "left")
+    tiers = [name for name in rows[0] if name.startswith("hit_tokens_")]
+    for heading in ("hit ratio", *(name.removeprefix("hit_tokens_") for name in tiers), "TTFT p50", "TTFT p99"):
+        table.add_column(heading, justify="right")
+    for heading in ("latency p99", "requests/s", "failed"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        prompt = max(1, row["input_tokens"])
+        failed = sum(value or 0 for name, value in row.items() if name.startswith("failed_"))
+        table.add_row(
+            *(_number(row[axis.key]) for axis in axes),
+            f"{row['hit_ratio']:.4f}",
+            *(f"{(row[name] or 0) / prompt:.1%}" for name in tiers),
+            *(f"{row[name]:,.0f} ms" for name in ("ttft_ms_p50", "ttft_ms_p99", "latency_ms_p99")),
+            f"{row['throughput_requests_per_s']:,.2f}",
+            f"{failed:,}",
+        )
+    console.print(table)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write a heading and one line per simulation. Raises OperatorError where the file cannot be written."""
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_parquet(path: Path, rows: Sequence[Row]) -> None:
+    """Write the columns of the CSV with their types. Raises ConfigError without pyarrow, OperatorError for the file."""
+    try:
+        from pyarrow import Table as Columns
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(_NO_PYARROW) from error
+    try:
+        parquet.write_table(Columns.from_pylist(list(rows)), path)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_plot(path: Path, chart: str) -> None:
+    """Write the text of a chart. Raises OperatorError where the file cannot be written."""
+    try:
+        path.write_text(chart, encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+
+
+def sweep_chart(rows: Sequence[Row], axes: Sequence[Axis], figure: str = "hit_ratio") -> Svg:
+    """Draw a figure over the first swept setting of numbers, with a line for each combination of the others."""
+    across = next(axis for axis in axes if axis.is_number)
+    others = [axis for axis in axes if axis is not across]
+    lines: dict[str, dict[float, float]] = {}
+    for row in sorted(rows, key=lambda row: float(row[across.key])):
+        lines.setdefault(_name(row, others), {})[row[across.key]] = row[figure]
+    # In the order in which they were named, whatever the smallest value's rows are.
+    named = dict.fromkeys(_name(row, others) for row in rows)
+    title = f"{FIGURES[figure]}: {title_of(rows, axes)}"
+    return line_chart(title, across.key, FIGURES[figure], {name: lines[name] for name in named})
+
+
+def title_of(rows: Sequence[Row], axes: Sequence[Axis]) -> str:
+    """Return what all simulations have in common: workload, hardware and model."""
+    swept = [axis.key for axis in axes]
+    return ", ".join(str(rows[0][key]) for key in ("workload", "hardware", "model") if key not in swept)
+
+
+def _name(row: Row, axes: Sequence[Axis]) -> str:
+    """The name of a row's line: the value of the one other setting, or each with its key."""
+    if len(axes) == 1:
+        return str(row[axes[0].key])
+    return ", ".join(f"{axis.key}={row[axis.key]}" for axis in axes) or "all"

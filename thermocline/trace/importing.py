@@ -1,0 +1,206 @@
+"""``thermocline trace import``: a server's log as a trace to simulate, in memory that does not grow with the log.
+
+Lines come in the order in which they were written; a bounded number is held back to put them in order of time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ConfigError, InvalidRequest, OperatorError
+from thermocline.trace.block_names import BlockNames
+from thermocline.trace.conversion import (
+    Facts,
+    Format,
+    MooncakeLog,
+    OpenAiLog,
+    Timed,
+    measured_bytes_per_token,
+    read_tokenizer,
+)
+from thermocline.trace.format import TraceRequest
+from thermocline.trace.openai_log import LogFault, LoggedRequest, read_line
+
+FORMATS = ("openai-log", "mooncake")
+MOST_LINE_BYTES = 16 * 2**20
+HELD_REQUESTS, HELD_BLOCKS = 4096, 1_000_000
+"""What is held back for order, at the most."""
+
+MEASURED_LINES = 10_000
+"""Lines at the front of a log from which the size of a token is measured."""
+
+ASSUMED_BYTES_PER_TOKEN = 4.0
+LEAST_SALT_BYTES = 16
+_NAMED_FAULTS = 5  # In the message of a log that is refused.
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What is imported, and how. Without a salt of one's own, one is drawn and forgotten."""
+
+    log: Path
+    format: str
+    out: Path
+    salt_file: Path | None = None
+    tokenizer: Path | None = None
+    bytes_per_token: float | None = None
+    most_malformed: int = 100
+
+
+class Report(msgspec.Struct):
+    """What became of a log."""
+
+    facts: Facts
+    lines: int = 0
+    malformed: list[tuple[int, str]] = []  # Line and reason, at most so many as may be.
+    out_of_order: int = 0  # Requests that came too late to be put in order, and have the time of the one before.
+    seconds: float = 0.0  # From the first request to the last.
+    bytes_per_token: float | None = None  # Of text, where tokens are not counted by a tokenizer.
+    bytes_per_token_source: str | None = None  # "given", "measured" or "assumed".
+
+
+def import_log(asked: Import, progress: Callable[[int], None] | None = None) -> Report:
+    """Write the trace and say what became of each line. ``progress`` is told bytes read.
+
+    Raises ConfigError for settings, InvalidRequest for a log with too many malformed lines or none that is a request,
+    and OperatorError for files. The trace is there whole or not at all.
+    """
+    if asked.out.exists() and asked.log.exists() and asked.out.samefile(asked.log):
+        raise ConfigError("--out is the log itself")
+    report = Report(facts=Facts())
+    made = _format(asked, report)
+    report.facts = made.facts
+    partial = asked.out.with_name(f"{asked.out.name}.partial")
+    try:
+        with partial.open("wb") as out:
+            for line in _trace_lines(_requests(asked, made, report, progress or (lambda read: None)), report):
+                out.write(line)
+        if not report.facts.requests:
+            raise InvalidRequest(f"{asked.log} holds no request{_first_faults(report)}")
+        os.replace(partial, asked.out)
+    except OSError as error:
+        raise OperatorError(f"cannot write {asked.out}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return report
+
+
+def _format(asked: Import, report: Report) -> Format:
+    if asked.format == "mooncake":
+        if asked.salt_file or asked.tokenizer or asked.bytes_per_token:
+            raise ConfigError("a Mooncake trace has names and lengths already: no salt, tokenizer or bytes per token")
+        return MooncakeLog()
+    names = BlockNames(_salt(asked.salt_file))
+    if asked.tokenizer is not None:
+        if asked.bytes_per_token is not None:
+            raise ConfigError("with a tokenizer tokens are counted: give --tokenizer or --bytes-per-token")
+        return OpenAiLog(names, ASSUMED_BYTES_PER_TOKEN, read_tokenizer(asked.tokenizer))
+    given, source = asked.bytes_per_token, "given"
+    if given is None:
+        given, source = measured_bytes_per_token(_readable(asked.log)), "measured"
+    if given is None:
+        given, source = ASSUMED_BYTES_PER_TOKEN, "assumed"
+    report.bytes_per_token, report.bytes_per_token_source = given, source
+    return OpenAiLog(names, given)
+
+
+def _salt(path: Path | None) -> bytes:
+    if path is None:
+        return secrets.token_bytes(32)
+    try:
+        given = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(given) < LEAST_SALT_BYTES:
+        raise ConfigError(f"{path} holds {len(given)} bytes; a salt has {LEAST_SALT_BYTES} at least")
+    return hashlib.sha256(given).digest()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Yield each line that is not blank with its number; None stands for one that is too long."""
+    try:
+        with path.open("rb") as log:
+            number = 0
+            while line := log.readline(MOST_LINE_BYTES + 1):
+                number += 1
+                if len(line) <= MOST_LINE_BYTES or line.endswith(b"\n"):
+                    if line.strip():
+                        yield number, line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = log.readline(MOST_LINE_BYTES)
+                yield number, None
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def _readable(path: Path) -> Iterator[LoggedRequest]:
+    """Yield the requests among the first lines; what is malformed is told when all are read."""
+    for _, line in islice(_lines(path), MEASURED_LINES):
+        try:
+            if line is not None:
+                yield read_line(line)
+        except LogFault:
+            continue
+
+
+def _requests(asked: Import, made: Format, report: Report, progress: Callable[[int], None]) -> Iterator[Timed]:
+    """Yield what the lines ask for, and note those that are malformed until there are too many."""
+    read = 0
+    for number, line in _lines(asked.log):
+        report.lines += 1
+        try:
+            if line is None:
+                raise LogFault(f"longer than {MOST_LINE_BYTES // 2**20} MiB")
+            read += len(line)
+            yield from made.requests(line)
+        except LogFault as fault:
+            report.malformed.append((number, str(fault)))
+            if len(report.malformed) > asked.most_malformed:
+                raise InvalidRequest(
+                    f"{asked.log} has more than {asked.most_malformed} malformed lines{_first_faults(report)}"
+                ) from fault
+        progress(read)
+
+
+def _first_faults(report: Report) -> str:
+    """The first malformed lines, for a message."""
+    return "".join(f"; line {number}: {reason}" for number, reason in report.malformed[:_NAMED_FAULTS])
+
+
+def _trace_lines(requests: Iterator[Timed], report: Report) -> Iterator[bytes]:
+    """Yield lines of the trace in order of time, counted from the first one's."""
+    origin_ms: float | None = None
+    latest = 0
+    for request in _ordered(requests):
+        origin_ms = request.time_ms if origin_ms is None else origin_ms
+        moment = round(request.time_ms - origin_ms)
+        report.out_of_order += moment < latest
+        latest = max(latest, moment)
+        line = TraceRequest(latest, request.input_length, request.output_length, list(request.hash_ids))
+        yield msgspec.json.encode(line) + b"\n"
+    report.seconds = latest / 1e3
+
+
+def _ordered(requests: Iterator[Timed]) -> Iterator[Timed]:
+    """Yield requests by time as far as those that are held back allow; equal times stay in their order."""
+    held: list[tuple[float, int, Timed]] = []
+    blocks = 0
+    for number, request in enumerate(requests):
+        heappush(held, (request.time_ms, number, request))
+        blocks += len(request.hash_ids)
+        while len(held) > HELD_REQUESTS or (blocks > HELD_BLOCKS and len(held) > 1):
+            _, _, first = heappop(held)
+            blocks -= len(first.hash_ids)
+            yield first
+    while held:
+        yield heappop(held)[2]
