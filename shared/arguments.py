@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from shared.spelling import fault_of_choice, nearest
 
@@ -22,8 +22,6 @@ _USAGE_BREAK = "\n         "
 JSON_HELP = "print one JSON object"
 
 _SAYS_NOTHING: tuple[object, ...] = (None, argparse.SUPPRESS, "", (), [])
-
-N = TypeVar("N", bound=argparse.Namespace)
 
 
 class Secret(str):
@@ -82,7 +80,9 @@ class ArgumentParser(argparse.ArgumentParser):
                 parts.append(f"[{_spelt(action)}]" if action.nargs == "?" else _spelt(action))
         return _USAGE_BREAK.join(parts) if len(" ".join(parts)) > _USAGE_COLUMNS else " ".join(parts)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: N | None = None) -> Any:  # type: ignore[override]
+    def parse_args(  # type: ignore[override]  # A namespace of another type is never given.
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         """Parse the whole line; what is no flag is a fault that names the nearest one."""
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
