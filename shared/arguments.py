@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from shared.spelling import fault_of_choice, nearest
 
@@ -23,7 +23,11 @@ JSON_HELP = "print one JSON object"
 
 _SAYS_NOTHING: tuple[object, ...] = (None, argparse.SUPPRESS, "", (), [])
 
-N = TypeVar("N", bound=argparse.Namespace)
+
+class Secret(str):
+    """A default that help does not show, such as a key from the environment."""
+
+    __slots__ = ()
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -36,7 +40,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        says_nothing = action.default is False or action.default in _SAYS_NOTHING
+        says_nothing = action.default is False or action.default in _SAYS_NOTHING or isinstance(action.default, Secret)
         if "default" in text or says_nothing or action.nargs == 0:
             return text
         return f"{text} (default: %(default)s)".lstrip()
@@ -76,7 +80,9 @@ class ArgumentParser(argparse.ArgumentParser):
                 parts.append(f"[{_spelt(action)}]" if action.nargs == "?" else _spelt(action))
         return _USAGE_BREAK.join(parts) if len(" ".join(parts)) > _USAGE_COLUMNS else " ".join(parts)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: N | None = None) -> Any:  # type: ignore[override]
+    def parse_args(  # type: ignore[override]  # A namespace of another type is never given.
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         """Parse the whole line; what is no flag is a fault that names the nearest one."""
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
@@ -89,6 +95,8 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say it in one line and end with exit code 2."""
         told = message.removeprefix("argument ")
+        told = re.sub(r"invalid int value: ('.*')$", r"\1 is not a whole number", told)
+        told = re.sub(r"invalid float value: ('.*')$", r"\1 is not a number", told)
         self.exit(EXIT_USAGE, f"{self.prog}: {told} ({self.prog} --help lists the flags)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

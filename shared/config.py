@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.arguments import ArgumentParser
-from shared.errors import ConfigError
+from shared.errors import ConfigError, reason_of
 from shared.renamed_settings import by_new_names, by_new_value, old_names
 from shared.spelling import fault_of_choice, nearest
 from shared.undecodable import UNPARSABLE
@@ -119,7 +119,7 @@ def load(
         try:
             table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
         except (OSError, *UNPARSABLE) as error:
-            raise ConfigError(f"cannot read {file}: {error}") from error
+            raise ConfigError(f"cannot read {file}: {reason_of(error)}") from error
         # Top-level scalars are common to all services, so one that this service lacks is not a fault.
         raw |= by_new_names(table, fields, lambda key: f"{file}: {key}", faults)
         faults += [

@@ -218,3 +218,9 @@ def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> Therm
         if kind.code == code:
             return kind(message, retry_after_ms=retry_after_ms)
     return InternalError(message, code=code)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what the system says of a file or a connection, without numbers and paths; else the error's own text."""
+    strerror = getattr(error, "strerror", None)
+    return str(strerror) if strerror else str(error)

@@ -223,6 +223,9 @@ def parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments, or refused by the broker."""
     parsed = parser().parse_args(argv)
+    if parsed.out.is_dir():
+        print(f"thermocline record: --out {parsed.out} is a folder", file=sys.stderr)
+        return EXIT_BAD_ARGUMENTS
     if not parsed.out.parent.is_dir():
         print(f"thermocline record: there is no folder {parsed.out.parent}", file=sys.stderr)
         return EXIT_BAD_ARGUMENTS

@@ -24,7 +24,7 @@ import msgspec
 from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from shared.bus.protocol import StreamMessage
-from shared.errors import RecordingError
+from shared.errors import RecordingError, reason_of
 from shared.undecodable import UNDECODABLE
 
 MAGIC = b"TCREC\r\n\x1a"
@@ -145,7 +145,7 @@ class RecordingWriter:
         try:
             self._file = await aiofiles.open(self._partial, "wb")
         except OSError as error:
-            raise RecordingError(f"cannot write {self._path}: {error}") from error
+            raise RecordingError(f"cannot write {self._path}: {reason_of(error)}") from error
         await self._write(self._frames.begin(self._header))
         return self
 
@@ -189,7 +189,7 @@ class RecordingWriter:
             await self._file.write(gathered)
             await self._file.flush()
         except OSError as error:
-            raise RecordingError(f"cannot write {self._path}: {error}") from error
+            raise RecordingError(f"cannot write {self._path}: {reason_of(error)}") from error
 
 
 def read_frames(path: Path) -> Iterator[Frame]:

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 
 from thermocline.simulate.__main__ import parse, prepare
 from thermocline.simulate.axes import read_axes, runs_of
-from thermocline.trace.__main__ import parser
+from thermocline.trace.__main__ import parser as trace_parser
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/simulate.md"
 
@@ -35,6 +35,6 @@ def test_simulations_can_be_made() -> None:
 
 def test_imports_are_understood() -> None:
     """With the verb and the flags that the page names."""
-    options = [parser().parse_args(line) for line in lines_of("trace")]
+    options = [trace_parser().parse_args(line) for line in lines_of("trace")]
 
     assert [option.verb for option in options] == ["import"]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from shared.arguments import ArgumentParser, add_old_name
-from shared.errors import ConfigError, OperatorError
+from shared.errors import ConfigError, OperatorError, reason_of
 from shared.guard import guarded
 from shared.ids import is_valid_name
 from shared.lifecycle import EXIT_OK, EXIT_REFUSED
@@ -79,7 +79,7 @@ def write(folder: Path, users: tuple[User, ...], *, variables: bool = False) -> 
         config = folder / CONFIG_NAME
         write_secret(config, authorization_text(users, passwords))
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error}") from error
+        raise ConfigError(f"cannot write to {folder}: {reason_of(error)}") from error
     return [config, *files]
 
 

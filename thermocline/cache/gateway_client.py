@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from services.gateway.admin_key import ADMIN_HEADER
+from shared.arguments import Secret
 from shared.config import ENVIRONMENT_PREFIX
 from shared.errors import OperatorError, ThermoclineError, TransportError
 from thermocline.client import connect
@@ -27,7 +28,7 @@ def add_key(parser: argparse.ArgumentParser, flag: str, variable: str, what: str
     """Add a flag for a key; its value may come from the environment, where other users do not see it."""
     name = ENVIRONMENT_PREFIX + variable
     parser.add_argument(flag, metavar="KEY", help=f"{what}; better set {name}, which no process list shows")
-    parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): os.environ.get(name, "")})
+    parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): Secret(os.environ.get(name, ""))})
 
 
 def admin_headers(base_url: str, given: str) -> dict[str, str]:

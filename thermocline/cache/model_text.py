@@ -11,7 +11,7 @@ from shared.errors import OperatorError
 def text_reader(model: str) -> Callable[[Sequence[int]], str]:
     """Return what turns token ids into text. Raises OperatorError when the directory has no tokenizer."""
     if not Path(model).is_dir():
-        raise OperatorError(f"--model {model!r} is no directory")
+        raise OperatorError(f"--model {model}: there is no such folder")
     # Imported here: it takes a second that other uses of this command need not wait.
     from services.gateway.tokenizer import Tokenizer
 

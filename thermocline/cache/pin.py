@@ -13,7 +13,7 @@ import msgspec
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import pin_view
 from shared.broker import add_broker_flags, broker_of
-from shared.errors import OperatorError, Unavailable
+from shared.errors import OperatorError, Unavailable, reason_of
 from shared.ids import namespace_digest, new_id
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import PinPrefix
@@ -72,7 +72,9 @@ def pin_text(pin: Pin) -> str:
 
 async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
     if not arguments.tokens_file:
-        raise OperatorError("a text is tokenised by a gateway: give --url, or token ids in --tokens-file")
+        raise OperatorError(
+            "--prompt and --prompt-file need --url, because a gateway tokenises them; --tokens-file does not"
+        )
     tokens = await read_tokens(Path(arguments.tokens_file))
     async with cell(broker_of(arguments)) as calls:
         model = (await calls.status()).model
@@ -112,7 +114,7 @@ async def read_text(path: Path) -> str:
             raise OperatorError(f"{path} is larger than {MAX_BYTES} bytes")
         return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OperatorError(f"cannot read {path}: {error}") from error
+        raise OperatorError(f"cannot read {path}: {reason_of(error)}") from error
 
 
 async def read_tokens(path: Path) -> list[int]:

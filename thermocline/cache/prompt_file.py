@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shared.errors import OperatorError
+from shared.errors import OperatorError, reason_of
 from shared.undecodable import UNDECODABLE
 
 MAX_BYTES = 256 * 2**20
@@ -38,7 +38,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             raise OperatorError(f"{path} is larger than {MAX_BYTES} bytes")
         raw = path.read_bytes()
     except OSError as error:
-        raise OperatorError(f"cannot read {path}: {error}") from error
+        raise OperatorError(f"cannot read {path}: {reason_of(error)}") from error
     prompts: list[Prompt] = []
     faults: list[str] = []
     is_text = path.suffix == ".txt"

@@ -14,15 +14,16 @@ from rich.console import Console
 
 from shared import logs
 from shared.arguments import ArgumentParser, add_old_name, with_new_json
-from shared.errors import ConfigError, ThermoclineError
+from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from shared.model_folder import check_model, find_model
 from thermocline.chaos.journal import Journal
 from thermocline.chaos.plan import PAUSE_S
 from thermocline.chaos.report import check_memory, print_summary, summary
 from thermocline.chaos.run import run
 from thermocline.chaos.settings import ChaosSettings
-from thermocline.flags import add_json
+from thermocline.flags import add_json, check_writable
 from thermocline.supervisor.leftovers import reap_dead_cells
 from thermocline.supervisor.records import runs_dir
 
@@ -69,7 +70,11 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(soft_wrap=True, stderr=options.json)
     try:
         settings = _settings(options)
-    except ConfigError as error:
+        if options.model:
+            check_model(find_model(options.model))
+        if options.out is not None:
+            check_writable(options.out)
+    except OperatorError as error:
         print(f"thermocline chaos: {error.message}", file=sys.stderr)
         return EXIT_REFUSED
     logs.configure("supervisor", "chaos", level="error")

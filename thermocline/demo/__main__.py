@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
 
 from shared.arguments import ArgumentParser, whole_number
 from shared.broker import BrokerSettings
@@ -25,6 +24,7 @@ from shared.errors import ContextTooLong, OperatorError
 from shared.guard import guarded
 from shared.messages.status import CellStatus
 from shared.model_folder import check_model, find_model
+from shared.progress_line import Bar, shown
 from thermocline.cache.argument_types import size
 from thermocline.cache.connection import calls_of
 from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
@@ -52,19 +52,31 @@ def _payload(messages: list[dict[str, Any]], *, cached: bool) -> dict[str, Any]:
 
 
 async def _ask_all(
-    client: httpx.AsyncClient, model: str, work: Workload, *, name: str, cached: bool, concurrency: int, bar: Progress
+    client: httpx.AsyncClient, model: str, work: Workload, *, name: str, cached: bool, concurrency: int
 ) -> report.Pass:
     """Send every question, at most ``concurrency`` at once, then the conversation turn by turn."""
-    done = report.Pass(name)
+    with shown(name, len(work.asks) + len(work.talk)) as bar:
+        return await _ask(client, model, work, report.Pass(name), bar, cached=cached, concurrency=concurrency)
+
+
+async def _ask(
+    client: httpx.AsyncClient,
+    model: str,
+    work: Workload,
+    done: report.Pass,
+    bar: Bar,
+    *,
+    cached: bool,
+    concurrency: int,
+) -> report.Pass:
     answers: list[Answer | None] = [None] * len(work.asks)
-    task = bar.add_task(name, total=len(work.asks) + len(work.talk))
     gate = asyncio.Semaphore(concurrency)
 
     async def ask(index: int) -> None:
         async with gate:
             body = {"model": model, **_payload(work.asks[index].messages, cached=cached)}
             answers[index] = await stream_answer(client, CHAT, body)
-        bar.advance(task)
+        bar.advance()
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -81,7 +93,7 @@ async def _ask_all(
         history.append((question, answer.text))
         done.answers.append(answer)
         done.right.append(answer.text.strip() == wanted_text)
-        bar.advance(task)
+        bar.advance()
     done.seconds = time.perf_counter() - started
     return done
 
@@ -106,14 +118,14 @@ class _First:
     chunks: int
 
 
-async def _with_and_without(base_url: str, nats_url: str, work: Workload, concurrency: int, bar: Progress) -> _First:
+async def _with_and_without(base_url: str, nats_url: str, work: Workload, concurrency: int) -> _First:
     """Run the whole workload twice over: with the cache, and without."""
     # A cell serves before its storage is there, but copies nothing to host memory then.
     status = await _when(nats_url, lambda status: any(pool.tier == "host" for pool in status.pools))
     pages = sum(pool.total for pool in status.pools if pool.tier == "device")
     async with _client(base_url, concurrency) as client:
         model = (await served_model(client))["id"]
-        common: dict[str, Any] = {"concurrency": concurrency, "bar": bar}
+        common: dict[str, Any] = {"concurrency": concurrency}
         cached = await _ask_all(client, model, work, name="cached", cached=True, **common)
         plain = await _ask_all(client, model, work, name="uncached", cached=False, **common)
     # Saves give way to requests. The cell is about to end, and what it has not saved by then is gone.
@@ -132,14 +144,14 @@ async def _when(nats_url: str, is_so: Callable[[CellStatus], bool]) -> CellStatu
             await asyncio.sleep(LOOK_S)
 
 
-async def _after_restart(base_url: str, nats_url: str, work: Workload, chunks: int, bar: Progress) -> report.Pass:
+async def _after_restart(base_url: str, nats_url: str, work: Workload, chunks: int) -> report.Pass:
     """Ask a question about each document, one at a time, of a cell with nothing but the ``chunks`` of the last one."""
     # A cell serves before its storage has looked through its disk.
     await _when(nats_url, lambda status: status.chunks >= chunks)
     async with _client(base_url, 1) as client:
         model = (await served_model(client))["id"]
         first = dataclasses.replace(work, asks=[work.asks[index] for index in _first_questions(work)], talk=[])
-        return await _ask_all(client, model, first, name="restarted", cached=True, concurrency=1, bar=bar)
+        return await _ask_all(client, model, first, name="restarted", cached=True, concurrency=1)
 
 
 def _client(base_url: str, concurrency: int) -> httpx.AsyncClient:
@@ -155,12 +167,11 @@ def _first_questions(work: Workload) -> list[int]:
 
 
 def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Console) -> int:
-    with Progress(console=console) as bar:
-        with running(config, environ=AS_KV) as first:
-            first_seen = asyncio.run(_with_and_without(first.base_url, first.nats_url, work, concurrency, bar))
-        # All processes and the broker are new; only the disk is not.
-        with running(config, environ=FROM_DISK) as second:
-            again = asyncio.run(_after_restart(second.base_url, second.nats_url, work, first_seen.chunks, bar))
+    with running(config, environ=AS_KV) as first:
+        first_seen = asyncio.run(_with_and_without(first.base_url, first.nats_url, work, concurrency))
+    # All processes and the broker are new; only the disk is not.
+    with running(config, environ=FROM_DISK) as second:
+        again = asyncio.run(_after_restart(second.base_url, second.nats_url, work, first_seen.chunks))
     cached, plain = first_seen.cached, first_seen.plain
     report.print_passes(console, [cached, plain, again])
     report.print_sources(console, [*cached.answers, *again.answers])

@@ -13,6 +13,7 @@ import msgspec
 from shared.arguments import ArgumentParser
 from shared.errors import ConfigError
 from shared.guard import guarded
+from shared.progress_line import shown
 from thermocline.doctor import gpu
 from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
@@ -76,9 +77,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _gpu(options: argparse.Namespace) -> int:
     try:
-        table = gpu.prove(options.model, lambda line: print(line, file=sys.stderr, flush=True))
+        with shown("proving the GPU") as bar:
+            table = gpu.prove(options.model, bar.say)
     except ConfigError as error:
-        print(error.message, file=sys.stderr)
+        print(f"thermocline doctor: {error.message}", file=sys.stderr)
         return 1
     print(msgspec.json.format(msgspec.json.encode(table)).decode() if options.json else gpu.report(table))
     return 0 if gpu.is_usable(table) else 1
@@ -98,9 +100,10 @@ def _profile(options: argparse.Namespace) -> int:
             disk_dir=options.disk_dir,
             out=options.out,
         )
-        profile, path = make_profile(wish, lambda line: print(f"measuring: {line}", file=sys.stderr, flush=True))
+        with shown("measuring") as bar:
+            profile, path = make_profile(wish, lambda line: bar.say(f"measuring {line}"))
     except ConfigError as error:
-        print(error.message, file=sys.stderr)
+        print(f"thermocline doctor: {error.message}", file=sys.stderr)
         return 1
     print(msgspec.json.encode(profile).decode() if options.json else report(profile, path))
     return 0

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from shared.arguments import ArgumentParser, whole_number
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.logs import kept_off_stdout
+from shared.model_folder import check_model, find_model
+from shared.progress_line import shown
 from shared.quality_gate import write_gate
 from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.generated_tasks import GENERATED, generate
@@ -93,6 +93,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     model_dir = options.model or bundled_model()
     if model_dir is None:
         raise OperatorError("there is no bundled model here; name one with --model")
+    model_dir = find_model(str(model_dir))
+    check_model(model_dir)
     order = Order(
         model_dir=model_dir,
         task=_task(options, model_dir),
@@ -108,9 +110,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         device=options.device,
         threads=options.threads,
     )
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task("prefixes", total=None)
-        evaluation = run(order, on_group=lambda done, groups: bar.update(shown, completed=done, total=groups))
+    with shown("prefixes") as bar:
+        evaluation = run(order, on_group=bar.update)
     print(msgspec.json.encode(evaluation).decode() if options.json else table(evaluation))
     if options.max_drop is None:
         return 0

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import uvloop
 from rich.console import Console
-from rich.progress import Progress
 
 from shared.arguments import with_new_json
 from shared.errors import ConfigError, InvalidRequest, OperatorError, ThermoclineError, Unavailable
 from shared.guard import guarded
-from thermocline.flags import DEFAULT_URL
+from shared.progress_line import shown
+from thermocline.flags import DEFAULT_URL, check_writable
 from thermocline.load.arrivals import arrival_times
 from thermocline.load.clock import MonotonicClock
 from thermocline.load.command_line import DEFAULT_CLOSED_PLACES, MAX_PLACES, check, parser
@@ -31,7 +31,7 @@ from thermocline.load.http_client import HttpClient
 from thermocline.load.machine import hardware, versions
 from thermocline.load.null_server import null_server
 from thermocline.load.prompts import PromptMaker
-from thermocline.load.report import Client, Report, as_json, check_writable, load, save
+from thermocline.load.report import Client, Report, as_json, load, save
 from thermocline.load.table import show, show_comparison
 from thermocline.load.talker import Talker
 from thermocline.load.workloads import UnsharedOptions, UnsharedWorkload, make_workload
@@ -148,10 +148,9 @@ async def _run(options: argparse.Namespace, arguments: list[str], base_url: str,
             seed=options.seed,
         )
         await _warm_up(options, http, dialect, clock)
-        with Progress(console=Console(stderr=True), transient=True) as bar, _long_lived_objects_left_alone():
-            task = bar.add_task("requests", total=options.requests)
+        with shown("requests", options.requests) as bar, _long_lived_objects_left_alone():
             used_s, began_s = time.process_time(), time.perf_counter()
-            outcome = await Driver(workload, talker, clock, pace, lambda reply: bar.advance(task)).run()
+            outcome = await Driver(workload, talker, clock, pace, lambda reply: bar.advance()).run()
             cpu_part = (time.process_time() - used_s) / max(1e-9, time.perf_counter() - began_s)
     finally:
         http.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,10 +74,3 @@ def load(path: Path) -> Report:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     except UNDECODABLE as error:
         raise InvalidRequest(f"{path} is no result of `thermocline load` with schema {SCHEMA}: {error}") from error
-
-
-def check_writable(path: Path) -> None:
-    """Raise OperatorError before a run whose figures could not be kept."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OperatorError(f"--out {path} cannot be written: is {folder} a folder that you may write to?")

@@ -17,7 +17,7 @@ from rich.console import Console
 from services.gateway.openai_schema.cell import PageLink
 from shared.arguments import ArgumentParser
 from shared.config import ENVIRONMENT_PREFIX
-from shared.errors import OperatorError, ThermoclineError
+from shared.errors import OperatorError, ThermoclineError, reason_of
 from shared.guard import guarded
 from thermocline.cache.gateway_client import admin_headers, client, post
 from thermocline.flags import DEFAULT_URL
@@ -102,7 +102,7 @@ def _admin_key(file: str | None) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise OperatorError(f"--admin-key-file {file} cannot be read: {error}") from error
+        raise OperatorError(f"--admin-key-file {file} cannot be read: {reason_of(error)}") from error
 
 
 def _seconds(text: str) -> float:

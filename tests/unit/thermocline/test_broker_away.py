@@ -26,7 +26,7 @@ COMMANDS = (
 GATEWAY_COMMANDS = (
     "cache unpin kept --url {url}",
     "cache pin --prompt text --url {url}",
-    "trace {folder}/trace.jsonl --url {url}",
+    "trace send {folder}/trace.jsonl --url {url}",
     "load --workload burst --url {url}",
     "top --once --url {url}",
 )

@@ -68,10 +68,10 @@ def test_a_command_line_without_sense_is_refused(argv: list[str], capsys: pytest
 
 @pytest.mark.parametrize(
     ("argv", "part"),
-    [(["pin", "--prompt", "x"], "--url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
+    [(["pin", "--prompt", "x"], "need --url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
      (["pin", "--prompt-file", "/nowhere/f", "--url", "http://127.0.0.1:1"], "cannot read"),
-     (["pin", "--prompt", "x", "--url", "ftp://x"], "--url"), (["ls", "--model", "/nowhere"], "no directory"),
-     (["divergences", "--model", "/nowhere"], "no directory"),
+     (["pin", "--prompt", "x", "--url", "ftp://x"], "--url"), (["ls", "--model", "/nowhere"], "no such folder"),
+     (["divergences", "--model", "/nowhere"], "no such folder"),
      (["prewarm", "/nowhere/f"], "cannot read"),
      (["flush", "--namespace", "ab" * 16, "--salt", "s"], "either")],
 )  # fmt: skip

@@ -84,7 +84,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--gpu"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("proving the GPU failed: there is none that PyTorch can use: ")
+    assert said.err.startswith("thermocline doctor: proving the GPU failed: there is none that PyTorch can use: ")
 
 
 def test_a_checkpoint_is_proven_with_its_own_heads(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_model_is_measured_beside_the_movers(
     assert "restoration of OPTForCausalLM, float32, cpu, 1 threads" in shown[0].out
     assert "A hidden state has" not in shown[0].out
     assert "with grouped queries it saves nothing" in shown[1].out
-    assert "measuring: a prefix of 64 tokens" in shown[1].err
+    assert [each.err for each in shown] == ["", ""]  # Progress is for terminals.
 
 
 def test_what_cannot_be_measured_is_said(
