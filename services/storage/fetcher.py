@@ -205,6 +205,9 @@ class Fetcher:
         # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
         progress.missing += self._source.take_lost()
         measures.FETCH_SECONDS.observe(seconds)
+        if error and fetch.order.lender is not None:
+            lender = fetch.order.lender.storage_id
+            _log.warning("loan_failed", fetch=fetch_id, lender=lender, chunks=progress.chunks, reason=error)
         if self._tracer is not None and fetch.order.trace:
             _record(self._tracer, fetch, self._form, seconds, error)
         await self._events.fetched(fetch_id, progress, form=self._form, is_over=True, error=error, seconds=seconds)
