@@ -59,6 +59,7 @@ class Lenders:
         self._staging: Staging | None = None
         self._buffers: Buffers | None = None
         self._is_registered = False
+        self._refusal = ""  # Why memory was not registered when that was tried last.
         self._registering = asyncio.Lock()
         self._chunks_a_read = 1
         self._late: list[tuple[memoryview, LateRead]] = []
@@ -141,6 +142,8 @@ class Lenders:
         self._take_back()
         if self._late:
             yield "sharing", f"{len(self._late)} buffers are held by reads that are late", "--share"
+        if self._refusal:
+            yield "sharing", f"memory to read into was refused: {self._refusal}", "--share"
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -184,6 +187,11 @@ class Lenders:
         Raises TransportError.
         """
         async with self._registering:
-            if not self._is_registered and self._staging is not None:
+            if self._is_registered or self._staging is None:
+                return
+            try:
                 await asyncio.to_thread(self._engine.register, self._staging.memory())
-                self._is_registered = True
+            except TransportError as error:
+                self._refusal = error.message
+                raise
+            self._is_registered, self._refusal = True, ""

@@ -18,6 +18,7 @@ from services.storage.io_threads import IoThreads
 from services.storage.pools import Pools
 from services.storage.sharing.engine import LateRead, TransferEngine
 from services.storage.sharing.lenders import Lenders
+from services.storage.sharing.loan_groups import chunks_a_read, slot_nbytes
 from services.storage.sharing.loan_run import LoanRun
 from services.storage.sharing.nixl_engine import NixlEngine
 from services.storage.sharing.open_pool import SharedPool
@@ -292,6 +293,17 @@ def _sound(nodes: Nodes, chunks: list[FetchChunk]) -> list[bool]:
     return [chunk.place in found for chunk in chunks]
 
 
+@pytest.mark.parametrize(("layers", "expected"), [(3, 16), (40, 8), (1024, 1)])
+def test_four_reads_fit_in_the_memory_for_them(layers: int, expected: int) -> None:
+    """Of as many chunks as that allows, up to sixteen; where a chunk is large, of one."""
+    geometry = KvGeometry(layers=layers, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
+
+    chunks = chunks_a_read(geometry, 11 << 20)
+
+    assert chunks == expected
+    assert chunks == 1 or 4 * slot_nbytes(geometry, chunks) <= 11 << 20
+
+
 @BY_NIXL
 async def test_several_chunks_come_by_one_read(nodes: Nodes) -> None:
     """Eight by two, wherever the lender has their pages; the scheduler hears of it on the way."""
@@ -334,10 +346,14 @@ async def test_memory_that_was_refused_is_offered_with_the_next_fetch(nodes: Nod
     nodes.engine.refusals = 1
 
     refused = await nodes.fetch(nodes.chunk())
+    ((what, reason, _),) = nodes.lenders.faults()
     taken = await nodes.fetch(nodes.chunk())
 
     assert "NIXL_ERR_BACKEND" in refused.error
+    assert what == "sharing"
+    assert "NIXL_ERR_BACKEND" in reason
     assert taken.error == ""
+    assert list(nodes.lenders.faults()) == []
 
 
 @BY_NIXL
