@@ -50,10 +50,10 @@ def _holds_document(cell: CellStatus) -> bool:
     return cached >= DOCUMENT_TOKENS // PAGE_SIZE
 
 
-def _prompts(checkpoints: Checkpoints, seed: int) -> tuple[list[int], list[int]]:
+def _prompts(checkpoints: Checkpoints, seed: int, family: str = "llama") -> tuple[list[int], list[int]]:
     """Two questions about one document whose answers rounding cannot change."""
     rng = random.Random(seed)
-    _, reference = checkpoints["llama"]
+    _, reference = checkpoints[family]
     document = [rng.randrange(8, VOCAB_SIZE) for _ in range(DOCUMENT_TOKENS)]
     first, second = (
         reference.decided(lambda: [*document, *(rng.randrange(8, VOCAB_SIZE) for _ in range(9))], 8, ignore_eos=True)
@@ -62,12 +62,15 @@ def _prompts(checkpoints: Checkpoints, seed: int) -> tuple[list[int], list[int]]
     return first, second
 
 
+@pytest.mark.parametrize("family", ["llama", "mla", "qwen3_next", "bamba"])
 async def test_a_prefix_comes_from_another_nodes_host_memory(
-    nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path
+    family: str, nats_server: NatsServer, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    """Nothing of the document is computed again, and the answer is the same; the copy at the lender is free again."""
-    model, reference = checkpoints["llama"]
-    first, second = _prompts(checkpoints, 5)
+    """Nothing of the document is computed again, and the answer is the same; the lender's copy is free again. Pages
+    may hold K and V, latents, or what layers of linear attention or a state-space model carry.
+    """
+    model, reference = checkpoints[family]
+    first, second = _prompts(checkpoints, 5, family)
     async with running_machines(
         (nats_server.url,), model, tmp_path, has_disks=False, storage={"share": "nixl"}
     ) as machines:
