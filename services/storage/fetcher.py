@@ -176,7 +176,15 @@ class Fetcher:
     async def _bring(self, fetch: _Fetch) -> str:
         async with self._turns:
             await self._gate.passed(fetch.after)
-            return await self._run_of(fetch).bring(lambda: self._report(fetch))
+            run = self._run_of(fetch)
+            if isinstance(run, LoanRun):
+                begun_s = self._clock_s()
+                error = await run.connect()
+                # Loans are judged by the speed of the network, of which a first connection says nothing.
+                fetch.started_s += self._clock_s() - begun_s
+                if error:
+                    return error
+            return await run.bring(lambda: self._report(fetch))
 
     def _run_of(self, fetch: _Fetch) -> FetchRun | LoanRun:
         order, host = fetch.order, self._pools.pool(self._form)

@@ -58,23 +58,36 @@ class Lenders:
         self._geometry: KvGeometry | None = None
         self._staging: Staging | None = None
         self._buffers: Buffers | None = None
-        self._is_registered = False
         self._refusal = ""  # Why memory was not registered when that was tried last.
         self._registering = asyncio.Lock()
         self._chunks_a_read = 1
         self._late: list[tuple[memoryview, LateRead]] = []
 
     def open(self, geometry: KvGeometry) -> None:
-        """There is a pool of this geometry to read into. Raises ConfigError without room for one chunk of it."""
+        """There is a pool of this geometry to read into. Blocking. Raises ConfigError without room for one chunk of it.
+
+        Memory that the engine refuses is offered again when there is something to read.
+        """
         chunks = chunks_a_read(geometry, self._staging_bytes)
         self._staging = Staging(self._staging_bytes, slot_nbytes(geometry, chunks))
         self._geometry, self._buffers, self._chunks_a_read = geometry, Buffers(self._staging), chunks
+        self._register()
 
     def groups(self, lender: Lender, chunks: list[FetchChunk]) -> list[LentGroup]:
         """The reads of one fetch. Raises InvalidRequest for an order without sense."""
         if self._geometry is None:
             raise InvalidRequest("there is no host pool yet")
         return groups_of(lender, chunks, self._chunks_a_read)
+
+    async def connect(self, lender: Lender, left_s: Callable[[], float]) -> str:
+        """Have a connection within ``left_s()`` seconds; returns "", or why there is none. Never raises that."""
+        try:
+            async with asyncio.timeout(max(0.001, left_s())):
+                await self.link(lender)
+        except (ThermoclineError, TimeoutError) as error:
+            self.forget(lender)
+            return str(error) or "the lender took too long"
+        return ""
 
     async def bring(
         self, lender: Lender, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
@@ -163,7 +176,7 @@ class Lenders:
                 self._late.append((buffer, read))
 
     async def _open_link(self, lender: Lender) -> Link:
-        await self._register()
+        await self._register_again()
         call = OpenPool(engine=self._engine.name, incarnation=lender.incarnation)
         subject = subjects.rpc("storage", "pool", lender.storage_id)
         try:
@@ -181,17 +194,22 @@ class Lenders:
         _log.info("lender_connected", storage=lender.storage_id, pages=opened.handle.pages)
         return link
 
-    async def _register(self) -> None:
-        """Open the memory that reads write to for them. What was refused once is offered again with the next fetch.
-
-        Raises TransportError.
-        """
+    async def _register_again(self) -> None:
+        """Offer memory that was refused before. Raises TransportError where it still is."""
         async with self._registering:
-            if self._is_registered or self._staging is None:
-                return
-            try:
-                await asyncio.to_thread(self._engine.register, self._staging.memory())
-            except TransportError as error:
-                self._refusal = error.message
-                raise
-            self._is_registered, self._refusal = True, ""
+            if self._refusal:
+                await asyncio.to_thread(self._register)
+        if self._refusal:
+            raise TransportError(f"memory to read into was refused: {self._refusal}")
+
+    def _register(self) -> None:
+        """Open the memory that reads write to for them, or note why that cannot be. Blocking."""
+        assert self._staging is not None
+        try:
+            self._engine.register(self._staging.memory())
+        except TransportError as error:
+            self._refusal = error.message
+            measures.TIER_FAILURES.labels("lender").inc()
+            _log.warning("lenders_left_out", reason=error.message)
+        else:
+            self._refusal = ""

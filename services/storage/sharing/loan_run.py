@@ -37,6 +37,10 @@ class LoanRun:
         self._host = host
         self._left_s = left_s
 
+    async def connect(self) -> str:
+        """Have a connection to the lender; returns "", or why there is none."""
+        return await self._lenders.connect(self._lender, self._left_s)
+
     async def bring(self, report: Callable[[], Awaitable[None]]) -> str:
         """Bring what can be had; ``report`` is called on the way. Returns "", or why it ended early.
 

@@ -19,6 +19,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self.fault: Callable[[], None] = lambda: None
+        self.connecting: Callable[[], None] = lambda: None
         self.connections = 0
         self.reads = 0
         self.refusals = 0
@@ -33,6 +34,7 @@ class LocalEngine:
         return b"peer"
 
     def connect(self, metadata: bytes) -> str:
+        self.connecting()
         self.connections += 1
         return metadata.decode()
 

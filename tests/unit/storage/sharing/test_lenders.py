@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from services.storage.backends import ChunkKey
 from services.storage.core.chunk_runs import run_keys
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.fetch_progress import FetchProgress
+from services.storage.fetcher import Fetcher
 from services.storage.io_threads import IoThreads
+from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
 from services.storage.sharing.engine import LateRead, TransferEngine
 from services.storage.sharing.lenders import Lenders
@@ -23,6 +27,7 @@ from services.storage.sharing.loan_run import LoanRun
 from services.storage.sharing.nixl_engine import NixlEngine
 from services.storage.sharing.open_pool import SharedPool
 from services.storage.sharing.parts import is_installed
+from services.storage.tier_events import TierEvents
 from shared import subjects
 from shared.chunks import chunk_pages
 from shared.errors import IntegrityError, InvalidRequest, TransportError
@@ -30,7 +35,7 @@ from shared.ids import chain_pages, chain_root, namespace_digest
 from shared.memory import HostPoolView, unlink_all
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
-from shared.messages.storage_plans import Lender
+from shared.messages.storage_plans import FetchChunks, Lender
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.run_name import RUN
 from tests.unit.storage.sharing.local_engine import LocalEngine
@@ -60,6 +65,8 @@ class Nodes:
     lenders: Lenders
     engine: TransferEngine
     identities: bytes
+    pools: Pools
+    threads: IoThreads
     pages: list[int] = field(default_factory=lambda: [5, 6, 2, 9])
 
     def chunk(self, *, wanted: Sequence[bool] = (True,) * EACH) -> FetchChunk:
@@ -112,7 +119,7 @@ async def nodes(request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
     lenders.open(GEOMETRY)
     tokens = np.arange(EACH * GEOMETRY.page_size, dtype="<i4").tobytes()
     identities = chain_pages(chain_root(NAMESPACE), tokens, GEOMETRY.page_size * 4)
-    nodes = Nodes(bus, pools.host, own, lenders, made[1], identities)
+    nodes = Nodes(bus, pools.host, own, lenders, made[1], identities, pools, threads)
     rng = np.random.default_rng(3)
     for index, page in enumerate(nodes.pages):
         pools.host.pages[page] = rng.integers(0, 256, pools.host.pages[page].shape, np.uint8)
@@ -343,7 +350,8 @@ async def test_what_comes_before_a_bad_page_of_a_read_arrives(nodes: Nodes, bad:
 async def test_memory_that_was_refused_is_offered_with_the_next_fetch(nodes: Nodes) -> None:
     """A storage whose memory UCX refused once is no storage that never borrows again."""
     assert isinstance(nodes.engine, LocalEngine)
-    nodes.engine.refusals = 1
+    nodes.engine.refusals = 2
+    nodes.lenders.open(GEOMETRY)
 
     refused = await nodes.fetch(nodes.chunk())
     ((what, reason, _),) = nodes.lenders.faults()
@@ -354,6 +362,61 @@ async def test_memory_that_was_refused_is_offered_with_the_next_fetch(nodes: Nod
     assert "NIXL_ERR_BACKEND" in reason
     assert taken.error == ""
     assert list(nodes.lenders.faults()) == []
+
+
+@dataclass
+class _Events:
+    """What the scheduler is told of the end of a fetch."""
+
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    seconds: float = 0.0
+    error: str = ""
+
+    async def fetched(self, fetch_id: int, progress: FetchProgress, **told: Any) -> None:
+        self.seconds, self.error = told["seconds"], told.get("error", "")
+        if told["is_over"]:
+            self.is_over.set()
+
+
+async def test_the_time_of_a_loan_is_without_its_connection(nodes: Nodes) -> None:
+    """The speed of the network comes of it, and whether the next prefix is worth lending."""
+    assert isinstance(nodes.engine, LocalEngine)
+    now_s = [0.0]
+
+    def takes(seconds: float) -> Callable[[], None]:
+        def pass_time() -> None:
+            now_s[0] += seconds
+
+        return pass_time
+
+    nodes.engine.connecting, nodes.engine.fault = takes(5.0), takes(1.0)
+    events = _Events()
+    source: Any = SimpleNamespace(take_lost=list)
+    fetcher = Fetcher(
+        form="kv",
+        pools=nodes.pools,
+        gate=PageGate(),
+        source=source,
+        threads=nodes.threads,
+        events=cast("TierEvents", events),
+        clock_s=lambda: now_s[0],
+        lenders=nodes.lenders,
+    )
+    order = FetchChunks(
+        fetch_id=1,
+        namespace=NAMESPACE,
+        depth=0,
+        identities=nodes.identities,
+        host_pages=pack_int32([1, 3, 4, 7]),
+        deadline_ms=60_000,
+        lender=nodes.lender(),
+    )
+
+    await fetcher.add(order)
+    await events.is_over.wait()
+
+    assert events.error == ""
+    assert events.seconds == 1.0
 
 
 @BY_NIXL
