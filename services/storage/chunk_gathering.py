@@ -62,14 +62,27 @@ def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device:
 
 
 def scatter_chunk(chunk: FetchChunk, blob: memoryview, checksums: Checksums, host: HostPoolView) -> None:
-    """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``.
-
-    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
-    """
+    """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``."""
     pages = pages_of(blob, host.geometry)
     identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)
     kept = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
-    for first, into, count in _runs(kept, chunk.host_pages[kept]):
+    put_pages(host, kept, chunk.host_pages[kept], pages, checksums, identities)
+
+
+def put_pages(
+    host: HostPoolView,
+    sources: npt.NDArray[np.int32],
+    targets: npt.NDArray[np.int32],
+    pages: npt.NDArray[np.uint8],
+    checksums: Checksums,
+    identities: npt.NDArray[np.uint8],
+) -> None:
+    """Copy verified ``pages[sources]`` to the host pages ``targets`` (int32 [n] both), and seal them with checksums and
+    identities of the same rows.
+
+    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
+    """
+    for first, into, count in _runs(sources, targets):
         source, target = slice(first, first + count), slice(into, into + count)
         host.clear(target)
         host.pages[target] = pages[source]

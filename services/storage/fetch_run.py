@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
-from services.storage.backends import REMOTE_WIDTH, ChunkKey
-from services.storage.chunk_format import Checksums
+from services.storage.backends import REMOTE_WIDTH
 from services.storage.chunk_gathering import scatter_chunk
-from services.storage.chunk_source import Lost, Unverified
+from services.storage.chunk_source import Brought, ChunkSource, Lost, Unverified
 from services.storage.core.fetch_check import FetchChunk
-from services.storage.core.fetch_progress import FetchProgress, Source
+from services.storage.core.fetch_progress import FetchProgress
 from services.storage.io_threads import IoThreads
 from shared.errors import IntegrityError
 from shared.memory import HostPoolView
@@ -24,38 +23,9 @@ FAR_AHEAD = REMOTE_WIDTH
 """Chunks of one fetch that are under way at once where the object store is asked: a request holds no thread there."""
 
 
-class Arrived(Protocol):
-    """A verified chunk, not sealed, whose pages lie in ``blob``."""
+Reading = asyncio.Task[Brought | Unverified | Lost]
 
-    @property
-    def source(self) -> Source: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def blob(self) -> memoryview: ...
-    @property
-    def checksums(self) -> Checksums: ...
-
-
-class Reads(Protocol):
-    """Where chunks come from (:class:`chunk_source.ChunkSource`, :class:`sharing.lenders.LenderSource`)."""
-
-    def is_near(self, key: ChunkKey) -> bool:
-        """Whether a chunk takes a thread while it is read."""
-        ...
-
-    async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Any:
-        """Return an :class:`Arrived` or :class:`Unverified`, to be given back by :meth:`finish`, or a :class:`Lost`."""
-        ...
-
-    def finish(self, brought: Any, *, is_promoted: bool) -> None:
-        """Done with it."""
-        ...
-
-
-Reading = asyncio.Task[Arrived | Unverified | Lost]
-
-Came = list[tuple[FetchChunk, Arrived | Unverified]]
+Came = list[tuple[FetchChunk, Brought | Unverified]]
 
 
 class FetchRun:
@@ -65,7 +35,7 @@ class FetchRun:
         self,
         chunks: list[FetchChunk],
         progress: FetchProgress,
-        source: Reads,
+        source: ChunkSource,
         threads: IoThreads,
         host: HostPoolView,
         *,
@@ -115,14 +85,14 @@ class FetchRun:
         """Chunks that may be under way when this one begins, itself included."""
         return min(READ_AHEAD, self._threads.shares.depth) if self._source.is_near(chunk.key) else FAR_AHEAD
 
-    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Arrived | Unverified | Lost]:
+    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Unverified | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
     async def _put(self, came: Came) -> tuple[bool, tuple[FetchChunk, Lost] | None]:
         """Put chunks into the host pool, in order, up to the first that is not what it should be. Returns whether that
         should be told now, and which is not.
         """
-        put: list[Arrived] = []
+        put: list[Brought] = []
         bad: tuple[FetchChunk, Lost] | None = None
         try:
             put, error = await self._threads.run(True, _scatter, came, self._host)
@@ -171,12 +141,12 @@ def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
     return arrived
 
 
-def _scatter(came: Came, host: HostPoolView) -> tuple[list[Arrived], IntegrityError | None]:
+def _scatter(came: Came, host: HostPoolView) -> tuple[list[Brought], IntegrityError | None]:
     """Verify what is not yet, and copy it to the host pool: what was, and why it ended with that, if it did early."""
-    put: list[Arrived] = []
+    put: list[Brought] = []
     for chunk, found in came:
         try:
-            brought: Arrived = found.verify() if isinstance(found, Unverified) else found
+            brought = found.verify() if isinstance(found, Unverified) else found
         except IntegrityError as error:
             return put, error
         scatter_chunk(chunk, brought.blob, brought.checksums, host)

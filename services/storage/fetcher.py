@@ -16,11 +16,13 @@ from services.storage import measures
 from services.storage.chunk_source import ChunkSource
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.fetch_progress import FetchProgress
-from services.storage.fetch_run import FetchRun, Reads
+from services.storage.fetch_run import FetchRun
 from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
 from services.storage.sharing.lenders import Lenders
+from services.storage.sharing.loan_groups import LentGroup
+from services.storage.sharing.loan_run import LoanRun
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.errors import InvalidRequest, ThermoclineError
@@ -45,7 +47,7 @@ class _Fetch:
     after: tuple[int, ...]  # Reads of its host pages that were ordered before it.
     started_s: float
     deadline_s: float
-    source: Reads
+    lent: list[LentGroup]  # What it reads from another node; empty where it is from this one's tiers.
     bringing: asyncio.Task[str] | None = None
     ending: str = ""  # Why it was cut off.
 
@@ -105,7 +107,7 @@ class Fetcher:
             return
         try:
             chunks = self._pools.check_fetch(order)
-            source = self._source_of(order, chunks)
+            lent = self._lent_of(order, chunks)
         except ThermoclineError as error:
             await self._refuse(order, error.message)
             return
@@ -121,7 +123,7 @@ class Fetcher:
             self._gate.write_ordered(pages),
             now_s,
             now_s + order.deadline_ms / 1000,
-            source,
+            lent,
         )
         self._fetches[order.fetch_id] = fetch
         measures.FETCHES.inc()
@@ -145,13 +147,13 @@ class Fetcher:
             self.cancel(fetch_id, reason)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _source_of(self, order: FetchChunks, chunks: list[FetchChunk]) -> Reads:
-        """Where a fetch reads from. Raises InvalidRequest for a lender of no use."""
+    def _lent_of(self, order: FetchChunks, chunks: list[FetchChunk]) -> list[LentGroup]:
+        """Return what a fetch reads from another node. Raises InvalidRequest for a lender of no use."""
         if order.lender is None:
-            return self._source
+            return []
         if self._lenders is None:
             raise InvalidRequest("this storage does not read other nodes' memory: --share is off")
-        return self._lenders.source(order.lender, chunks)
+        return self._lenders.groups(order.lender, chunks)
 
     async def _run(self, fetch: _Fetch) -> None:
         error = ""
@@ -174,16 +176,27 @@ class Fetcher:
     async def _bring(self, fetch: _Fetch) -> str:
         async with self._turns:
             await self._gate.passed(fetch.after)
-            run = FetchRun(
-                fetch.chunks,
-                fetch.progress,
-                fetch.source,
-                self._threads,
-                self._pools.pool(self._form),
-                key_id=fetch.order.key_id,
-                left_s=lambda: fetch.deadline_s - self._clock_s(),
-            )
+            run = self._run_of(fetch)
+            if isinstance(run, LoanRun):
+                begun_s = self._clock_s()
+                error = await run.connect()
+                # Loans are judged by the speed of the network, without the first connection.
+                fetch.started_s += self._clock_s() - begun_s
+                if error:
+                    return error
             return await run.bring(lambda: self._report(fetch))
+
+    def _run_of(self, fetch: _Fetch) -> FetchRun | LoanRun:
+        order, host = fetch.order, self._pools.pool(self._form)
+
+        def left_s() -> float:
+            return fetch.deadline_s - self._clock_s()
+
+        if order.lender is not None and self._lenders is not None:
+            return LoanRun(self._lenders, order.lender, fetch.lent, fetch.progress, host, left_s=left_s)
+        return FetchRun(
+            fetch.chunks, fetch.progress, self._source, self._threads, host, key_id=order.key_id, left_s=left_s
+        )
 
     async def _report(self, fetch: _Fetch) -> None:
         seconds = self._clock_s() - fetch.started_s
@@ -205,6 +218,9 @@ class Fetcher:
         # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
         progress.missing += self._source.take_lost()
         measures.FETCH_SECONDS.observe(seconds)
+        if error and fetch.order.lender is not None:
+            lender = fetch.order.lender.storage_id
+            _log.warning("loan_failed", fetch=fetch_id, lender=lender, chunks=progress.chunks, reason=error)
         if self._tracer is not None and fetch.order.trace:
             _record(self._tracer, fetch, self._form, seconds, error)
         await self._events.fetched(fetch_id, progress, form=self._form, is_over=True, error=error, seconds=seconds)

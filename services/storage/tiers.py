@@ -37,7 +37,7 @@ from services.storage.warm_start import WarmStart
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.chunks import geometry_id
-from shared.errors import ConfigError, InvalidRequest, QueueFull, TransportError
+from shared.errors import ConfigError, InvalidRequest, QueueFull
 from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, form_name
@@ -182,7 +182,7 @@ class Tiers:
             if lenders is not None:
                 lenders.open(geometry)
             made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
-        except (ConfigError, TransportError) as error:
+        except ConfigError as error:
             measures.TIER_FAILURES.labels("staging").inc()
             _log.error("tiers_left_out", form=form_name(form), reason=error.message)
             self._why_closed[form] = self._unserved[form] = error.message

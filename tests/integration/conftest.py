@@ -13,6 +13,7 @@ from tests.checkpoints import make_checkpoint
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 from tests.run_name import RUN
+from tests.state_checkpoints import STATE_FAMILIES, make_state_checkpoint
 
 
 class Checkpoints(dict[str, tuple[Path, Reference]]):
@@ -23,7 +24,8 @@ class Checkpoints(dict[str, tuple[Path, Reference]]):
         self._folder = folder
 
     def __missing__(self, family: str) -> tuple[Path, Reference]:
-        made = make_checkpoint(family, self._folder / family)
+        make = make_state_checkpoint if family in STATE_FAMILIES else make_checkpoint
+        made = make(family, self._folder / family)
         self[family] = made, Reference(made)
         return self[family]
 

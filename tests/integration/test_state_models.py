@@ -12,30 +12,21 @@ from typing import Any
 import pytest
 
 from tests.cell import running_cell
+from tests.integration.conftest import Checkpoints
 from tests.integration.exact_scenario import DEVICE_TOKENS, SCHEDULER, Scenario, survive_all
 from tests.integration.test_tier_paths import DOCUMENT_TOKENS, Document, storage_settings
 from tests.nats_server import NatsServer
-from tests.reference import Reference
-from tests.state_checkpoints import make_state_checkpoint
 
 FAMILIES = ("qwen3_next", "bamba", "lfm2")
-
-
-@pytest.fixture(scope="session")
-def state_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
-    """The checkpoints of this run with what the library says of them."""
-    folder = tmp_path_factory.mktemp("states")
-    made = {family: make_state_checkpoint(family, folder / family) for family in FAMILIES}
-    return {family: (path, Reference(path)) for family, path in made.items()}
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("family", "page_size"), [("qwen3_next", 16), ("bamba", 64), ("lfm2", 1)])
 async def test_served_tokens_equal_generate(
-    family: str, page_size: int, state_checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
+    family: str, page_size: int, checkpoints: Checkpoints, nats_server: NatsServer
 ) -> None:
     """Alone and in chunks, on device and host hits, in mixed batches with cancelled neighbours, through preemption."""
-    model, reference = state_checkpoints[family]
+    model, reference = checkpoints[family]
     worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
 
     async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=SCHEDULER) as cell:
@@ -48,12 +39,12 @@ async def test_served_tokens_equal_generate(
 async def test_every_way_back_gives_the_same_answer(
     family: str,
     page_size: int,
-    state_checkpoints: dict[str, tuple[Path, Reference]],
+    checkpoints: Checkpoints,
     nats_server: NatsServer,
     tmp_path: Path,
 ) -> None:
     """Computed in chunks, then found on the device, in host memory and on the disk: states come with the pages."""
-    model, reference = state_checkpoints[family]
+    model, reference = checkpoints[family]
     async with running_cell(
         nats_server.url,
         model,
@@ -78,7 +69,7 @@ async def test_every_way_back_gives_the_same_answer(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     family: str,
-    state_checkpoints: dict[str, tuple[Path, Reference]],
+    checkpoints: Checkpoints,
     nats_server: NatsServer,
     second_broker: NatsServer,
     tmp_path: Path,
@@ -86,7 +77,7 @@ async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     """Every process and the broker are new, and pages have the size that the model was found to want: the first request
     is a disk hit, and its answer the same.
     """
-    model, reference = state_checkpoints[family]
+    model, reference = checkpoints[family]
     settings: dict[str, Any] = {
         "worker_settings": {"page_size": 0, "device_kv_bytes": 4 * 2**20},
         "scheduler_settings": {"host_writes": "through", "prefetch_wait": "full"},

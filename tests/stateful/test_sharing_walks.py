@@ -19,7 +19,7 @@ STORAGES = ("storage", "storage-b", "storage-c")
 NODES = ("node", "node-b", "node-c")
 TROUBLES = (
     *("worker_dies", "worker_starts", "worker_drains", "storage_dies", "storage_starts"),
-    *("storage_drains", "storage_drains", "hand_over_timer", "page_rots", "chunk_rots", "waiters_leave"),
+    *("storage_drains", "storage_drains", "hand_over_timer", "pause_timer", "page_rots", "chunk_rots", "waiters_leave"),
 )
 
 MUST_HAPPEN = (
@@ -36,6 +36,7 @@ MUST_HAPPEN = (
     "hit_tokens_host",
     "hit_tokens_lent",
     "loans_started",
+    "node_drain_pauses",
     "node_drains_cut_short",
     "node_drains_done",
     "raised_tokens",
@@ -85,11 +86,15 @@ class SharingDriver(CellDriver):
                     cell.deliver(storage)
                 if index % 3 == 0:
                     self.trouble("hand_over_timer", index)
+                if index % 4 == 1:
+                    self.fail_fetches()
         elif kind == "worker_drains" and cell.workers:
             super().trouble(kind, index)
         elif kind == "hand_over_timer":
             for name in [name for name in cell.timers if name.startswith("hand_over.")][:1]:
                 cell.fire(name)
+        elif kind == "pause_timer":
+            self.end_pauses()
         elif kind == "chunk_rots":
             for disk in cell.disks.values():
                 for pages in list(disk.chunks.values())[index % 5 :: 5]:
@@ -111,6 +116,27 @@ class SharingDriver(CellDriver):
             storage.fetch(index=index, chunks=1 + index % 3, error="made to fail" if index % 11 == 0 else "")
             if index % 3:
                 cell.deliver(storage)
+
+    def fail_fetches(self) -> None:
+        """No storage gets through to what it was to fetch."""
+        for storage in list(self.cell.storages.values()):
+            while storage.step():
+                pass
+            while storage.fetch(error="made to fail"):
+                self.cell.deliver(storage)
+
+    def end_pauses(self) -> bool:
+        """Have copies that failed ordered again; returns whether there were any."""
+        names = [name for name in self.cell.timers if name.startswith("hand_again.")]
+        for name in names:
+            self.cell.fire(name)
+        return bool(names)
+
+    def finish(self) -> None:
+        self.cell.drain()
+        while self.end_pauses():
+            self.cell.drain()
+        super().finish()
 
 
 def walk(seed: int) -> dict[str, int]:

@@ -36,6 +36,7 @@ TimerKind = Literal[
     "flush",
     "renew",
     "hand_over",
+    "hand_again",
 ]
 """What a timer of the core is for; :mod:`timers` has a handler for each."""
 

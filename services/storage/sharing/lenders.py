@@ -1,8 +1,7 @@
-"""Pages out of the host memory of another node's storage: a source of chunks like disk and object store.
+"""Reads the host memory of other nodes' storages: connections to them, and memory for what is on its way.
 
 The scheduler names the lender and its pages, and keeps their copies there until the fetch is over. Bytes, identities
-and checksums are read from its memory past its processor, into memory of this process, and only what verifies here goes
-on into the host pool: a page that the lender overwrote meanwhile, or that is damaged, is a miss.
+and checksums are read past the lender's processor; :mod:`loan_groups` verifies them here.
 """
 
 from __future__ import annotations
@@ -10,33 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Iterator
 
 from services.storage import measures
-from services.storage.backends import BLOCK_BYTES, ChunkKey
 from services.storage.buffers import Buffers
-from services.storage.chunk_format import Checksums, blob_nbytes, payload_view
-from services.storage.chunk_payload import hash_payload
-from services.storage.chunk_source import Lost
 from services.storage.core.fetch_check import FetchChunk
-from services.storage.core.fetch_progress import Source
-from services.storage.core.save_check import NOWHERE
 from services.storage.io_threads import IoThreads
-from services.storage.mover import merge_runs
-from services.storage.sharing.engine import LateRead, Span, TransferEngine
+from services.storage.sharing.engine import LateRead, TransferEngine
+from services.storage.sharing.loan_groups import LentGroup, Link, bring_group, chunks_a_read, groups_of, slot_nbytes
 from services.storage.staging import Staging
 from shared import logs, subjects
 from shared.bus.protocol import Bus
-from shared.chunks import chunk_pages
 from shared.codec import decode, encode
-from shared.errors import IntegrityError, InvalidRequest, ThermoclineError, TransportError
-from shared.ids import DIGEST_BYTES
-from shared.memory.host_pool import CHECKSUM_BYTES
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.errors import InvalidRequest, ThermoclineError, TransportError
+from shared.memory import HostPoolView
+from shared.messages.pools import KvGeometry
 from shared.messages.sharing import OpenedPool, OpenPool
 from shared.messages.storage_plans import Lender
 
@@ -47,28 +34,6 @@ OPEN_S = 5.0
 """How long a lender may take to say where its pool is."""
 
 _log = logs.get_logger("storage")
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A connection to one incarnation of a lender."""
-
-    peer: str
-    address: int
-    handle: PoolHandle
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A verified chunk out of another node's memory, to be given back by :meth:`LenderSource.finish`."""
-
-    key: ChunkKey
-    place: int
-    blob: memoryview
-    checksums: Checksums
-    nbytes: int
-    buffer: memoryview
-    source: Source = "lender"
 
 
 class Lenders:
@@ -88,28 +53,57 @@ class Lenders:
         self._threads = threads
         self._staging_bytes = staging_bytes
         self._clock_s = clock_s
-        self._links: OrderedDict[tuple[str, str], _Link] = OrderedDict()
-        self._opening: dict[tuple[str, str], asyncio.Task[_Link]] = {}
+        self._links: OrderedDict[tuple[str, str], Link] = OrderedDict()
+        self._opening: dict[tuple[str, str], asyncio.Task[Link]] = {}
         self._geometry: KvGeometry | None = None
+        self._staging: Staging | None = None
         self._buffers: Buffers | None = None
-        self._most_buffers = 0
+        self._refusal = ""  # Why memory was not registered when that was tried last.
+        self._registering = asyncio.Lock()
+        self._chunks_a_read = 1
         self._late: list[tuple[memoryview, LateRead]] = []
 
     def open(self, geometry: KvGeometry) -> None:
-        """There is a pool of this geometry to read into. Blocking. Raises ConfigError without room for one chunk of it,
-        TransportError when its memory cannot be registered.
+        """There is a pool of this geometry to read into. Blocking. Raises ConfigError without room for one chunk of it.
+
+        Memory that the engine refuses is offered again when there is something to read.
         """
-        staging = Staging(self._staging_bytes, _slot_nbytes(geometry))
-        self._engine.register(staging.memory())
-        self._geometry, self._buffers, self._most_buffers = geometry, Buffers(staging), staging.buffers
+        chunks = chunks_a_read(geometry, self._staging_bytes)
+        self._staging = Staging(self._staging_bytes, slot_nbytes(geometry, chunks))
+        self._geometry, self._buffers, self._chunks_a_read = geometry, Buffers(self._staging), chunks
+        self._register()
 
-    def source(self, lender: Lender, chunks: list[FetchChunk]) -> LenderSource:
-        """Return what one fetch reads from. Raises InvalidRequest for an order without sense."""
-        if self._geometry is None or self._buffers is None:
+    def groups(self, lender: Lender, chunks: list[FetchChunk]) -> list[LentGroup]:
+        """Return the reads of one fetch. Raises InvalidRequest for an order without sense."""
+        if self._geometry is None:
             raise InvalidRequest("there is no host pool yet")
-        return LenderSource(self, lender, _lent_pages(lender, chunks), self._geometry, self._buffers)
+        return groups_of(lender, chunks, self._chunks_a_read)
 
-    async def link(self, lender: Lender) -> _Link:
+    async def connect(self, lender: Lender, left_s: Callable[[], float]) -> str:
+        """Have a connection within ``left_s()`` seconds; returns "", or why there is none. Never raises that."""
+        try:
+            async with asyncio.timeout(max(0.001, left_s())):
+                await self.link(lender)
+        except (ThermoclineError, TimeoutError) as error:
+            self.forget(lender)
+            return str(error) or "the lender took too long"
+        return ""
+
+    async def bring(
+        self, lender: Lender, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
+    ) -> tuple[int, str]:
+        """Bring one group to ``host`` within ``left_s()`` seconds; returns how many of its chunks arrived, and why
+        not all of them did. Never raises what went wrong.
+        """
+        try:
+            async with asyncio.timeout(max(0.001, left_s())):
+                link = await self.link(lender)
+            return await self._read(link, group, host, left_s)
+        except (ThermoclineError, TimeoutError) as error:
+            self.forget(lender)
+            return 0, str(error) or "the lender took too long"
+
+    async def link(self, lender: Lender) -> Link:
         """Return the connection to this incarnation, made when there is none. Raises TransportError."""
         name = (lender.storage_id, lender.incarnation)
         found = self._links.get(name)
@@ -124,32 +118,29 @@ class Lenders:
             self._links.move_to_end(name)
         return found
 
-    async def read(self, link: _Link, chunk: FetchChunk, lent: npt.NDArray[np.int32], left_s: float) -> Borrowed:
-        """Read one chunk and verify it. Raises TransportError, or IntegrityError for what is not what it should be."""
+    async def _read(
+        self, link: Link, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
+    ) -> tuple[int, str]:
         assert self._buffers is not None
-        assert self._geometry is not None
+        assert self._staging is not None
         self._take_back()
-        if len(self._late) >= self._most_buffers:
+        if len(self._late) >= self._staging.buffers:
             raise TransportError("every buffer is held by a read that is late")
-        buffer = await self._buffers.take(is_urgent=True)
-        begun_s, is_kept, is_late = self._clock_s(), False, False
+        async with asyncio.timeout(max(0.001, left_s())):
+            buffer = await self._buffers.take(is_urgent=True)
+        begun_s, is_late = self._clock_s(), False
         try:
-            arguments = (self._engine, link, chunk, lent, buffer, self._geometry, left_s)
-            checksums = await self._threads.run(True, _read_chunk, *arguments)
-            nbytes = int((chunk.host_pages != NOWHERE).sum()) * self._geometry.page_bytes
+            arguments = (self._engine, link, group, buffer, host, max(0.001, left_s()))
+            chunks, error = await self._threads.run(True, bring_group, *arguments)
+            nbytes = sum(group.chunk_bytes(host.geometry.page_bytes)[:chunks])
             measures.moved("lender", "read", nbytes, self._clock_s() - begun_s)
-            is_kept = True
-            blob = buffer[: blob_nbytes(self._geometry)]
-            return Borrowed(chunk.key, chunk.place, blob, checksums, nbytes, buffer)
+            return chunks, error
         except LateRead as error:
             is_late = True
             self._late.append((buffer, error))
             raise
-        except IntegrityError as error:
-            measures.BAD_CHUNKS.labels("lender", error.code).inc()
-            raise
         finally:
-            if not is_kept and not is_late:
+            if not is_late:
                 self._buffers.give_back(buffer, is_urgent=True)
 
     def forget(self, lender: Lender) -> None:
@@ -164,6 +155,8 @@ class Lenders:
         self._take_back()
         if self._late:
             yield "sharing", f"{len(self._late)} buffers are held by reads that are late", "--share"
+        if self._refusal:
+            yield "sharing", f"memory to read into was refused: {self._refusal}", "--share"
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -182,7 +175,8 @@ class Lenders:
             else:
                 self._late.append((buffer, read))
 
-    async def _open_link(self, lender: Lender) -> _Link:
+    async def _open_link(self, lender: Lender) -> Link:
+        await self._register_again()
         call = OpenPool(engine=self._engine.name, incarnation=lender.incarnation)
         subject = subjects.rpc("storage", "pool", lender.storage_id)
         try:
@@ -192,7 +186,7 @@ class Lenders:
         if opened.incarnation != lender.incarnation or opened.handle.geometry != self._geometry:
             raise TransportError(f"storage {lender.storage_id} has another pool than what was asked for")
         peer = await asyncio.to_thread(self._engine.connect, opened.metadata)
-        link = _Link(peer, opened.address, opened.handle)
+        link = Link(peer, opened.address, opened.handle)
         self._links[lender.storage_id, lender.incarnation] = link
         while len(self._links) > MOST_LENDERS:
             _, oldest = self._links.popitem(last=False)
@@ -200,115 +194,22 @@ class Lenders:
         _log.info("lender_connected", storage=lender.storage_id, pages=opened.handle.pages)
         return link
 
+    async def _register_again(self) -> None:
+        """Offer memory that was refused before. Raises TransportError where it still is."""
+        async with self._registering:
+            if self._refusal:
+                await asyncio.to_thread(self._register)
+        if self._refusal:
+            raise TransportError(f"memory to read into was refused: {self._refusal}")
 
-class LenderSource:
-    """Chunks of one fetch, from one lender."""
-
-    def __init__(
-        self,
-        lenders: Lenders,
-        lender: Lender,
-        lent: Mapping[ChunkKey, tuple[FetchChunk, npt.NDArray[np.int32]]],
-        geometry: KvGeometry,
-        buffers: Buffers,
-    ) -> None:
-        self._lenders = lenders
-        self._lender = lender
-        self._lent = lent
-        self._geometry = geometry
-        self._buffers = buffers
-
-    def is_near(self, key: ChunkKey) -> bool:
-        """Each read takes a thread."""
-        return True
-
-    async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Borrowed | Lost:
-        """Read one chunk within ``left_s()`` seconds. Never raises what went wrong."""
-        chunk, lent = self._lent[key]
+    def _register(self) -> None:
+        """Open the memory that reads write to for them, or note why that cannot be. Blocking."""
+        assert self._staging is not None
         try:
-            async with asyncio.timeout(max(0.001, left_s())):
-                link = await self._lenders.link(self._lender)
-            return await self._lenders.read(link, chunk, lent, max(0.001, left_s()))
-        except IntegrityError as error:
-            return Lost(is_missing=False, error=error.message)
-        except (ThermoclineError, TimeoutError) as error:
-            self._lenders.forget(self._lender)
-            return Lost(is_missing=False, error=str(error) or "the lender took too long")
-
-    def finish(self, brought: Borrowed, *, is_promoted: bool) -> None:
-        """Done with it."""
-        self._buffers.give_back(brought.buffer, is_urgent=True)
-
-
-def _slot_nbytes(geometry: KvGeometry) -> int:
-    """Of a buffer: a blob of a chunk, whose pages lie where they always do, and behind it their tables."""
-    tables = chunk_pages(geometry.page_size) * (DIGEST_BYTES + CHECKSUM_BYTES * geometry.units)
-    return blob_nbytes(geometry) + -(-tables // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _lent_pages(lender: Lender, chunks: list[FetchChunk]) -> dict[ChunkKey, tuple[FetchChunk, npt.NDArray[np.int32]]]:
-    total = sum(len(chunk.host_pages) for chunk in chunks)
-    if len(lender.pages) != total * 4:
-        raise InvalidRequest(f"{len(lender.pages)} bytes are no list of {total} pages of the lender")
-    pages, lent, at = np.frombuffer(lender.pages, "<i4"), {}, 0
-    for chunk in chunks:
-        own = pages[at : at + len(chunk.host_pages)]
-        at += len(own)
-        if ((own < 0) & (chunk.host_pages != NOWHERE)).any():
-            raise InvalidRequest("the lender's page is not named for a page that is to be brought")
-        lent[chunk.key] = (chunk, own)
-    return lent
-
-
-def _read_chunk(
-    engine: TransferEngine,
-    link: _Link,
-    chunk: FetchChunk,
-    lent: npt.NDArray[np.int32],
-    buffer: memoryview,
-    geometry: KvGeometry,
-    timeout_s: float,
-) -> Checksums:
-    """Bring the wanted pages and their tables into the buffer, and verify them. Blocking: for an I/O thread.
-
-    Returns the checksums, uint64 [pages, units]. Raises as :meth:`Lenders.read` does.
-    """
-    handle, pages = link.handle, len(lent)
-    wanted = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
-    sources = lent[wanted]
-    if len(sources) and int(sources.max()) >= handle.pages:
-        raise InvalidRequest(f"the lender's pool of {handle.pages} pages has no page {int(sources.max())}")
-    payload = np.frombuffer(payload_view(buffer, geometry), np.uint8)
-    tables = np.frombuffer(buffer, np.uint8)[blob_nbytes(geometry) :]
-    units = geometry.units * CHECKSUM_BYTES
-    identities, table = tables[: pages * DIGEST_BYTES], tables[pages * DIGEST_BYTES :][: pages * units]
-    their_identities = link.address + handle.table_offset
-    their_checksums = their_identities + handle.pages * DIGEST_BYTES
-    columns = (
-        (payload.ctypes.data, link.address, geometry.page_bytes),
-        (identities.ctypes.data, their_identities, DIGEST_BYTES),
-        (table.ctypes.data, their_checksums, units),
-    )
-    spans: list[Span] = [
-        (here + into * size, there + first * size, count * size)
-        for first, into, count in merge_runs(sources, wanted, max(1, len(sources)))
-        for here, there, size in columns
-    ]
-    if spans:
-        engine.read(link.peer, spans, timeout_s)
-    checksums = table.view("<u8").reshape(pages, geometry.units).copy()
-    found, named = identities.reshape(-1, DIGEST_BYTES), np.frombuffer(chunk.identities, np.uint8)
-    if not np.array_equal(found[wanted], named.reshape(-1, DIGEST_BYTES)[wanted]):
-        raise IntegrityError(
-            f"the lender's pages of chunk {chunk.key.identity.hex()} were replaced", code="wrong_identity"
-        )
-    # Pages of a run are hashed in one call: there are many of them, and they are small.
-    for _, first, count in merge_runs(wanted, wanted, max(1, len(wanted))):
-        run = slice(first, first + count)
-        bytes_of_run = payload_view(buffer, geometry)[first * geometry.page_bytes : run.stop * geometry.page_bytes]
-        named_of_run = chunk.identities[first * DIGEST_BYTES : run.stop * DIGEST_BYTES]
-        if not np.array_equal(hash_payload(bytes_of_run, geometry, named_of_run), checksums[run]):
-            raise IntegrityError(
-                f"a page of chunk {chunk.key.identity.hex()} was damaged on its way", code="wrong_checksum"
-            )
-    return checksums
+            self._engine.register(self._staging.memory())
+        except TransportError as error:
+            self._refusal = error.message
+            measures.TIER_FAILURES.labels("lender").inc()
+            _log.warning("lenders_left_out", reason=error.message)
+        else:
+            self._refusal = ""

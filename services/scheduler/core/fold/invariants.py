@@ -406,6 +406,9 @@ def _check_timers(state: CellState) -> None:
             require(drain is not None and drain.timer_id == timer_id, f"timer {timer_id} is for no drain")
         elif timer.kind == "hand_over":
             require(state.handing[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no node that drains")
+        elif timer.kind == "hand_again":
+            is_known = state.handing[timer.subject].pause_timer == timer_id
+            require(is_known, f"timer {timer_id} is for no node that pauses")
         elif timer.kind == "fetch":
             require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":

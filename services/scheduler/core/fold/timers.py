@@ -11,7 +11,7 @@ from services.scheduler.core.fold.configure import go_on_flushing
 from services.scheduler.core.hidden.hidden_leases import expire_lease
 from services.scheduler.core.hidden.hidden_saves import expire_hidden_save
 from services.scheduler.core.members.draining import expire_drain
-from services.scheduler.core.members.handover import expire_node_drain
+from services.scheduler.core.members.handover import end_pause, expire_node_drain
 from services.scheduler.core.members.membership import strike_more
 from services.scheduler.core.queue.completion import end_early
 from services.scheduler.core.queue.queueing import fail
@@ -122,4 +122,5 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "flush": lambda step, timer: go_on_flushing(step),
     "renew": lambda step, timer: go_on_renewing(step),
     "hand_over": lambda step, timer: expire_node_drain(step, step.state.storages[timer.subject]),
+    "hand_again": lambda step, timer: end_pause(step.state.handing[timer.subject]),
 }

@@ -84,6 +84,14 @@ class NodeDrain(msgspec.Struct):
     nodes: list[int] = []
     refused: int = 0  # Paths in all for which no other node had room.
     is_storage_leaving: bool = False  # The storage waits for it, and is told when it is over.
+    failed: dict[int, None] = {}  # Where copies end that did not arrive whole, to be ordered again after a pause.
+    pauses: int = 0  # That were made.
+    pause_timer: str = ""  # "" is no pause.
+
+    def note_failed(self, node_id: int, nbytes: int) -> None:
+        """Note a failed copy that ends with this node; ``nbytes`` of it did not arrive and may be ordered again."""
+        self.failed[node_id] = None
+        self.bytes_left += nbytes
 
 
 def check_node_drains(state: CellState) -> None:
@@ -94,6 +102,7 @@ def check_node_drains(state: CellState) -> None:
         require(storage is None or not storage.is_released, f"{name} was released and hands over")
         require(drain.timer_id in state.timers, f"{name} hands over without an end")
         require(drain.bytes_left >= 0, f"{name} hands over more than it may")
+        require(not drain.pause_timer or drain.pause_timer in state.timers, f"{name} pauses for ever")
 
 
 def check_drain(state: CellState, worker: Worker) -> None:

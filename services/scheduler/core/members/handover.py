@@ -8,7 +8,8 @@ from a neighbour belongs to a request's batch. Neighbours do read what they need
 Handing on: what host memory of a node holds that loses its last worker, or its storage, is copied by other nodes that
 can read it. Again the hottest goes first and with it all of its path, in whole chunks, to the node that has most of it;
 there it displaces what is worth less. A storage that leaves waits for that, within the bytes and the time that it
-named. A copy is a fetch like any other: it verifies what arrives, and one that fails loses nothing.
+named. A copy is a fetch like any other: it verifies what arrives, and one that fails loses nothing. What failed is
+ordered again after a pause, because a first connection on a busy machine may take longer than a storage waits for it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ _PATHS_AHEAD = 4
 
 _MOST_RANKED = 1024
 """Copies that a node may hand on, the hottest: one step looks at all of them where other nodes have them already."""
+
+_PAUSE_MS = 500
+"""Before what failed is ordered again; twice as long each time."""
+
+_MOST_PAUSES = 5
 
 _MOST_REFUSED = 8
 """Paths for which no node had room, after which a node stops: the colder ones would find none either."""
@@ -208,6 +214,8 @@ def begin_handing_on(step: Step, storage: Storage, grace_ms: int, *, is_storage_
     if storage.is_released or (known is not None and (known.is_storage_leaving or not is_storage_leaving)):
         return
     has_takers = any(lends_to(storage, other) and _takes_copies(state, other) for other in state.storages.values())
+    if known is not None:
+        step.cancel_timer(known.pause_timer)
     drain = NodeDrain(
         timer_id=step.set_timer(f"hand_over.{name}.{storage.incarnation}", "hand_over", name, grace_ms),
         bytes_left=storage.handover_bytes if known is None else known.bytes_left,
@@ -227,9 +235,26 @@ def go_on_handing_on(step: Step) -> None:
             if drain.refused >= _MOST_REFUSED:
                 drain.nodes = []
         is_read = any(fetch.lender_id == name and not fetch.is_called_off for fetch in state.fetches.values())
-        if not drain.nodes and not is_read:
-            state.count("node_drains_done")
-            _end_node_drain(step, storage, drain)
+        if drain.nodes or is_read or drain.pause_timer:
+            continue
+        if drain.failed and drain.pauses < _MOST_PAUSES:
+            _pause(step, storage, drain)
+            continue
+        state.count("node_drains_done")
+        _end_node_drain(step, storage, drain)
+
+
+def _pause(step: Step, storage: Storage, drain: NodeDrain) -> None:
+    """Order what failed a little later."""
+    name, delay_ms = storage.storage_id, _PAUSE_MS << drain.pauses
+    drain.pauses += 1
+    drain.pause_timer = step.set_timer(f"hand_again.{name}.{storage.incarnation}", "hand_again", name, delay_ms)
+    step.state.count("node_drain_pauses")
+
+
+def end_pause(drain: NodeDrain) -> None:
+    """Order what failed again, the hottest first; what has arrived since is passed over."""
+    drain.nodes, drain.failed, drain.pause_timer = list(drain.failed)[::-1], {}, ""
 
 
 def expire_node_drain(step: Step, storage: Storage) -> None:
@@ -243,6 +268,7 @@ def forget_node_drain(step: Step, storage: Storage) -> None:
     drain = step.state.handing.pop(storage.storage_id, None)
     if drain is not None:
         step.cancel_timer(drain.timer_id)
+        step.cancel_timer(drain.pause_timer)
 
 
 def _end_node_drain(step: Step, storage: Storage, drain: NodeDrain) -> None:
@@ -298,7 +324,6 @@ def _hand_on(step: Step, storage: Storage, drain: NodeDrain) -> bool:
     drain.nodes.pop()
     drain.bytes_left -= pages * geometry.page_bytes
     drain.refused += not pages
-    state.count("handed_on_pages", pages)
     return True
 
 

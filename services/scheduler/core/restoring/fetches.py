@@ -27,6 +27,7 @@ from services.scheduler.core.tiers.fetch_insertion import give_back, insert_fetc
 from services.scheduler.core.tiers.lending import end_loan
 from services.scheduler.core.tiers.loads import note_fetched_kv
 from services.scheduler.core.tiers.saves import remember_taken
+from services.scheduler.core.tiers.under_way import leased_pages
 from services.scheduler.core.waiting.waits import end_fetch_wait, wake
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, split_digests
@@ -56,6 +57,9 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     arrived = max(fetch.chunks, arrived_chunks(state, message.chunks, _chunks_of(fetch)))
     if arrived > fetch.chunks:
         before = fetch.chunks
+        if fetch.is_warming and fetch.lender_id:  # So is what a node on its way out hands on, and nothing else.
+            end = arrived * chunk_pages(state.tree.page_size) * PAGE_NUMBER_BYTES
+            state.count("handed_on_pages", leased_pages(fetch.pages[:end]))
         deepest = insert_fetched(step, storage, fetch, arrived)
         if deepest is not None:
             for name in fetch.waiters:
@@ -138,6 +142,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     """Finish a fetch that the storage is done with. Where it came whole, what follows is fetched next."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
+    _note_copy(state, fetch)
     give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_NUMBER_BYTES)
     _forget_names(storage, fetch)
     end_loan(state, fetch)
@@ -161,6 +166,16 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
         elif fetch.lender_id and not is_done:
             request.prefetch.is_loan_over = is_done = True  # It may come from elsewhere.
         _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
+
+
+def _note_copy(state: CellState, fetch: Fetch) -> None:
+    """End a copy of what a leaving node has: what did not arrive is to be ordered again."""
+    drain, geometry = state.handing.get(fetch.lender_id), state.geometry
+    is_whole = fetch.chunks == _chunks_of(fetch)
+    if drain is None or geometry is None or is_whole or not fetch.is_warming or fetch.is_called_off:
+        return
+    if fetch.lent_node:
+        drain.note_failed(fetch.lent_node, leased_pages(fetch.pages) * geometry.page_bytes)
 
 
 def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.storage.sharing.engine import Span
+from shared.errors import TransportError
 
 
 class LocalEngine:
@@ -18,15 +19,22 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self.fault: Callable[[], None] = lambda: None
+        self.connecting: Callable[[], None] = lambda: None
         self.connections = 0
+        self.reads = 0
+        self.refusals = 0
+        """How often memory is yet to be refused."""
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
-        pass
+        if self.refusals:
+            self.refusals -= 1
+            raise TransportError("NIXL_ERR_BACKEND")
 
     def metadata(self) -> bytes:
         return b"peer"
 
     def connect(self, metadata: bytes) -> str:
+        self.connecting()
         self.connections += 1
         return metadata.decode()
 
@@ -34,6 +42,7 @@ class LocalEngine:
         pass
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
+        self.reads += 1
         self.fault()
         for here, there, nbytes in spans:
             ctypes.memmove(here, there, nbytes)

@@ -6,30 +6,36 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.chunk_gathering import scatter_chunk
-from services.storage.chunk_source import Lost
 from services.storage.core.chunk_runs import run_keys
 from services.storage.core.fetch_check import FetchChunk
+from services.storage.core.fetch_progress import FetchProgress
+from services.storage.fetcher import Fetcher
 from services.storage.io_threads import IoThreads
+from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
 from services.storage.sharing.engine import LateRead, TransferEngine
-from services.storage.sharing.lenders import Borrowed, Lenders
+from services.storage.sharing.lenders import Lenders
+from services.storage.sharing.loan_groups import chunks_a_read, slot_nbytes
+from services.storage.sharing.loan_run import LoanRun
 from services.storage.sharing.nixl_engine import NixlEngine
 from services.storage.sharing.open_pool import SharedPool
 from services.storage.sharing.parts import is_installed
+from services.storage.tier_events import TierEvents
 from shared import subjects
 from shared.chunks import chunk_pages
-from shared.errors import InvalidRequest, TransportError
+from shared.errors import IntegrityError, InvalidRequest, TransportError
 from shared.ids import chain_pages, chain_root, namespace_digest
 from shared.memory import HostPoolView, unlink_all
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
-from shared.messages.storage_plans import Lender
+from shared.messages.storage_plans import FetchChunks, Lender
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.run_name import RUN
 from tests.unit.storage.sharing.local_engine import LocalEngine
@@ -38,6 +44,15 @@ GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=16, dtype="flo
 NAMESPACE = namespace_digest("model")
 EACH = chunk_pages(GEOMETRY.page_size)
 LENDER, INCARNATION = "storage-a", "storage-a-1"
+
+
+@dataclass
+class Fetched:
+    """How a fetch ended: "" or why early, what has arrived, and events on the way."""
+
+    error: str
+    progress: FetchProgress
+    reports: int
 
 
 @dataclass
@@ -50,6 +65,8 @@ class Nodes:
     lenders: Lenders
     engine: TransferEngine
     identities: bytes
+    pools: Pools
+    threads: IoThreads
     pages: list[int] = field(default_factory=lambda: [5, 6, 2, 9])
 
     def chunk(self, *, wanted: Sequence[bool] = (True,) * EACH) -> FetchChunk:
@@ -60,13 +77,18 @@ class Nodes:
     def lender(self, incarnation: str = INCARNATION, pages: list[int] | None = None) -> Lender:
         return Lender(storage_id=LENDER, incarnation=incarnation, pages=pack_int32(pages or self.pages))
 
-    async def fetch(self, chunk: FetchChunk, lender: Lender | None = None) -> Borrowed | Lost:
-        source = self.lenders.source(lender or self.lender(), [chunk])
-        result = await source.read(chunk.key, chunk.place, "", lambda: 5.0)
-        if isinstance(result, Borrowed):
-            scatter_chunk(chunk, result.blob, result.checksums, self.own)
-            source.finish(result, is_promoted=False)
-        return result
+    async def fetch(self, *chunks: FetchChunk, lender: Lender | None = None) -> Fetched:
+        """Bring chunks by one fetch."""
+        lender = lender or self.lender()
+        groups, progress = self.lenders.groups(lender, list(chunks)), FetchProgress(len(chunks))
+        reports = 0
+
+        async def report() -> None:
+            nonlocal reports
+            reports += 1
+
+        error = await LoanRun(self.lenders, lender, groups, progress, self.own, left_s=lambda: 5.0).bring(report)
+        return Fetched(error, progress, reports)
 
 
 def _key(identities: bytes) -> ChunkKey:
@@ -90,14 +112,14 @@ async def nodes(request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
     prefix, bus, threads = f"{RUN}-sharing", MemoryBroker().connect("test"), IoThreads(4)
     pools = Pools(prefix, 1 << 20)
     pools.create_host(GEOMETRY)
-    own = HostPoolView.create(prefix, GEOMETRY, 16)
+    own = HostPoolView.create(prefix, GEOMETRY, 64)
     shared = SharedPool(pools, made[0], INCARNATION)
     serving = await bus.serve(subjects.rpc("storage", "pool", LENDER), shared.answer)
     lenders = Lenders(bus, made[1], threads, staging_bytes=1 << 20)
     lenders.open(GEOMETRY)
     tokens = np.arange(EACH * GEOMETRY.page_size, dtype="<i4").tobytes()
     identities = chain_pages(chain_root(NAMESPACE), tokens, GEOMETRY.page_size * 4)
-    nodes = Nodes(bus, pools.host, own, lenders, made[1], identities)
+    nodes = Nodes(bus, pools.host, own, lenders, made[1], identities, pools, threads)
     rng = np.random.default_rng(3)
     for index, page in enumerate(nodes.pages):
         pools.host.pages[page] = rng.integers(0, 256, pools.host.pages[page].shape, np.uint8)
@@ -118,13 +140,14 @@ async def test_pages_arrive_as_they_were_sealed(nodes: Nodes) -> None:
     """Bytes, identities and checksums; the second chunk of the same lender needs no new connection."""
     result = await nodes.fetch(nodes.chunk())
 
-    assert isinstance(result, Borrowed), result
-    assert result.nbytes == EACH * GEOMETRY.page_bytes
+    assert result.error == ""
+    assert result.progress.nbytes == EACH * GEOMETRY.page_bytes
+    assert result.progress.lent_chunks == 1
     for index, page in enumerate(nodes.pages):
         assert np.array_equal(nodes.own.pages[index + 1], nodes.lent.pages[page])
         for layer in range(GEOMETRY.layers):
             nodes.own.verify_layer(index + 1, layer, nodes.identities[16 * index : 16 * index + 16])
-    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    assert not (await nodes.fetch(nodes.chunk())).error
     if isinstance(nodes.engine, LocalEngine):
         assert nodes.engine.connections == 1
 
@@ -134,8 +157,8 @@ async def test_only_wanted_pages_are_read(nodes: Nodes) -> None:
     nodes.lent.clear(nodes.pages[0])
     result = await nodes.fetch(nodes.chunk(wanted=(False, True, True, True)))
 
-    assert isinstance(result, Borrowed), result
-    assert result.nbytes == (EACH - 1) * GEOMETRY.page_bytes
+    assert result.error == ""
+    assert result.progress.nbytes == (EACH - 1) * GEOMETRY.page_bytes
     assert not nodes.own.identities[0].any()
 
 
@@ -147,7 +170,7 @@ async def test_a_damaged_page_is_a_miss(nodes: Nodes) -> None:
         result = await nodes.fetch(nodes.chunk())
         nodes.lent.pages[nodes.pages[2], layer, 7] ^= 1
 
-        assert isinstance(result, Lost)
+        assert result.progress.chunks == 0
         assert "damaged" in result.error
         assert not nodes.own.identities.any()
 
@@ -157,32 +180,28 @@ async def test_a_page_that_was_replaced_is_a_miss(nodes: Nodes) -> None:
     nodes.lent.seal_page(nodes.pages[3], bytes(range(16)))
     result = await nodes.fetch(nodes.chunk())
 
-    assert isinstance(result, Lost)
     assert "replaced" in result.error
 
 
 async def test_another_incarnation_is_not_read(nodes: Nodes) -> None:
     """Page numbers of a pool that is gone mean nothing in the next one."""
-    result = await nodes.fetch(nodes.chunk(), nodes.lender("storage-a-0"))
+    result = await nodes.fetch(nodes.chunk(), lender=nodes.lender("storage-a-0"))
 
-    assert isinstance(result, Lost)
     assert "this incarnation has ended" in result.error
 
 
 async def test_a_lender_that_is_away_is_a_miss(nodes: Nodes) -> None:
     """Nobody answers on its subject."""
     away = Lender(storage_id="storage-x", incarnation="x", pages=pack_int32(nodes.pages))
-    result = await nodes.fetch(nodes.chunk(), away)
+    result = await nodes.fetch(nodes.chunk(), lender=away)
 
-    assert isinstance(result, Lost)
     assert "storage-x does not share its pool" in result.error
 
 
 async def test_a_page_outside_the_lenders_pool_is_a_miss(nodes: Nodes) -> None:
     """Nothing beyond its pool is read."""
-    result = await nodes.fetch(nodes.chunk(), nodes.lender(pages=[5, 6, 2, 1 << 20]))
+    result = await nodes.fetch(nodes.chunk(), lender=nodes.lender(pages=[5, 6, 2, 1 << 20]))
 
-    assert isinstance(result, Lost)
     assert "has no page" in result.error
 
 
@@ -190,16 +209,16 @@ async def test_senseless_orders_are_refused(nodes: Nodes) -> None:
     """Too few pages, or none for a page that is wanted."""
     for pages in ([1, 2, 3], [1, 2, 3, -1]):
         with pytest.raises(InvalidRequest):
-            nodes.lenders.source(nodes.lender(pages=pages), [nodes.chunk()])
+            nodes.lenders.groups(nodes.lender(pages=pages), [nodes.chunk()])
 
 
 async def test_a_failed_read_connects_again(nodes: Nodes) -> None:
     """The next chunk asks the lender anew where its pool is."""
     assert isinstance(nodes.engine, LocalEngine)
     nodes.engine.fault = _raise(TransportError("cut"))
-    assert isinstance(await nodes.fetch(nodes.chunk()), Lost)
+    assert (await nodes.fetch(nodes.chunk())).error
     nodes.engine.fault = lambda: None
-    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    assert not (await nodes.fetch(nodes.chunk())).error
     assert nodes.engine.connections == 2
     assert list(nodes.lenders.faults()) == []
 
@@ -210,18 +229,18 @@ async def test_memory_of_a_late_read_is_not_used_until_it_is_over(nodes: Nodes) 
     is_over = False
     nodes.engine.fault = _raise(LateRead("it goes on", lambda: is_over))
     late = 0
-    while "every buffer" not in (await _lost(nodes)).error:
+    while "every buffer" not in (await nodes.fetch(nodes.chunk())).error:
         late += 1
     nodes.engine.fault = lambda: None
     refused = await nodes.fetch(nodes.chunk())
     ((what, reason, flag),) = nodes.lenders.faults()
 
-    assert isinstance(refused, Lost)
+    assert "every buffer" in refused.error
     assert (what, flag) == ("sharing", "--share")
     assert late > 1
     assert f"{late} buffers" in reason
     is_over = True
-    assert isinstance(await nodes.fetch(nodes.chunk()), Borrowed)
+    assert not (await nodes.fetch(nodes.chunk())).error
     assert list(nodes.lenders.faults()) == []
 
 
@@ -249,10 +268,155 @@ def test_nixl_says_when_a_late_read_is_over() -> None:
     lender.close()
 
 
-async def _lost(nodes: Nodes) -> Lost:
-    result = await nodes.fetch(nodes.chunk())
-    assert isinstance(result, Lost)
-    return result
+CHAIN = 8
+
+
+def _chain(nodes: Nodes) -> tuple[list[FetchChunk], Lender]:
+    """Eight chunks in a row at the lender, its pages in another order, for pages 1 to 32 of the own pool."""
+    pages = np.random.default_rng(5).permutation(CHAIN * EACH).astype(np.int32) + 20
+    tokens = np.arange(CHAIN * EACH * GEOMETRY.page_size, dtype="<i4").tobytes()
+    identities = chain_pages(chain_root(NAMESPACE), tokens, GEOMETRY.page_size * 4)
+    rng = np.random.default_rng(4)
+    for index, page in enumerate(pages.tolist()):
+        nodes.lent.pages[page] = rng.integers(0, 256, nodes.lent.pages[page].shape, np.uint8)
+        nodes.lent.seal_page(page, identities[16 * index : 16 * index + 16])
+    own = np.arange(1, 1 + CHAIN * EACH, dtype=np.int32)
+    chunks = [
+        FetchChunk(key, place, identities[place * EACH * 16 : (place + 1) * EACH * 16], own[place * EACH :][:EACH])
+        for place, key in enumerate(run_keys(NAMESPACE, identities, GEOMETRY))
+    ]
+    return chunks, nodes.lender(pages=pages.tolist())
+
+
+def _sound(nodes: Nodes, chunks: list[FetchChunk]) -> list[bool]:
+    """Whether the own pool has each chunk, verified layer by layer."""
+    found = []
+    for chunk in chunks:
+        with contextlib.suppress(IntegrityError):
+            for index, page in enumerate(chunk.host_pages.tolist()):
+                for layer in range(GEOMETRY.layers):
+                    nodes.own.verify_layer(page, layer, chunk.identities[16 * index : 16 * index + 16])
+            found.append(chunk.place)
+    return [chunk.place in found for chunk in chunks]
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(3, 16), (40, 8), (1024, 1)])
+def test_four_reads_fit_in_the_memory_for_them(layers: int, expected: int) -> None:
+    """Of as many chunks as that allows, up to sixteen; where a chunk is large, of one."""
+    geometry = KvGeometry(layers=layers, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
+
+    chunks = chunks_a_read(geometry, 11 << 20)
+
+    assert chunks == expected
+    assert chunks == 1 or 4 * slot_nbytes(geometry, chunks) <= 11 << 20
+
+
+@BY_NIXL
+async def test_several_chunks_come_by_one_read(nodes: Nodes) -> None:
+    """Eight by two, wherever the lender has their pages; the scheduler hears of it on the way."""
+    chunks, lender = _chain(nodes)
+
+    fetched = await nodes.fetch(*chunks, lender=lender)
+
+    assert fetched.error == ""
+    assert fetched.progress.lent_chunks == fetched.progress.chunks == CHAIN
+    assert fetched.reports == 1
+    assert all(_sound(nodes, chunks))
+    if isinstance(nodes.engine, LocalEngine):
+        assert nodes.engine.reads == 2
+
+
+@pytest.mark.parametrize("bad", range(CHAIN))
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_what_comes_before_a_bad_page_of_a_read_arrives(nodes: Nodes, bad: int, is_replaced: bool) -> None:
+    """And nothing of its chunk, nor of those behind it by the same read."""
+    chunks, lender = _chain(nodes)
+    page = int(np.frombuffer(lender.pages, "<i4")[bad * EACH + 2])
+    if is_replaced:
+        nodes.lent.seal_page(page, bytes(range(16)))
+    else:
+        nodes.lent.pages[page, 1, 3] ^= 4
+
+    fetched = await nodes.fetch(*chunks, lender=lender)
+
+    assert ("replaced" if is_replaced else "damaged") in fetched.error
+    assert chunks[bad].key.identity.hex() in fetched.error
+    assert fetched.progress.chunks == bad
+    end_of_read = CHAIN // 2 if bad < CHAIN // 2 else CHAIN
+    assert _sound(nodes, chunks)[:end_of_read] == [place < bad for place in range(end_of_read)]
+    assert not nodes.own.identities[1 + bad * EACH : 1 + end_of_read * EACH].any()
+
+
+async def test_memory_that_was_refused_is_offered_with_the_next_fetch(nodes: Nodes) -> None:
+    """A storage whose memory UCX refused once is no storage that never borrows again."""
+    assert isinstance(nodes.engine, LocalEngine)
+    nodes.engine.refusals = 2
+    nodes.lenders.open(GEOMETRY)
+
+    refused = await nodes.fetch(nodes.chunk())
+    ((what, reason, _),) = nodes.lenders.faults()
+    taken = await nodes.fetch(nodes.chunk())
+
+    assert "NIXL_ERR_BACKEND" in refused.error
+    assert what == "sharing"
+    assert "NIXL_ERR_BACKEND" in reason
+    assert taken.error == ""
+    assert list(nodes.lenders.faults()) == []
+
+
+@dataclass
+class _Events:
+    """What the scheduler is told of the end of a fetch."""
+
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    seconds: float = 0.0
+    error: str = ""
+
+    async def fetched(self, fetch_id: int, progress: FetchProgress, **told: Any) -> None:
+        self.seconds, self.error = told["seconds"], told.get("error", "")
+        if told["is_over"]:
+            self.is_over.set()
+
+
+async def test_the_time_of_a_loan_is_without_its_connection(nodes: Nodes) -> None:
+    """The speed of the network comes of it, and whether the next prefix is worth lending."""
+    assert isinstance(nodes.engine, LocalEngine)
+    now_s = [0.0]
+
+    def takes(seconds: float) -> Callable[[], None]:
+        def pass_time() -> None:
+            now_s[0] += seconds
+
+        return pass_time
+
+    nodes.engine.connecting, nodes.engine.fault = takes(5.0), takes(1.0)
+    events = _Events()
+    source: Any = SimpleNamespace(take_lost=list)
+    fetcher = Fetcher(
+        form="kv",
+        pools=nodes.pools,
+        gate=PageGate(),
+        source=source,
+        threads=nodes.threads,
+        events=cast("TierEvents", events),
+        clock_s=lambda: now_s[0],
+        lenders=nodes.lenders,
+    )
+    order = FetchChunks(
+        fetch_id=1,
+        namespace=NAMESPACE,
+        depth=0,
+        identities=nodes.identities,
+        host_pages=pack_int32([1, 3, 4, 7]),
+        deadline_ms=60_000,
+        lender=nodes.lender(),
+    )
+
+    await fetcher.add(order)
+    await events.is_over.wait()
+
+    assert events.error == ""
+    assert events.seconds == 1.0
 
 
 @BY_NIXL
@@ -260,7 +424,7 @@ async def test_many_chunks_at_once_share_one_connection(nodes: Nodes) -> None:
     """As a fetch reads ahead."""
     results = await asyncio.gather(*(nodes.fetch(nodes.chunk()) for _ in range(8)))
 
-    assert all(isinstance(result, Borrowed) for result in results)
+    assert not any(result.error for result in results)
     if isinstance(nodes.engine, LocalEngine):
         assert nodes.engine.connections == 1
 

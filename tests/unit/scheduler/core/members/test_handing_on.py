@@ -128,6 +128,80 @@ def test_the_end_of_the_time_lets_the_storage_go(make_cell: MakeCell, orders: Fi
     assert list(cell.state.storages) == [B]
 
 
+def hear(cell: CellModel) -> None:
+    """The other node's storage takes in what it was ordered."""
+    while cell.storages[B].step():
+        pass
+
+
+def fail_copies(cell: CellModel) -> None:
+    """What the other node copies cannot be had: its storage does not get through."""
+    hear(cell)
+    while cell.storages[B].fetch(error="the read failed"):
+        cell.deliver(cell.storages[B])
+
+
+def end_pause(cell: CellModel) -> None:
+    """The pause is over, and the other node hears of what is ordered again."""
+    (timer,) = [name for name in cell.timers if name.startswith("hand_again.")]
+    cell.fire(timer)
+
+
+def test_a_copy_that_failed_is_ordered_again_after_a_pause(make_cell: MakeCell, orders: FindOrders) -> None:
+    """The storage waits for it, what arrived is counted, and bytes that did not arrive were not used up."""
+    cell = two_nodes(make_cell, handover_bytes=3 * CHUNK_BYTES)
+    start_drain(cell)
+
+    fail_copies(cell)
+    assert cell.state.counters.get("handed_on_pages", 0) == 0
+    assert orders(cell.outputs[-1], ReleaseStorage) == []
+    assert len(fetches(cell)) == 1
+    end_pause(cell)
+    assert len(fetches(cell)) == 2
+    cell.drain()
+
+    assert copied_tokens(cell, B, prompt(3)) == 3 * CHUNK
+    assert cell.state.counters["handed_on_pages"] == 3 * CHUNK // PAGE
+    assert cell.state.counters["node_drains_done"] == cell.state.counters["node_drain_pauses"] == 1
+    assert list(cell.state.storages) == [B]
+    assert not cell.timers
+
+
+def test_only_the_rest_of_a_copy_that_failed_half_way_is_ordered_again(make_cell: MakeCell) -> None:
+    """Its first chunk had arrived."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+    hear(cell)
+    cell.storages[B].fetch(chunks=1)
+    cell.deliver(cell.storages[B])
+
+    fail_copies(cell)
+    end_pause(cell)
+    again = fetches(cell)[-1]
+    cell.drain()
+
+    assert again.depth == CHUNK
+    assert copied_tokens(cell, B, prompt(3)) == 3 * CHUNK
+    assert cell.state.counters["handed_on_pages"] == 3 * CHUNK // PAGE
+
+
+def test_copies_that_fail_for_ever_end_in_time(make_cell: MakeCell, orders: FindOrders) -> None:
+    """The storage is let go after five pauses."""
+    cell = two_nodes(make_cell)
+    start_drain(cell)
+
+    for _ in range(5):
+        fail_copies(cell)
+        end_pause(cell)
+    fail_copies(cell)
+
+    assert len(orders(cell.outputs[-1], ReleaseStorage)) == 1
+    assert len(fetches(cell)) == 6
+    cell.drain()
+    assert list(cell.state.storages) == [B]
+    assert not cell.timers
+
+
 def test_nobody_begins_to_read_what_was_let_go(make_cell: MakeCell) -> None:
     """A request computes rather than to borrow from a storage that may end at any time."""
     cell = two_nodes(make_cell)
