@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.scheduler import replay as exact
+from services.scheduler.outside import load_all
 from shared.errors import ThermoclineError
 from shared.guard import guarded
 from thermocline.replay.what_if import WhatIf, what_if
@@ -55,14 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by 'thermocline record'")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--policy", metavar="NAME", help="what if: another eviction policy")
+    parser.add_argument("--policy", metavar="NAME", help="what if: another eviction policy, a name or module:Class")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="what if: another cell setting"
     )
+    exact.add_load_flag(parser)
     parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if parsed.policy is None and not parsed.settings:
-        return exact.main([str(parsed.file), *(["--json"] if parsed.json else [])])
+        loads = [f"--load={each}" for each in parsed.load]
+        return exact.main([str(parsed.file), *(["--json"] if parsed.json else []), *loads])
     try:
+        load_all(parsed.load)
         answer = what_if(parsed.file, changes_of(parsed.settings, policy=parsed.policy))
     except ThermoclineError as error:
         exact.print_failure(error, as_json=parsed.json)

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--hardware", metavar="NAME", help=f"{', '.join(hardware_names())}, or a .toml file")
     known.add_argument("--model", metavar="NAME", help=f"{', '.join(model_names())}, or a .toml file")
     known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="both names in one")
-    known.add_argument("--policy", metavar="NAME", help="eviction policy")
+    known.add_argument("--policy", metavar="NAME", help="eviction policy: a name, or module:Class of your own")
     known.add_argument("--workers", type=int, default=1, metavar="N")
     known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="they share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")
