@@ -18,10 +18,11 @@ import numpy as np
 import services.scheduler.policies  # noqa: F401  To be made by name.
 from bench import results_file
 from bench.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
-from bench.blocks_hotness import ExactHotness, FilterHotness
+from bench.blocks_hotness import FilterHotness
 from services.scheduler.core.cache.eviction import make_policy
 from services.scheduler.core.cache.hotness.filter import SLOTS, HotnessFilter
 from shared.messages.cell_events import CellConfig
+from thermocline.testing.exact_hotness import ExactHotness
 from thermocline.trace.format import BLOCK_TOKENS
 
 TOKENS_AN_ENTRY = (256, 128, 64, 32, 16, 8)

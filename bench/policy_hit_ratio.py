@@ -24,11 +24,12 @@ import services.scheduler.policies  # noqa: F401  To be compared.
 from bench import results_file
 from bench.block_workloads import WORKLOADS
 from bench.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
-from bench.blocks_hotness import BlockHotness, ExactHotness, FilterHotness
+from bench.blocks_hotness import BlockHotness, FilterHotness
 from bench.blocks_optimum import furthest_use
 from services.scheduler.core.cache.eviction import POLICIES, Policy, make_policy
 from shared.errors import InvalidRequest
 from shared.messages.cell_events import CellConfig
+from thermocline.testing.exact_hotness import ExactHotness
 from thermocline.trace.format import BLOCK_TOKENS
 
 OPTIMUM = "optimum"

@@ -37,7 +37,6 @@ import numpy as np
 
 from bench import results_file
 from bench.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
-from bench.blocks_hotness import ExactHotness
 from bench.judge_features import FEATURES, Features, Floats, Ints, clock_of, pieces_of, runs_of, tree_of
 from bench.judge_hazards import (
     FOLDS,
@@ -57,6 +56,7 @@ from bench.policy_hit_ratio import EXACT, OPTIMUM, OURS
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvalidRequest
+from thermocline.testing.exact_hotness import ExactHotness
 
 WITHOUT_ANSWER = (
     "prompt tokens",

@@ -22,11 +22,11 @@ from typing import Any
 
 from bench import results_file
 from bench.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
-from bench.blocks_hotness import ExactHotness
 from bench.blocks_optimum import FurthestUsePolicy, furthest_use
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.eviction.ranked import Rank
 from services.scheduler.core.cache.prefix_tree import Node
+from thermocline.testing.exact_hotness import ExactHotness
 
 NEVER = 2**62
 SEED = 1

@@ -25,6 +25,7 @@
     │   └── DeviceUnproven       a GPU computes something wrongly, and there is no other way to do it
     └── InternalError        500  our fault
         ├── CodecError           bytes that are no message
+        │   └── PolicyMissing        they name a policy, schedule or admission that this process has not loaded
         ├── InvariantViolated    a core found itself in a state that cannot be
         ├── IllegalTransition    a lifecycle table lacks this entry
         ├── IntegrityError       checksum or identity of cached state is wrong
@@ -164,6 +165,17 @@ class InternalError(ThermoclineError):
 
 class CodecError(InternalError):
     code = "codec_error"
+
+
+class PolicyMissing(CodecError):
+    """A snapshot or recording cannot be folded without the code of a policy, schedule or admission."""
+
+    code = "policy_missing"
+
+    @classmethod
+    def of(cls, where: str, what: str) -> Self:
+        """``where`` (a snapshot, a recording) names ``what``, a policy and its name."""
+        return cls(f"{where} names {what}, which is not registered here: install the package that has it")
 
 
 class InvariantViolated(InternalError):

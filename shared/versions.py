@@ -33,7 +33,7 @@ CHUNK = Format("chunk", 2, 0, "chunks of KV and of hidden states on disks and in
 SPARSE = Format("sparse", 2, 0, "copies of chunks on disks that can be read in parts")
 SNAPSHOT = Format("snapshot", 1, 1, "objects in the broker's bucket that hold the scheduler's state")
 STATE = Format("state", 14, 0, "the scheduler's state within a snapshot")
-RECORDING = Format("recording", 1, 1, "files of thermocline record")
+RECORDING = Format("recording", 1, 2, "files of thermocline record")
 
 FORMATS = (WIRE, CHUNK, SPARSE, SNAPSHOT, STATE, RECORDING)
 

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from bench.blocks import BlockCache, BlockRequests
-from bench.blocks_hotness import ExactHotness
 from bench.papers.hcache_platform import Platform
 from bench.planner.model_shape import FLOP_PER_MULTIPLY_ADD
 from bench.planner.planning import plan_restoration
@@ -24,6 +23,7 @@ from services.scheduler.core.hidden.partition import LayerCosts, worth_storing
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.cost import efficiency, step_s
 from thermocline.simulate.workloads.lengths import around
+from thermocline.testing.exact_hotness import ExactHotness
 
 SKEWS = (0.0, 0.4, 0.8, 1.2, 1.6, 2.0)
 CONTEXTS = (20, 508)  # L-Eval's sub-tasks (Table 1), and its documents.

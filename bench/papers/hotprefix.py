@@ -20,7 +20,7 @@ from typing import Any
 from bench import results_file
 from bench.papers.simulated import Row, run
 from services.scheduler.core.cache.eviction import POLICIES
-from shared.messages.cell_events import Admission, CellConfig, Promotion
+from shared.messages.cell_events import CellConfig, Promotion
 from thermocline.simulate.cost import Io, device_kv_tokens
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model
 from thermocline.simulate.simulation import Setup
@@ -43,7 +43,7 @@ class Arrangement:
 
     policy: str
     host: bool = False
-    admission: Admission = "selective"
+    admission: str = "selective"
     promotion: Promotion = "hotness"
     page_size: int = 1
     io: Io = "per-page"

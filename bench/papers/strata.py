@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bench import results_file
 from bench.papers.simulated import Row, run
-from shared.messages.cell_events import CellConfig, Schedule
+from shared.messages.cell_events import CellConfig
 from thermocline.simulate.cost import Io
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model
 from thermocline.simulate.simulation import Setup
@@ -44,7 +44,7 @@ class Variant:
     """What is switched on. The defaults are the baseline's."""
 
     io: Io = "per-page"
-    schedule: Schedule = "fcfs"
+    schedule: str = "fcfs"
     defer_tokens: int = 0
     bubble_filling: bool = False
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 from services.scheduler.cell_metrics import CellCollector
 from services.scheduler.checks import check
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.outside import load_installed, of_config
 from services.scheduler.shell import Shell
-from shared import metrics, tracing
+from shared import logs, metrics, tracing
 from shared.bus.nats_bus import connect_with
 from shared.ids import new_id
 from shared.lifecycle import Lifecycle
 from shared.tracing import Tracer
 
+_log = logs.get_logger("scheduler")
+
 
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
     """Connect, make sure that the streams exist, and run until stopped."""
     check(config)
+    for name, fault in load_installed().items():
+        _log.warning("outside_policy_not_loaded", name=name, reason=fault)
+    used = of_config(config.cell_config())
+    if used:
+        _log.info("outside_policies", used=used)
     async with tracing.running(config.traces, "scheduler", config.id) as tracer:
         await _serve(config, life, tracer)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.scheduler.config import SchedulerConfig
+from services.scheduler.config import KINDS, Kind, SchedulerConfig
 from shared.errors import ConfigError
 from shared.ids import is_valid_name
 
@@ -24,8 +24,9 @@ def _faults(config: SchedulerConfig) -> Iterator[str]:
     if not is_valid_name(config.id):
         yield f"--id {config.id!r} may hold letters, digits, _ and - only"
     # The core is imported only for settings that need it to be judged: the defaults do not, and it takes a while.
-    if config.policy != _DEFAULT.policy:
-        yield from _policy_faults(config.policy)
+    for kind in KINDS:
+        if getattr(config, kind) != getattr(_DEFAULT, kind):
+            yield from _faults_of_name(kind, getattr(config, kind))
     for name in ("eviction_expression", "hotness_expression"):
         if getattr(config, name) != getattr(_DEFAULT, name):
             yield from _expression_faults("--" + name.replace("_", "-"), getattr(config, name))
@@ -33,13 +34,13 @@ def _faults(config: SchedulerConfig) -> Iterator[str]:
         yield from _form_faults(config.hidden_form)
 
 
-def _policy_faults(policy: str) -> Iterator[str]:
-    import services.scheduler.policies  # noqa: F401  Its policies can be named, too.
-    from services.scheduler.core.cache.eviction import POLICIES
-    from shared.spelling import fault_of_choice
+def _faults_of_name(kind: Kind, given: str) -> Iterator[str]:
+    from services.scheduler.outside import name_of
 
-    if policy not in POLICIES:
-        yield f"--policy: {fault_of_choice(policy, sorted(POLICIES))}"
+    try:
+        name_of(kind, given)
+    except ConfigError as fault:
+        yield f"--{kind}: {fault.message}"
 
 
 def _expression_faults(flag: str, text: str) -> Iterator[str]:

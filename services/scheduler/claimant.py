@@ -6,6 +6,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.follower import Follower
 from services.scheduler.leadership import Claim, Tail
 from services.scheduler.outbox import Outbox
+from services.scheduler.outside import of_config
 
 
 class Claimant:
@@ -17,6 +18,7 @@ class Claimant:
         self._config = config
         self._incarnation = incarnation
         self._release = release
+        self._policies = of_config(config.cell_config())
         self._follower = follower
         self._outbox = outbox
         self._before: Tail | None = None
@@ -41,6 +43,7 @@ class Claimant:
             published=self._outbox.published,
             before=self._before if folded_from is None else None,
             said=self._outbox.chain.latest,
+            policies=self._policies,
         )
         # Should the state be given up within the term, what was said that follows from it is not forgotten.
         self._before = claim.tail

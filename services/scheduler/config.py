@@ -14,6 +14,10 @@ from shared.tracing import Traces
 
 _CELL = CellConfig()
 
+Kind = Literal["policy", "schedule", "admission"]
+KINDS: tuple[Kind, ...] = ("policy", "schedule", "admission")
+"""Settings that may name what comes from outside, see ``outside.py``."""
+
 
 class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     """Flags, environment and file of ``thermocline scheduler``."""
@@ -29,7 +33,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     prefix_caching: Annotated[
         bool, Meta(description="keep KV for later requests and reuse it; false computes every prompt whole")
     ] = _CELL.prefix_caching
-    policy: Annotated[str, Meta(description="eviction policy")] = _CELL.policy
+    policy: Annotated[str, Meta(description="eviction policy: a name, or module:Class of your own")] = _CELL.policy
     eviction_expression: Annotated[
         str, Meta(description="priority of policy hotprefix, x op y op z over clock, frequency and length")
     ] = _CELL.eviction_expression
@@ -48,7 +52,8 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         _CELL.aging_requests
     )
     admission: Annotated[
-        Literal["all", "selective", "none"], Meta(description="evicted KV that is backed up to host memory")
+        str,
+        Meta(description="evicted KV that is backed up to host memory: all, selective, none, or module:Class"),
     ] = _CELL.admission
     admission_frequency: Annotated[int, Meta(description="least frequency that selective admission takes", ge=0)] = (
         _CELL.admission_frequency
@@ -61,7 +66,8 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         _CELL.promotion_tokens
     )
     schedule: Annotated[
-        Literal["balanced", "lpm", "fcfs"], Meta(description="order in which waiting requests are admitted")
+        str,
+        Meta(description="order in which waiting requests are admitted: balanced, lpm, fcfs, or module:Class"),
     ] = _CELL.schedule
     defer_tokens: Annotated[
         int, Meta(description="a request waits for more tokens than this that another computes; 0 never waits", ge=0)
@@ -177,8 +183,16 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = 100_000
 
     def cell_config(self) -> CellConfig:
-        """Return the part that the core folds."""
+        """Return the part that the core folds. A class given as ``module:Class`` is loaded, and known by its name.
+
+        Raises ConfigError for one that cannot be.
+        """
         told = {name: getattr(self, name) for name in CellConfig.__struct_fields__}
+        for kind in KINDS:
+            if ":" in told[kind]:
+                from services.scheduler.outside import name_of
+
+                told[kind] = name_of(kind, told[kind])
         return CellConfig(**told | {"restoring": form_word(self.restoring)})
 
     def stream_limits(self) -> StreamLimits:

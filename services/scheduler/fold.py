@@ -7,12 +7,12 @@ decisions ahead (:mod:`services.scheduler.quarantine`), and finds out here where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import services.scheduler.policies  # noqa: F401  So that a cell can be told to use its policies and schedules.
 from services.scheduler import core
 from services.scheduler.core import CancelTimer, SetTimer, Stamped
-from shared import subjects
+from services.scheduler.outside import load_installed
+from shared import logs, subjects
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, decode_input
 from shared.errors import CodecError, InternalError, TransportError
@@ -20,13 +20,15 @@ from shared.messages.cell_events import InputSkipped
 
 Output = Published | SetTimer | CancelTimer
 
+_log = logs.get_logger("fold")
+
 
 class StepFailed(InternalError):
     """The core raised for an input. Its state may be half changed: nothing may be folded on it, or said of it."""
 
     code = "step_failed"
 
-    def __init__(self, stored: StreamMessage, kind: str, error: Exception) -> None:
+    def __init__(self, stored: StreamMessage, kind: str, error: BaseException) -> None:
         super().__init__(f"input {stored.seq} ({kind} on {stored.subject}) cannot be folded: {error!r}")
         self.seq = stored.seq
         self.error = repr(error)
@@ -75,6 +77,7 @@ class Fold:
         self.skipped = 0
         self._check_every = check_invariants_every
         self._skips = skips or {}
+        load_installed()
 
     def apply(self, message: StreamMessage) -> Folded:
         """Consume the next message of the stream.
@@ -103,7 +106,7 @@ class Fold:
             outputs = list(core.step(self.state, Stamped(message.seq, message.time_ns, decoded)))
             if self._check_every and message.seq % self._check_every == 0:
                 core.check_invariants(self.state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Code from outside may do either.
             raise StepFailed(message, type(decoded).__name__, error) from error
         self._advance(message)
         return Folded(decoded, outputs)
@@ -123,10 +126,18 @@ def is_decision(stored: StreamMessage, decoded: InputSkipped) -> bool:
     return stored.subject == subjects.skips_input() and decoded.seq < stored.seq
 
 
-def load_state(encoded: bytes | memoryview) -> core.CellState:
-    """Decode a snapshot's state. Raises InternalError whatever is wrong with the bytes."""
+def _warn(told: str) -> None:
+    _log.warning("policy_begins_anew", reason=told)
+
+
+def load_state(encoded: bytes | memoryview, announce: Callable[[str], None] = _warn) -> core.CellState:
+    """Decode a snapshot's state. ``announce`` is told of each policy that begins anew; by default a warning is logged.
+
+    Raises PolicyMissing where the code of a policy is not here, and InternalError whatever is wrong with the bytes.
+    """
+    load_installed()
     try:
-        return core.decode_state(encoded)
+        return core.decode_state(encoded, announce)
     except InternalError:
         raise
     except Exception as error:

@@ -13,16 +13,19 @@ import numpy as np
 import xxhash
 
 import shared
-from services.scheduler import core, fold, policies
+from services.scheduler import core, fold, outside, policies
 
 
 def fold_release() -> str:
-    """Hex digits over the sources of the core, the policies and ``shared``, the interpreter and the machine's kind."""
+    """Hex digits over the sources of the core, the policies, ``shared`` and all that is loaded from outside, the
+    interpreter and the machine's kind. Raises ConfigError where the sources of a package cannot be read.
+    """
     digest = xxhash.xxh3_128(f"{platform.python_version()} {platform.machine()} {np.__version__}".encode())
     for folder in map(_folder, (core.__file__, policies.__file__, shared.__file__)):
         for source in sorted(folder.rglob("*.py")):
             digest.update(f"{source.relative_to(folder)}\n".encode() + source.read_bytes())
     digest.update(Path(fold.__file__).read_bytes())
+    digest.update(outside.digest())
     return digest.hexdigest()
 
 

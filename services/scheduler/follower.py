@@ -15,11 +15,13 @@ from services.scheduler.fold import Fold, Folded, SkipMissed, StepFailed
 from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
 from services.scheduler.output_chain import Mark
+from services.scheduler.outside import missing, unknown_in
 from services.scheduler.quarantine import decide, note_failure, read_skips
 from services.scheduler.restore import YIELD_EVERY, Start, find_active_start, find_start, fold_tail
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
-from shared.errors import TransportError, Unavailable
+from shared.errors import PolicyMissing, TransportError, Unavailable
+from shared.messages.cell_events import CellConfigured
 
 RETRY_S = 0.25
 
@@ -215,7 +217,13 @@ class Follower:
         if claim is None or not claim.is_held or claim.folded_from is None:
             return None  # There is no active scheduler, or its state is not there yet.
         if claim.release != self._release:
-            self._note_waiting("the active scheduler is of another release")
+            absent = missing(claim.policies)
+            if absent:
+                fault = PolicyMissing.of("the active scheduler", ", ".join(absent))
+                self._note_waiting(fault.message, code=fault.code)
+            else:
+                other_code = f", or has other code of {', '.join(claim.policies)}" if claim.policies else ""
+                self._note_waiting(f"the active scheduler is of another release{other_code}")
             return None
         due = [seq for seq in (await read_skips(self._bus)).due() if seq > claim.published.seq]
         if due:
@@ -233,10 +241,10 @@ class Follower:
             return None
         return start
 
-    def _note_waiting(self, reason: str) -> None:
+    def _note_waiting(self, reason: str, **told: str) -> None:
         """Say once why there is no state to stand by with."""
         if reason and reason != self._waits_because:
-            _log.warning("cannot_stand_by_yet", reason=reason)
+            _log.warning("cannot_stand_by_yet", reason=reason, **told)
         self._waits_because = reason
 
     def _step(self, fold: Fold, message: StreamMessage) -> Folded:
@@ -254,4 +262,7 @@ class Follower:
         if folded.input is None:
             cell_metrics.SKIPPED.inc()
             _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
+        elif isinstance(folded.input, CellConfigured):
+            for each in unknown_in(folded.input.config):
+                _log.error("setting_not_applied", seq=message.seq, reason=f"{each} is not registered here")
         return folded

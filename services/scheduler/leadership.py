@@ -71,6 +71,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     said_to: int | None = None
     published: Progress = Progress()
     epoch: int = 0
+    policies: tuple[str, ...] = ()  # As in the claim.
 
     def may_be_continued(self, seq: int, release: str) -> bool:
         """Whether ``release`` may go on from a state behind input ``seq``: it contradicts nothing that was said."""
@@ -93,6 +94,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     published: Progress = Progress()
     said_to: int | None = None  # Nothing that follows from an input behind this one was said; once it is let go.
     said: Mark = Mark()  # Digest of the outputs of the holder's fold, behind the last input that it has folded.
+    policies: tuple[str, ...] = ()  # From outside that the holder's settings name, see ``outside.of_config``.
     before: Tail | None = None  # While ``folded_from`` is None: how the last holder that had a state left the stream.
 
     @property
@@ -110,7 +112,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         """How the holder leaves the stream to its successor; None where no holder has said anything yet."""
         if self.folded_from is None:
             return self.before
-        return Tail(self.release, self.folded_from, self.said_to, self.published, self.epoch)
+        return Tail(self.release, self.folded_from, self.said_to, self.published, self.epoch, self.policies)
 
 
 @dataclass(frozen=True, slots=True)

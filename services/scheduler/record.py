@@ -102,6 +102,7 @@ async def record(bus: Bus, path: Path, bar: Bar | None = None) -> Recorded:
         outputs_from_seq=outputs_from_seq,
         complete_to_seq=complete_to_seq,
         release=tail.release if tail is not None else "",
+        policies=tail.policies if tail is not None else (),
     )
     copies = FirstCopies()
     inputs = outputs = 0

@@ -52,6 +52,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     outputs_from_seq: int = 0
     complete_to_seq: int = 2**63 - 1
     release: str = ""  # Of the fold that made the outputs, see fold_release; "" where that is not known.
+    policies: tuple[str, ...] = ()  # From outside that this fold's settings named, see ``outside.of_config``.
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

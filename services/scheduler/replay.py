@@ -19,15 +19,17 @@ import msgspec
 from services.scheduler import core
 from services.scheduler.fold import Fold, Folded, load_state
 from services.scheduler.fold_release import fold_release
+from services.scheduler.outside import load_all, missing, unknown_in
 from services.scheduler.quarantine import Skips
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
 from shared.arguments import JSON_HELP, ArgumentParser
 from shared.codec import Input, Published, decode_published, encode
-from shared.errors import CodecError, RecordingError, ThermoclineError
+from shared.errors import CodecError, PolicyMissing, RecordingError, ThermoclineError
 from shared.guard import guarded
 from shared.messages.base import unpack_int32
+from shared.messages.cell_events import CellConfigured
 from shared.progress_line import shown
 
 EXIT_EQUAL, EXIT_DIFFERS, EXIT_BAD_FILE = 0, 1, 2
@@ -72,12 +74,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     difference: Difference | None
     counters: dict[str, int]
     release: str = ""  # Of the fold that was recorded, see fold_release; "" where the recording does not say.
+    notes: tuple[str, ...] = ()  # Sentences on policies that begin anew here, or that are not here.
 
 
 def replay(path: Path) -> Report:
-    """Replay a recording. Raises RecordingError for a file that is not whole and undamaged, and what ends a fold."""
-    header, fold, frames = _begin(read_frames(path), recorded_skips(path))
+    """Replay a recording. Raises RecordingError for a file that is not whole and undamaged, PolicyMissing without the
+    code of a policy that it was made with, and what ends a fold.
+    """
+    notes: list[str] = []
+    header, fold, frames = _begin(read_frames(path), recorded_skips(path), notes)
     comparison = _Comparison(header)
+    unknown: list[str] = []
     inputs, last_seq = 0, fold.position
     for frame in frames:
         if comparison.difference is not None:
@@ -89,8 +96,12 @@ def replay(path: Path) -> Report:
         if isinstance(frame, InputFrame) and comparison.difference is None:
             folded = _apply(fold, frame)
             comparison.open_input(frame.seq, folded)
+            if isinstance(folded.input, CellConfigured):
+                unknown += unknown_in(folded.input.config)
             inputs, last_seq = inputs + 1, frame.seq
     comparison.end()
+    if comparison.difference is not None and unknown:
+        raise PolicyMissing.of("the recording", unknown[0])
     return Report(
         inputs=inputs,
         outputs=comparison.compared,
@@ -101,6 +112,7 @@ def replay(path: Path) -> Report:
         difference=comparison.difference,
         counters=dict(fold.state.counters),
         release=header.release,
+        notes=(*notes, *(f"{each} is not registered here, and was not applied" for each in unknown)),
     )
 
 
@@ -177,10 +189,18 @@ class _Comparison:
             raise RecordingError(f"an output behind input {self._at[0]} cannot be decoded: {error.message}") from error
 
 
-def _begin(frames: Iterator[Frame], skips: Skips) -> tuple[Header, Fold, Iterator[Frame]]:
+def require_policies(header: Header) -> None:
+    """Raise PolicyMissing where a recording was made with a policy whose code is not here."""
+    absent = missing(header.policies)
+    if absent:
+        raise PolicyMissing.of("the recording", ", ".join(absent))
+
+
+def _begin(frames: Iterator[Frame], skips: Skips, notes: list[str]) -> tuple[Header, Fold, Iterator[Frame]]:
     """Read header and snapshot; returns them as a fold, with the frames that remain."""
     header = next(frames)
     assert isinstance(header, Header)
+    require_policies(header)
     frame = next(frames)
     if not isinstance(frame, SnapshotFrame):
         fold = Fold(core.new_state(), position=header.first_seq - 1, skips=skips.decided)
@@ -188,7 +208,7 @@ def _begin(frames: Iterator[Frame], skips: Skips) -> tuple[Header, Fold, Iterato
             raise RecordingError(f"the recording starts at input {header.first_seq} without a snapshot")
         return header, fold, _chain(frame, frames)
     snapshot = decode_snapshot(frame.data)
-    state = load_state(snapshot.state)
+    state = load_state(snapshot.state, notes.append)
     if not skips.suit(state, snapshot.seq):
         raise RecordingError(
             f"the snapshot of input {snapshot.seq} holds an input that was left out later; record again"
@@ -273,6 +293,7 @@ def _show_report(path: Path, report: Report) -> str:
         )
     if report.unrecorded:
         lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still on their way")
+    lines += report.notes
     lines.append(str(report.difference) if report.difference else "no difference")
     if report.difference and report.release not in ("", fold_release()):
         lines.append("another release made these outputs, which may decide differently: replay with the one that did")
@@ -284,8 +305,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="thermocline replay", description="Fold a recording again and compare every output.")
     parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_load_flag(parser)
     parsed = parser.parse_args(argv)
     try:
+        load_all(parsed.load)
         with shown(f"folding {parsed.file.name}"):
             report = replay(parsed.file)
     except ThermoclineError as error:
@@ -297,6 +320,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(_show_report(parsed.file, report))
     return EXIT_EQUAL if report.difference is None else EXIT_DIFFERS
+
+
+def add_load_flag(parser: ArgumentParser) -> None:
+    """Add ``--load``: a recording has nothing imported by itself."""
+    parser.add_argument(
+        "--load",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="a policy, schedule or admission that the recording was made with and no installed package offers",
+    )
 
 
 def print_failure(error: ThermoclineError, *, as_json: bool) -> None:

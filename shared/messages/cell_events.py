@@ -8,9 +8,7 @@ from msgspec import field
 
 from shared.messages.base import Message
 
-Admission = Literal["all", "selective", "none"]
 Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
-Schedule = Literal["balanced", "lpm", "fcfs"]
 HostWrites = Literal["through", "selective", "on_evict"]
 DiskWrites = Literal["through", "selective", "on_evict", "off"]
 Restoring = Literal["planned", "kv", "state", "recompute"]
@@ -29,11 +27,11 @@ class CellConfig(Message, frozen=True):
     frequency_bits: int = 8
     depth_bits: int = 8
     aging_requests: int = 64  # Admitted requests after which every clock goes down by one.
-    admission: Admission = "all"  # What an eviction backs up; "selective" goes by hotness.
+    admission: str = "all"  # What an eviction backs up; "selective" goes by hotness.
     admission_frequency: int = 2  # Least frequency that selective admission lets through.
     promotion: Promotion = "off"  # By what host copies are promoted after a prefill batch.
     promotion_tokens: int = 8192  # Most that one promotion plan moves; 0 is no bound.
-    schedule: Schedule = "balanced"  # How a batch is chosen from a worker's queue.
+    schedule: str = "balanced"  # How a batch is chosen from a worker's queue.
     defer_tokens: int = 100  # More tokens than this that another request is about to compute defer one; 0 never does.
     defer_deadline_ms: int = 30_000  # Past it a deferred request runs anyway.
     load_compute_ratio: float = 0.0  # Loaded tokens per computed token that make a batch loading-bound; 0 measures.

@@ -137,6 +137,8 @@ def _field_breaks(name: str, before: MessageSchema, after: MessageSchema) -> Ite
             yield f"{name}.{field_name} is gone"
             continue
         missing = set(old.alternatives) - set(new.alternatives)
+        if _SCALARS[inspect.StrType] in new.alternatives:
+            missing = {each for each in missing if not each.startswith("'")}  # A word is a text.
         if missing:
             yield f"{name}.{field_name} cannot be {', '.join(sorted(missing))} any more"
         if old.default and not _is_same_default(old.default, new.default):

@@ -51,6 +51,7 @@ def test_what_breaks_old_bytes_is_found(after: Schema, fault: str) -> None:
         schema(page=int, tier=(str, "disk"), mode=(Literal["a", "b"], "a"), new=(int, 0)),
         schema(page=int, tier=(str, "disk"), new=(int, 0), mode=(Literal["a", "b"], "a")),
         schema(page=int, tier=(str, "disk"), mode=(Literal["a", "b", "c"], "a")),
+        schema(page=int, tier=(str, "disk"), mode=(str, "a")),
         schema(page=int, tier=(str | None, "disk"), mode=(Literal["a", "b"], "a")),
         schema(page=(int, 0), tier=(str, "disk"), mode=(Literal["a", "b"], "a")),
         BEFORE | schema("Other", page=int),

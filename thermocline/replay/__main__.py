@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.scheduler import replay as exact
+from services.scheduler.outside import load_all
 from shared.arguments import ArgumentParser
 from shared.errors import ThermoclineError
 from shared.guard import guarded
@@ -57,10 +58,11 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
     made.add_argument("--json", action="store_true", help="print one JSON object")
-    made.add_argument("--policy", metavar="NAME", help="what if: another eviction policy")
+    made.add_argument("--policy", metavar="NAME", help="what if: another eviction policy, a name or module:Class")
     made.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="what if: another cell setting"
     )
+    exact.add_load_flag(made)
     return made
 
 
@@ -68,8 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: equal, or what-if answered; 1: an output differs; 2: bad file, settings or arguments."""
     parsed = parser().parse_args(argv)
     if parsed.policy is None and not parsed.settings:
-        return exact.main([str(parsed.file), *(["--json"] if parsed.json else [])])
+        loads = [f"--load={each}" for each in parsed.load]
+        return exact.main([str(parsed.file), *(["--json"] if parsed.json else []), *loads])
     try:
+        load_all(parsed.load)
         changes = changes_of(parsed.settings, policy=parsed.policy)
         with shown(f"simulating {parsed.file.name}"):
             answer = what_if(parsed.file, changes)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.scheduler.fold import load_state
-from services.scheduler.recording import InputFrame, OutputFrame, SnapshotFrame, read_frames
-from services.scheduler.replay import recorded_skips
+from services.scheduler.recording import Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
+from services.scheduler.replay import recorded_skips, require_policies
 from services.scheduler.snapshots import decode_snapshot
 from shared.codec import Input, decode_input, decode_published
 from shared.errors import CodecError, RecordingError
@@ -66,7 +66,10 @@ class RecordedRun:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read a whole recording. Raises RecordingError when it is damaged or holds no run of a cell."""
+    """Read a whole recording.
+
+    Raises RecordingError when it is damaged or holds no run of a cell, PolicyMissing where its policy's code is absent.
+    """
     run = RecordedRun()
     now_ns = 0
     prompts = RecordedPrompts()
@@ -74,7 +77,9 @@ def read_run(path: Path) -> RecordedRun:
     prompt_ends: dict[str, int] = {}
     left_out = recorded_skips(path).decided
     for frame in read_frames(path):
-        if isinstance(frame, SnapshotFrame):
+        if isinstance(frame, Header):
+            require_policies(frame)
+        elif isinstance(frame, SnapshotFrame):
             _take_snapshot(run, prompts, frame.data)
         elif isinstance(frame, InputFrame):
             now_ns = frame.time_ns

@@ -61,7 +61,7 @@ def parser() -> ArgumentParser:
     known.add_argument("--hardware", metavar="NAME", help=f"{hardware}, or a .toml file (default: {DEFAULT_HARDWARE})")
     known.add_argument("--model", metavar="NAME", help=f"{models}, or a .toml file (default: {DEFAULT_MODEL})")
     known.add_argument("--profile", metavar="HARDWARE[/MODEL]", help="hardware and model in one")
-    known.add_argument("--policy", metavar="NAME", help="eviction policy")
+    known.add_argument("--policy", metavar="NAME", help="eviction policy: a name, or module:Class of your own")
     known.add_argument("--workers", type=int, default=1, metavar="N", help="workers")
     known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="workers that share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")

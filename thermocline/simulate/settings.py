@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.cache.eviction import POLICIES
+from services.scheduler.config import KINDS, SchedulerConfig
 from services.scheduler.core.cache.heat import parse
+from services.scheduler.outside import name_of
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import form_word
@@ -61,9 +61,12 @@ def _read(
         cell_values["restoring"] = form_word(cell_values["restoring"])
     if policy is not None:
         cell_values["policy"] = policy
-    name = cell_values.get("policy", CellConfig().policy)
-    if name not in POLICIES:
-        faults.append(f"there is no policy {name!r}; known are {', '.join(sorted(POLICIES))}")
+    for kind in KINDS:
+        if kind in cell_values:
+            try:
+                cell_values[kind] = name_of(kind, cell_values[kind])
+            except ConfigError as error:
+                faults.append(f"{kind}: {error.message}")
     for expression in ("eviction_expression", "hotness_expression"):
         if expression in cell_values:
             try:

@@ -10,13 +10,14 @@ import pytest
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
 from bench.blocks import BlockCache, BlockHits, BlockRequest, BlockRequests, read_blocks, run_blocks
-from bench.blocks_hotness import ExactHotness, FilterHotness
+from bench.blocks_hotness import FilterHotness
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import LruPolicy
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvalidRequest, InvariantViolated
 from shared.messages.cell_events import CellConfig
+from thermocline.testing.exact_hotness import ExactHotness
 
 
 def requests_of(*prompts: str | list[int]) -> list[BlockRequest]:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
 from bench.blocks import BlockCache, BlockRequest, BlockRequests
-from bench.blocks_hotness import ExactHotness
 from bench.blocks_optimum import furthest_use
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction.policy import Policy
 from shared.messages.cell_events import CellConfig
+from thermocline.testing.exact_hotness import ExactHotness
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=9)
 more_prompts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=40)

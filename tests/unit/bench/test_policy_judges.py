@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bench.blocks import BlockCache, BlockRequest, BlockRequests
-from bench.blocks_hotness import ExactHotness
 from bench.judge_features import FEATURES, UNKNOWN, clock_of, pieces_of, runs_of, tree_of
 from bench.judge_hazards import (
     FIRST_TRAINING,
@@ -30,6 +29,7 @@ from bench.judge_hazards import (
 from bench.policy_judges import JudgedPolicy, auc, bounds_of, folds_of, gap_closed, judged, judgement_of, main
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment
 from services.scheduler.core.cache.prefix_tree import Node
+from thermocline.testing.exact_hotness import ExactHotness
 
 SECOND_NS = 1_000_000_000
 

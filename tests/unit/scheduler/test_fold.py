@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from services.scheduler import core
-from services.scheduler.fold import Fold, load_state
+from services.scheduler.core.cache.eviction import POLICIES, Evictable, LruPolicy, Moment
+from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.fold import Fold, StepFailed, load_state
 from shared.bus.protocol import StreamMessage
 from shared.codec import encode
 from shared.errors import InternalError, TransportError
-from shared.messages.cell_events import SchedulerStarted
-from tests.scripted_cell import scripted_cell
+from shared.messages.cell_events import CellConfig, CellConfigured, SchedulerStarted
+from tests.scripted_cell import ScriptedCell, scripted_cell, submit, worker_joined
 
 
 def started(seq: int) -> StreamMessage:
@@ -71,3 +75,61 @@ def test_garbage_is_no_state() -> None:
     """Whatever is wrong with the bytes, the error is ours, so that an older snapshot is tried."""
     with pytest.raises(InternalError):
         load_state(b"garbage")
+
+
+class Restless(LruPolicy):
+    """Does in ``victim`` what a test wants."""
+
+    name = "restless"
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        return acts["restless"](evictable)
+
+
+acts: dict[str, Callable[[Evictable], Node | None]] = {}
+
+
+def leave(evictable: Evictable) -> Node | None:
+    """What a careless policy may do."""
+    raise SystemExit("enough")
+
+
+def fail(evictable: Evictable) -> Node | None:
+    raise ZeroDivisionError
+
+
+def name_a_root(evictable: Evictable) -> Node | None:
+    """The first node of all, which never leaves."""
+    return Node(1, 0, b"")
+
+
+@pytest.mark.parametrize("act", [leave, fail, name_a_root])
+def test_a_policy_that_raises_is_a_fatal_input(
+    act: Callable[[Evictable], Node | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises, and where it names what may not leave: the input can be counted, and put in quarantine."""
+    monkeypatch.setitem(POLICIES, Restless.name, Restless)
+    monkeypatch.setitem(acts, Restless.name, act)
+    cell = ScriptedCell()
+    cell.put(CellConfigured(config=CellConfig(policy=Restless.name, host_tier=False)))
+    cell.put(worker_joined(pages=8))
+    cell.put(submit("first", [1] * 96, max_tokens=1))
+
+    with pytest.raises(StepFailed, match=r"input \d+ \(SubmitRequest"):
+        cell.put(submit("second", [2] * 96, max_tokens=1))
+
+
+def test_a_policy_that_begins_anew_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both versions; one whose bytes are read is not."""
+    cell = ScriptedCell()
+    cell.put(CellConfigured(config=CellConfig(policy="lru")))
+    cell.put(worker_joined())
+    cell.put(submit("first", [1] * 40, max_tokens=1))
+    encoded = core.encode_state(cell.fold.state)
+    told: list[str] = []
+
+    load_state(encoded, told.append)
+    monkeypatch.setattr(LruPolicy, "state_version", 2)
+    load_state(encoded, told.append)
+
+    assert told == ["policy 'lru' begins anew: the snapshot has version 1 of its state, this is 2"]

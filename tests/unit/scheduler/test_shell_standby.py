@@ -757,3 +757,21 @@ async def test_snapshot_is_not_stored_by_a_scheduler_that_was_superseded(cell: C
     with pytest.raises(Unavailable):
         await active.snapshots.take()
     assert await cell.bus.list_objects() == []
+
+
+async def test_standby_without_the_active_ones_policy_says_which_it_lacks(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, and it waits: with the package it would stand by."""
+    told: list[str] = []
+    monkeypatch.setattr("services.scheduler.follower._log.warning", lambda event, **said: told.append(said["reason"]))
+    monkeypatch.setattr("services.scheduler.claimant.of_config", lambda config: ("policy newest-first", "policy lru"))
+    await cell.active(release="with a stranger's")
+
+    second = Process(cell, "second")
+    await until(lambda: bool(told))
+
+    assert not second.stands_by
+    assert told == [
+        "the active scheduler names policy newest-first, which is not registered here: install the package that has it"
+    ]

@@ -22,6 +22,7 @@ from services.scheduler.core.cache.residency import (
     split_node,
 )
 from shared.chunks import chunk_tokens
+from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,14 +156,15 @@ def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | Non
     expected last.
 
     What is passed over leaves the policy's order, and is offered again when its time is over (:func:`forget_return`).
+    Raises InvariantViolated for a policy that names what may not leave.
     """
     if not state.returns:
-        return order.victim(evictable, moment(state))
+        return _checked(order, evictable, order.victim(evictable, moment(state)))
     forget_late_returns(state)
     returns = state.returns
     victim = order.victim(lambda node_id: None if node_id in returns else evictable(node_id), moment(state))
     if victim is not None:
-        return victim
+        return _checked(order, evictable, victim)
     for node_id, _ in sorted(returns.items(), key=lambda item: -item[1].until_ns):
         victim = evictable(node_id)
         if victim is not None:
@@ -170,6 +172,13 @@ def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | Non
             state.count("returns_given_up")
             return victim
     return None
+
+
+def _checked(order: Policy, evictable: Evictable, victim: Node | None) -> Node | None:
+    """Return the victim, unless a policy from elsewhere has named one in use: its pages are being read then."""
+    if victim is not None and evictable(victim.id) is not victim:
+        raise InvariantViolated(f"policy {order.name!r} named node {victim.id}, which may not leave the pool")
+    return victim
 
 
 # Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.

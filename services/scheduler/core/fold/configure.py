@@ -24,6 +24,7 @@ from services.scheduler.core.cache.residency import (
 from services.scheduler.core.hidden.hidden_form import parse_form
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.restoring.fetches import cancel_fetches
+from services.scheduler.core.tiers.host_admission import ADMISSIONS, BUILT_IN_ADMISSIONS
 from services.scheduler.core.tiers.saves import forget_taken
 from services.scheduler.core.tiers.under_way import Flush
 from shared.errors import ConfigError
@@ -71,10 +72,10 @@ _EXPRESSIONS = ("eviction_expression", "hotness_expression")
 def configure(step: Step, config: CellConfig) -> None:
     """Apply a configuration; never fails.
 
-    An unknown policy or schedule, a bad expression or a bad layer mix is counted and leaves the old one in force; a
-    number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies
-    begin anew when they are made from other settings than before, or when the hotness filter's values change their
-    meaning; in a large tree the old ones go on until the new ones were told of all nodes.
+    An unknown policy, schedule or admission, a bad expression or a bad layer mix is counted and leaves the old one in
+    force; a number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools'
+    policies begin anew when they are made from other settings than before, or when the hotness filter's values change
+    their meaning; in a large tree the old ones go on until the new ones were told of all nodes.
     """
     state = step.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
@@ -104,6 +105,9 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
     if config.schedule not in SCHEDULES:
         state.count("unknown_schedules")
         changes["schedule"] = state.config.schedule
+    if config.admission not in ADMISSIONS and config.admission not in BUILT_IN_ADMISSIONS:
+        state.count("unknown_admissions")
+        changes["admission"] = state.config.admission
     for name in _EXPRESSIONS:
         try:
             parse(getattr(config, name))

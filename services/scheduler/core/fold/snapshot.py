@@ -23,14 +23,18 @@ from services.scheduler.core.cache.residency import orders_of_tier
 from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.state import CellState
-from shared.errors import CodecError
+from services.scheduler.core.tiers.host_admission import ADMISSIONS, BUILT_IN_ADMISSIONS
+from shared.errors import CodecError, PolicyMissing
 from shared.ids import TOKEN_BYTES
 from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
+
+    Announce = Callable[[str], None]
+    """Told, in a sentence, what of a snapshot was not taken over."""
 
 EARLIER_VERSION = 12
 """It is still read. A node had a dictionary of pages for each tier then, one of its children by longer keys, and what
@@ -92,14 +96,15 @@ def _coming(state: CellState) -> Mapping[str, Policy]:
     return state.renewal.orders if state.renewal is not None else {}
 
 
-def decode_state(data: bytes | memoryview) -> CellState:
+def decode_state(data: bytes | memoryview, announce: Announce = lambda told: None) -> CellState:
     """Undo :func:`encode_state`.
 
     Where a policy's state has another version than today's, which is another release's, every pool's policy starts anew
     with what is resident, as after a change of policy: what is cached is worth more than what was learned of it.
+    ``announce`` is told so, in a sentence for each policy.
 
-    Raises CodecError for bytes that are no snapshot of this version or the one before, or that name a policy or a
-    schedule which is not registered here.
+    Raises CodecError for bytes that are no snapshot of this version or the one before, and PolicyMissing where they
+    name a policy, a schedule or an admission that is not registered here.
     """
     try:
         version = _version(data)
@@ -116,9 +121,10 @@ def decode_state(data: bytes | memoryview) -> CellState:
     state = snapshot.state
     _require("policy", state.policy, POLICIES)
     _require("schedule", state.config.schedule, SCHEDULES)
+    _require("admission", state.config.admission, (*BUILT_IN_ADMISSIONS, *ADMISSIONS))
     state.recollection = forgotten()
     _share(state.tree.nodes)
-    _take_orders(state, snapshot.orders, snapshot.coming)
+    _take_orders(state, snapshot.orders, snapshot.coming, announce)
     for policy in (*state.orders.values(), *_coming(state).values()):
         policy.share_numbers(state.tree.nodes)
     for account in state.quotas.accounts.values():
@@ -190,20 +196,30 @@ def _narrow_labels(tree: PrefixTree) -> None:
 
 def _require(kind: str, name: str, known: Container[str]) -> None:
     if name not in known:
-        raise CodecError(f"the snapshot names {kind} {name!r}, which is not registered")
+        raise PolicyMissing.of("the snapshot", f"{kind} {name!r}")
 
 
-def _take_orders(state: CellState, kept: dict[str, _KeptPolicy], coming: dict[str, _KeptPolicy]) -> None:
+def _take_orders(
+    state: CellState, kept: dict[str, _KeptPolicy], coming: dict[str, _KeptPolicy], announce: Announce
+) -> None:
     both = [*kept.values(), *coming.values()]
     for each in both:
         _require("policy", each.name, POLICIES)
-    if any(each.state_version != POLICIES[each.name].state_version for each in both):
+    others = {each.name: each.state_version for each in both if each.state_version != _version_here(each)}
+    if others:
+        for name, version in others.items():
+            here = POLICIES[name].state_version
+            announce(f"policy {name!r} begins anew: the snapshot has version {version} of its state, this is {here}")
         renew_orders(state)
         state.timers.pop(RENEWAL_TIMER, None)
         return
     state.orders = _decoded(kept)
     if state.renewal is not None:
         state.renewal.orders = _decoded(coming)
+
+
+def _version_here(kept: _KeptPolicy) -> int:
+    return POLICIES[kept.name].state_version
 
 
 def _decoded(kept: dict[str, _KeptPolicy]) -> dict[str, Policy]:

@@ -18,6 +18,7 @@ from services.scheduler.core.tiers.lending import lies_elsewhere
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from services.scheduler.core.waiting.fair_share import first_in_line
 from services.scheduler.core.waiting.waits import announce, defer
+from shared.errors import InvariantViolated
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
@@ -140,7 +141,10 @@ def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
             if not (forming.admit(hits) and forming.admit(forming.look_for_bundle_hits())):
                 return
     if put_aside:
-        forming.admit(schedule.order(put_aside))
+        ordered = schedule.order(put_aside)
+        if sorted(map(id, ordered)) != sorted(map(id, put_aside)):
+            raise InvariantViolated(f"schedule {schedule.name!r} orders other candidates than those put aside")
+        forming.admit(ordered)
 
 
 class _Forming:

@@ -7,7 +7,7 @@ moment they are leased. So an owner that makes others' copies go is within its q
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from services.scheduler.core.cache.candidates import HeatRank, coldest_of_host, index_of, refresh
 from services.scheduler.core.cache.heat import coldest_together, worth
@@ -18,6 +18,7 @@ from services.scheduler.core.cache.residency import (
     drop_host,
     host_pool,
     is_host_evictable,
+    moment,
     offer,
 )
 from services.scheduler.core.cache.victims import (
@@ -33,8 +34,43 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
+    from services.scheduler.core.cache.eviction import Moment
     from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
+
+BUILT_IN_ADMISSIONS = ("all", "none", "selective")
+"""Part of this module; others are registered by name, from outside the core."""
+
+
+class Admission:
+    """Base of all admissions. Keeps nothing between decisions and mutates nothing, so snapshots need not hold it."""
+
+    name = ""
+
+    def admits(self, node: Node, pages: int, moment: Moment) -> bool:
+        """Return whether ``node``, which leaves a device, gets a copy of so many pages in host memory.
+
+        The pool's eviction policy makes room for what is admitted; what is not is dropped. Nodes that a cache lease or
+        a pin asks for get their copy without being asked about here.
+        """
+        raise NotImplementedError
+
+
+A = TypeVar("A", bound=type[Admission])
+
+ADMISSIONS: dict[str, Admission] = {}
+"""By name, without those that are built in."""
+
+
+def register_admission(admission: A) -> A:
+    """Add an admission under the name that its class has; a decorator. Raises ValueError when another has that name."""
+    if admission.name in BUILT_IN_ADMISSIONS:
+        raise ValueError(f"admission {admission.name!r} is built in")
+    known = ADMISSIONS.setdefault(admission.name, admission())
+    if type(known) is not admission:
+        raise ValueError(f"admissions {type(known).__qualname__} and {admission.__qualname__} are {admission.name!r}")
+    return admission
+
 
 _MOST_PASSED_OVER = 8
 _NODES_ABOVE_QUOTA = 8  # Copies above a quota that one step drops without anybody's need.
@@ -44,7 +80,7 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     """Host pages for a node that leaves a device, or None when it is to be dropped without a copy.
 
     "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the
-    coldest copies has that would have to leave for it (Figure 5).
+    coldest copies has that would have to leave for it (Figure 5). An admission that is registered decides by itself.
     """
     state = step.state
     config = state.config
@@ -52,6 +88,11 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     pages = None
     if config.admission == "all" or node.id in state.cache_leases.nodes or is_wanted(state, storage, node):
         pages = take_host_pages(step, storage, size, node.owner)
+    elif config.admission in ADMISSIONS:
+        if ADMISSIONS[config.admission].admits(node, size, moment(state)):
+            pages = take_host_pages(step, storage, size, node.owner)
+        else:
+            state.count("host_refused_admission_pages", size)
     elif config.admission == "selective":
         frequency, _ = state.hotness.lookup(node.digest)
         if frequency < config.admission_frequency:

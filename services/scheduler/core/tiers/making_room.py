@@ -128,7 +128,7 @@ def _evict(step: Step, worker: Worker, node: Node, eviction: _Eviction) -> None:
     # A node that has a copy needs none, nor one that another worker's backup is about to give one.
     if storage is not None and storage.storage_id not in node.host and not node.transfer:
         pages = admit_to_host(step, storage, node)
-        departure = "refused" if state.config.admission == "selective" else "evicted"
+        departure = "evicted" if state.config.admission in ("all", "none") else "refused"
     if storage is not None and (pages is not None or worker.worker_id in node.below):
         join_transfer(state, _transfer_for(step, worker, storage, eviction, pages or b""), node, pages or b"")
         eviction.leaving[parent_id] = eviction.leaving.get(parent_id, 0) + 1

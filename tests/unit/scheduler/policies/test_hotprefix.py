@@ -12,7 +12,7 @@ from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.hotprefix import HotPrefixPolicy
 from shared.messages.cell_events import CellConfig
 from tests.present import present
-from tests.unit.scheduler.policies.forest import Forest, size
+from thermocline.testing.forest import Forest, digest_below, size
 
 EXPRESSIONS = [
     "frequency + clock / length",
@@ -60,15 +60,15 @@ def test_frequency_outlives_an_eviction() -> None:
     forest = Forest(make_policy("hotprefix", 100, CellConfig()))
     for label, uses in ((0, 5), (4, 2)):
         for _ in range(uses):
-            found = [node for node in forest.nodes.values() if node.digest == 31 + label + 7]
+            found = [node for node in forest.nodes.values() if node.digest == digest_below(1, label)]
             forest.ask(found[0] if found else None, [] if found else [label])
             forest.finish(0)
-    often = next(node for node in forest.nodes.values() if node.digest == 31 + 7)
+    often = next(node for node in forest.nodes.values() if node.digest == digest_below(1, 0))
     forest.drop(often)
     forest.ask(None, [0])
     forest.finish(0)
 
-    assert present(forest.victim()).digest == 31 + 4 + 7
+    assert present(forest.victim()).digest == digest_below(1, 4)
 
 
 def test_what_got_hotter_without_an_offer_is_ranked_anew() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.holdings import written
@@ -14,6 +13,7 @@ from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import _departures, _fit_base
 from services.scheduler.policies.thermo.law import AGE_BINS, ANSWERS, FEATURE_BITS, PACES, RHYTHMS
 from services.scheduler.policies.thermocline import MOST_RUNNING, ThermoclinePolicy
+from thermocline.testing.exact_hotness import ExactHotness
 
 
 def at(seconds: int, admission: int) -> Moment:

@@ -52,7 +52,7 @@ def test_what_the_environment_and_the_file_say_counts(tmp_path: Path) -> None:
     found = faults(SupervisorConfig(), str(file), THERMOCLINE_HOTNESS_EXPRESSION="heat", THERMOCLINE_MOVER="fast")
 
     text = "\n".join(found)
-    assert f"scheduler: {file}: scheduler.schedule: 'first' is none of balanced, lpm, fcfs" in text
+    assert "scheduler: --schedule: 'first' is none of balanced, fcfs, lpm" in text
     assert "storage: --remote begins with ftp" in text
     assert "worker: THERMOCLINE_MOVER: 'fast' is none of auto, per_page, batched, gpu_assisted" in text
 

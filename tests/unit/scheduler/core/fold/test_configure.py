@@ -32,6 +32,16 @@ def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell: MakeCell, mo
     assert cell.state.config.max_running == 3
 
 
+def test_an_unknown_admission_leaves_the_old_one_in_force(make_cell: MakeCell) -> None:
+    """It is counted, and the other settings apply."""
+    cell = make_cell(admission="selective")
+    cell.feed(CellConfigured(config=CellConfig(admission="picky", max_running=3)))
+
+    assert cell.state.config.admission == "selective"
+    assert cell.state.counters["unknown_admissions"] == 1
+    assert cell.state.config.max_running == 3
+
+
 def test_zeros_cannot_stall_the_cell(make_cell: MakeCell) -> None:
     """Settings of which none would mean that nothing ever runs are at least 1."""
     cell = make_cell()

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import services.scheduler.policies  # noqa: F401  They are what is tested.
 from bench.blocks import BlockCache, BlockRequests
-from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from shared.messages.cell_events import CellConfig
 from tests.unit.scheduler.policies.baselines.references import REFERENCES
+from thermocline.testing.exact_hotness import ExactHotness
 
 BLOCK_TOKENS = 512
 

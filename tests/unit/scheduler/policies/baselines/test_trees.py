@@ -9,7 +9,7 @@ from services.scheduler.policies.baselines.s3fifo import S3FifoPolicy
 from services.scheduler.policies.baselines.two_q import TwoQueuePolicy
 from shared.messages.cell_events import CellConfig
 from tests.present import present
-from tests.unit.scheduler.policies.forest import Forest
+from thermocline.testing.forest import Forest
 
 
 def forest_of(name: str, capacity: int) -> Forest:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.learner import FIRST_FIT, NOBODY
 from services.scheduler.policies.thermo.rules import FREQUENCY
 from services.scheduler.policies.thermocline import ThermoclinePolicy
+from thermocline.testing.exact_hotness import ExactHotness
 
 HOTNESS = ExactHotness()
 
