@@ -19,6 +19,7 @@ from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_faults import AttendsOtherwise
 from services.worker.engine.own_attention import OWN_ATTENTION, recorded
+from services.worker.engine.rounding_cache import rounding_logits
 from services.worker.engine.states.layers import StateModule, layers_with_attention
 from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
 from services.worker.engine.told_positions import unpadded
@@ -181,14 +182,28 @@ def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[Att
             )
 
 
+def _own_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
+    return found
+
+
 class Verification:
     """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None], attention: str = ATTENTION_NAME) -> None:
-        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Raises
-        UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``, or other
-        chunks than they were told. Masks of a model with ``OWN_ATTENTION`` are its own in service, too.
+    def __init__(
+        self,
+        model: Any,
+        tokens: int,
+        windows: Sequence[int | None],
+        attention: str = ATTENTION_NAME,
+        *,
+        is_rounded: bool = False,
+    ) -> None:
+        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Where KV
+        ``is_rounded``, the model attends to rounded K and V here, too. Raises UnsupportedModel for attention that is
+        not causal or has other windows than the layers' ``windows``, or other chunks than they were told. Masks of a
+        model with ``OWN_ATTENTION`` are its own in service, too.
         """
         self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
         vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -202,9 +217,9 @@ class Verification:
                     model.set_attn_implementation(MASK_PROBE_NAME)
                     self._causality.check_masks(model, self._prompts, [windows[layer] for layer in attending])
                     model.set_attn_implementation("eager")
-                self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
-                changed = self._changed()
-                self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
+                logits = rounding_logits if is_rounded else _own_logits
+                self._expected = logits(model, self._prompts)
+                self._causality.check(self._expected, logits(model, self._changed()))
         finally:
             if attention != OWN_ATTENTION:
                 model.set_attn_implementation(attention)
