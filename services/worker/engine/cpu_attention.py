@@ -81,11 +81,12 @@ class CpuAttention:
         self, pool: KvPages, *, packs_single_rows: bool = False, dtype: torch.dtype = torch.float32
     ) -> None:
         """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
-        head faster, so that it pays where very many of them share a KV head. ``dtype`` is that of queries over a pool
-        of rounded K and V; otherwise it is the pool's.
+        head faster, so that it pays where very many of them share a KV head. Over rounded K and V it always does: the
+        two kernels differ in last bits, by which a value may be rounded to another code. ``dtype`` is that of queries
+        over such a pool; otherwise it is the pool's.
         """
         self._pool = pool
-        self._packs_single_rows = packs_single_rows
+        self._packs_single_rows = packs_single_rows or pool.geometry.is_rounded
         self._is_rounded = pool.geometry.is_rounded
         self._dtype = TORCH_DTYPES.get(pool.geometry.dtype, dtype)
         self._gathered = torch.empty(0, dtype=kept_as(pool.geometry)[0])
@@ -133,15 +134,18 @@ class CpuAttention:
         return _Portable(plan, torch.from_numpy(plan.gather_pages))
 
     def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
-        """What could be compiled for the first layer's heads; the second never without the first."""
+        """What could be compiled for the first layer's heads; the second never without the first, or without
+        the first alone where K and V are rounded.
+        """
         return self._kernels(self._shape(0, query_heads))
 
     def _kernels(self, shape: HeadShape) -> tuple[NativeDecode | None, NativeExtend | None]:
         if shape not in self._native:
             geometry = msgspec.structs.replace(self._pool.geometry, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-            decode = compile_decode(geometry, shape.kv_heads * shape.group, shape.slot, self._dtype)
-            extend = None
-            if decode is not None:
+            decode = extend = None
+            if not self._is_rounded:
+                decode = compile_decode(geometry, shape.kv_heads * shape.group, shape.slot)
+            if self._is_rounded or decode is not None:
                 extend = compile_extend(shape.head_dim, shape.group, self._dtype, is_rounded=self._is_rounded)
             self._native[shape] = decode, extend
         return self._native[shape]

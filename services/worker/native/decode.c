@@ -1,7 +1,7 @@
 /* Decode attention over the paged pool.
 
-   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), SLOT (kept values from one slot of the pool
-   to the next), PAGE_SIZE, ITEM_KEYS, BFLOAT16 and ROUNDED.
+   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), SLOT (elements from one slot of the pool
+   to the next), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
 
    One query row per segment, split into items of up to ITEM_KEYS keys at fixed positions (flash-decoding). Each item
    reads its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
@@ -10,10 +10,9 @@
    computed in the order in which they are given: those that read the same keys stand together, so that only the first
    of them fetches these from memory. */
 
-#include "kept.h"
+#include "element.h"
 
 #define HEADS (KV_HEADS * GROUP)
-#define WIDTH KEPT_WIDTH(HEAD_DIM)
 #define BLOCK 16
 #define AHEAD 8
 
@@ -50,37 +49,27 @@ typedef struct {
 
 int64_t partial_bytes(void) { return sizeof(partial_t); }
 
-static inline const kept *slot_of(const kept *pool, const int32_t *table, int key) {
+static inline const element *slot_of(const element *pool, const int32_t *table, int key) {
     return pool + ((int64_t)table[key / PAGE_SIZE] * PAGE_SIZE + key % PAGE_SIZE) * SLOT;
 }
 
 /* Pages lie anywhere, so the hardware starts anew at each; it is told of a slot AHEAD keys before it is needed. */
-static inline void prefetch(const kept *pool, const int32_t *table, int key, int last) {
+static inline void prefetch(const element *pool, const int32_t *table, int key, int last) {
     if (key >= last) return;
     const char *slot = (const char *)slot_of(pool, table, key);
-    for (int i = 0; i < (int)(KV_HEADS * WIDTH * sizeof(kept)); i += 64) __builtin_prefetch(slot + i);
+    for (int i = 0; i < (int)(KV_HEADS * HEAD_DIM * sizeof(element)); i += 64) __builtin_prefetch(slot + i);
 }
 
-/* A head of a slot, scaled. */
-static inline void read_head(const kept *slot, int head, float *restrict into) {
-    const kept *from = slot + head * WIDTH;
-    for (int d = 0; d < HEAD_DIM; d++) into[d] = decoded(from[d]);
-#if ROUNDED
-    float scale = scale_at(from, HEAD_DIM);
-    for (int d = 0; d < HEAD_DIM; d++) into[d] *= scale;
-#endif
-}
-
-static void attend_item(const float *query, const kept *k_pool, const kept *v_pool, const int32_t *table, int first,
-                        int last, partial_t *restrict out) {
+static void attend_item(const float *query, const element *k_pool, const element *v_pool, const int32_t *table,
+                        int first, int last, partial_t *restrict out) {
     float scores[HEADS][ITEM_KEYS];
     int count = last - first;
     for (int j = 0; j < count; j++) {
-        const kept *slot = slot_of(k_pool, table, first + j);
+        const element *slot = slot_of(k_pool, table, first + j);
         prefetch(k_pool, table, first + j + AHEAD, last);
         for (int h = 0; h < KV_HEADS; h++) {
             float key[HEAD_DIM];
-            read_head(slot, h, key);
+            for (int d = 0; d < HEAD_DIM; d++) key[d] = widen(slot[h * HEAD_DIM + d]);
             for (int g = 0; g < GROUP; g++) {
                 const float *q = query + (h * GROUP + g) * HEAD_DIM;
                 float sum = 0;
@@ -100,7 +89,7 @@ static void attend_item(const float *query, const kept *k_pool, const kept *v_po
     for (int i = 0; i < HEADS * HEAD_DIM; i++) out->values[i] = 0;
     for (int start = 0; start < count; start += BLOCK) {
         int end = start + BLOCK < count ? start + BLOCK : count;
-        const kept *slots[BLOCK];
+        const element *slots[BLOCK];
         for (int j = start; j < end; j++) {
             slots[j - start] = slot_of(v_pool, table, first + j);
             prefetch(v_pool, table, first + j + AHEAD, last);
@@ -110,11 +99,10 @@ static void attend_item(const float *query, const kept *k_pool, const kept *v_po
             for (int g = 0; g < GROUP; g++)
                 for (int d = 0; d < HEAD_DIM; d++) sums[g][d] = out->values[(h * GROUP + g) * HEAD_DIM + d];
             for (int j = start; j < end; j++) {
-                float value[HEAD_DIM];
-                read_head(slots[j - start], h, value);
+                const element *value = slots[j - start] + h * HEAD_DIM;
                 for (int g = 0; g < GROUP; g++) {
                     float weight = scores[h * GROUP + g][j];
-                    for (int d = 0; d < HEAD_DIM; d++) sums[g][d] += weight * value[d];
+                    for (int d = 0; d < HEAD_DIM; d++) sums[g][d] += weight * widen(value[d]);
                 }
             }
             for (int g = 0; g < GROUP; g++)
@@ -143,7 +131,7 @@ static void merge(const partial_t *parts, int count, const float *sinks, element
 
 /* query [rows, heads, head_dim] by strides in elements, out [rows, heads, head_dim] contiguous; tables holds page
    tables one after the other; partials has room for item_count entries. sinks [heads], or null for none. */
-void decode(const element *query, int64_t row_stride, int64_t head_stride, const kept *k_pool, const kept *v_pool,
+void decode(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool, const element *v_pool,
             const int32_t *tables, const segment_t *segments, int32_t segment_count, const item_t *items,
             int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads, const float *sinks) {
     #pragma omp parallel num_threads(threads) if (item_count > 1 && threads > 1)

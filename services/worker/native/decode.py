@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.native.build import NotCompiled, load
 from shared.messages.pools import KvGeometry
 
@@ -75,8 +74,8 @@ class NativeDecode:
     ) -> None:
         """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous.
 
-        query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], or head_bytes where they
-        are rounded, contiguous but for what lies between slots; they may be the same; sinks [heads]. Other rows of the output are left alone.
+        query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], contiguous but for what
+        lies between slots; they may be the same; sinks [heads]. Other rows of the output are left alone.
         """
         sinks = None if sinks is None else sinks.float().contiguous()
         if query.stride(2) != 1:
@@ -103,27 +102,21 @@ class NativeDecode:
         )
 
 
-def compile_decode(
-    geometry: KvGeometry, query_heads: int, slot: int = 0, dtype: torch.dtype | None = None
-) -> NativeDecode | None:
+def compile_decode(geometry: KvGeometry, query_heads: int, slot: int = 0) -> NativeDecode | None:
     """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
 
-    ``slot`` is how many values (or bytes, where they are rounded) lie from one slot of the pool to the next, 0 where
-    nothing lies between them. ``dtype`` is that of queries and output; None: that of the pool.
+    ``slot`` is how many values lie from one slot of the pool to the next, 0 where nothing lies between them.
     """
-    computed = geometry.dtype if dtype is None else DTYPE_NAMES.get(dtype, "")
-    if computed not in ("float32", "bfloat16"):
+    if geometry.dtype not in ("float32", "bfloat16"):
         return None
-    width = geometry.head_bytes if geometry.is_rounded else geometry.head_dim
     constants = {
         "HEAD_DIM": geometry.head_dim,
         "KV_HEADS": geometry.kv_heads,
         "GROUP": query_heads // geometry.kv_heads,
-        "SLOT": slot or geometry.kv_heads * width,
+        "SLOT": slot or geometry.kv_heads * geometry.head_dim,
         "PAGE_SIZE": geometry.page_size,
         "ITEM_KEYS": ITEM_KEYS,
-        "BFLOAT16": int(computed == "bfloat16"),
-        "ROUNDED": int(geometry.is_rounded),
+        "BFLOAT16": int(geometry.dtype == "bfloat16"),
     }
     try:
         return NativeDecode(load("decode", _FLAGS, constants, {}))

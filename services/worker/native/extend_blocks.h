@@ -116,8 +116,24 @@ static const element *elements_of(const kept *base, const int64_t *slots, int64_
         at[j] = slots[j] < 0 ? -1 : j * HEAD_DIM;
         if (slots[j] < 0) continue;
         const kept *head = base + slots[j];
+        element *into = s->scaled + j * HEAD_DIM;
         float scale = scale_at(head, HEAD_DIM);
-        for (int d = 0; d < HEAD_DIM; d++) s->scaled[j * HEAD_DIM + d] = narrow(decoded(head[d]) * scale);
+        int d = 0;
+#if LANES == 16
+        /* A code is a number of half precision with fewer bits, 256 times as small. */
+        for (; d + LANES <= HEAD_DIM; d += LANES) {
+            __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(head + d)));
+            __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(128)), 8);
+            __m256i size = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(127)), 7);
+            vector x = (vector)_mm512_cvtph_ps(_mm256_or_si256(sign, size)) * 256.0f * scale;
+#if BFLOAT16
+            _mm256_storeu_si256((__m256i *)(into + d), _mm512_cvtepi32_epi16((__m512i)((whole)x >> 16)));
+#else
+            *(loose *)(into + d) = x;
+#endif
+        }
+#endif
+        for (; d < HEAD_DIM; d++) into[d] = exactly(decoded(head[d]) * scale);
     }
     return s->scaled;
 }

@@ -1,6 +1,7 @@
 /* The fused forward of the Llama family: what lies between linear layers, and the functions that Python calls.
 
-   The caller defines LANES, BFLOAT16, CODES and ROUNDED; all shapes are arguments, so one library serves every model of a type.
+   The caller defines LANES, BFLOAT16, CODES and ROUNDED; all shapes are arguments, so one library serves every model of
+   a type.
 
    Values are rounded where Hugging Face's modules round them, as far as that decides what a cache holds: a norm before
    it is scaled, each product of the rotation and their sum. Between these, sums stay in float. */

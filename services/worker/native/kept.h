@@ -29,6 +29,15 @@ INLINE float scale_at(const kept *head, int64_t head_dim) {
     return scale;
 }
 
+/* A rounded value as an element, which has bits enough for it. */
+INLINE element exactly(float x) {
+#if BFLOAT16
+    return (element)(((float_bits){x}).bits >> 16);
+#else
+    return x;
+#endif
+}
+
 /* What a code means before it is scaled. Codes below 8 lack the leading one that numbers of float have. */
 INLINE float decoded(kept code) {
     uint32_t size = (uint32_t)(code & 127) << 20, is_small = size < 1u << 23;
@@ -67,7 +76,6 @@ INLINE void keep_head(const element *head, int64_t head_dim, kept *to) {
 #else
 typedef element kept;
 #define KEPT_WIDTH(head_dim) (head_dim)
-INLINE float decoded(kept x) { return widen(x); }
 #endif
 
 #endif
