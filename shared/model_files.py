@@ -145,8 +145,8 @@ def fingerprint(
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
     it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
-    was computed otherwise. And so is another ``kv_dtype`` than that in which KV is computed. Raises OperatorError when the directory is missing or incomplete, or when a file cannot be
-    read or changes while it is read.
+    was computed otherwise. And so is a ``kv_dtype`` by which KV is rounded. Raises OperatorError when the directory is
+    missing or incomplete, or when a file cannot be read or changes while it is read.
     """
     directory = _directory(model_dir)
     config = load_config(directory)

@@ -13,7 +13,6 @@ import msgspec
 from shared.errors import ConfigError
 from shared.undecodable import UNDECODABLE
 
-
 KV_METHOD = "kv_fp8"
 """The method of a gate that is of whole prefixes whose KV is kept in eight bits."""
 

@@ -16,7 +16,7 @@ MARGIN = 0.02
 
 
 def rounded_by_definition(heads: torch.Tensor) -> torch.Tensor:
-    """The nearest numbers of four bits, even ones in ties, on the grid of the largest: heads float32 [..., head_dim]."""
+    """The nearest numbers of four bits, even ones in ties, on the largest's grid: heads float32 [..., head_dim]."""
     values = heads.double()
     largest = values.abs().amax(-1, keepdim=True).clamp_min(1e-30)
     scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
@@ -26,7 +26,7 @@ def rounded_by_definition(heads: torch.Tensor) -> torch.Tensor:
     return (torch.round(values / step) * step).to(heads.dtype)
 
 
-class _RoundingCache(DynamicCache):
+class _RoundingCache(DynamicCache):  # type: ignore[misc]  # The library has no types.
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         key, value = rounded_by_definition(key_states), rounded_by_definition(value_states)
         return super().update(key, value, *args, **kwargs)

@@ -30,8 +30,8 @@ from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
 from services.gateway.known_prompts import MOST_BYTES
-from services.gateway.messages_api.said import SaidArguments
 from services.gateway.kv_gate import read_kv_gate, require_kv
+from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
@@ -97,7 +97,7 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
 
 
 def check_kv(config: GatewayConfig, model: str) -> None:
-    """Raise ConfigError where KV of eight bits was not measured, or lost too much, with the model of this fingerprint."""
+    """Raise ConfigError where KV of eight bits was not measured with the model of this fingerprint or lost too much."""
     if config.kv_dtype == "auto":
         return
     if config.kv_gate == UNMEASURED:

@@ -176,7 +176,6 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
             faults.append("--importance-key-ratios names a key twice")
         return faults
 
-
     def _kv_faults(self) -> list[str]:
         if self.kv_dtype == "auto":
             return ["--kv-gate needs --kv-dtype fp8"] if self.kv_gate else []
@@ -187,7 +186,9 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
                 f"--kv-gate {UNMEASURED} that nothing does"
             )
         if self.importance != "off":
-            faults.append(f"--importance {self.importance}: no part is read of KV of eight bits, not with --kv-dtype fp8")
+            faults.append(
+                f"--importance {self.importance}: no part is read of KV of eight bits, not with --kv-dtype fp8"
+            )
         return faults
 
 

@@ -423,7 +423,11 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
     model = await life.in_thread(
-        fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens, is_exact=config.exact,
+        fingerprint,
+        config.model_dir,
+        cache_dir,
+        context_tokens=config.max_context_tokens,
+        is_exact=config.exact,
         kv_dtype=config.kv_dtype,
     )
     vocabulary = await life.in_thread(Vocabulary.from_directory, config.model_dir)

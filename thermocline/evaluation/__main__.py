@@ -13,7 +13,7 @@ from rich.progress import Progress
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.logs import kept_off_stdout
-from shared.quality_gate import write_gate
+from shared.quality_gate import KV_METHOD, write_gate
 from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.generated_tasks import GENERATED, generate
 from thermocline.evaluation.report import table
@@ -34,8 +34,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--model", type=Path, default=None, help="Hugging Face directory (default: the bundled model)")
     made.add_argument("--task", default="documents", help=f"a task file, or one of {', '.join(GENERATED)}")
-    made.add_argument("--ratios", default=DEFAULT_RATIOS, help="parts of the prefix's tokens that are kept")
-    made.add_argument("--methods", default=DEFAULT_METHODS, help="NAME or NAME:METRIC, separated by commas")
+    made.add_argument("--ratios", default=None, help=f"parts of the prefix's tokens that are kept: {DEFAULT_RATIOS}")
+    made.add_argument(
+        "--methods", default=None, help=f"NAME or NAME:METRIC, separated by commas (default: {DEFAULT_METHODS})"
+    )
+    made.add_argument(
+        "--kv-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="fp8 compares whole prefixes, with KV in eight bits and as it is computed, and no parts",
+    )
     made.add_argument("--limit", type=int, default=None, help="questions of the task that are asked, at most")
     made.add_argument("--probe-heads", type=int, default=3, help="heads of a layer that vote")
     made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="what a voter is")
@@ -53,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     generated.add_argument("--save-task", type=Path, default=None, help="write the task to this file")
     gate = made.add_argument_group("gate")
     gate.add_argument("--max-drop", type=float, default=None, help="percentage points of accuracy that may be lost")
-    gate.add_argument("--gate-method", default="importance", help="the method that is judged")
+    gate.add_argument("--gate-method", default=None, help="the method that is judged (default: importance)")
     gate.add_argument("--gate", type=Path, default=None, help="write the outcome to this file")
     return made
 
@@ -73,6 +81,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     # PyTorch takes seconds to import, which --help and a mistyped line need not wait for.
     from thermocline.evaluation.run import Order, run
 
+    _settle_methods(options)
     _check_gate(options)
     model_dir = options.model or bundled_model()
     if model_dir is None:
@@ -91,6 +100,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         device=options.device,
         threads=options.threads,
+        kv_dtype=options.kv_dtype,
     )
     with Progress(console=Console(stderr=True), transient=True) as bar:
         shown = bar.add_task("prefixes", total=None)
@@ -106,11 +116,26 @@ def _evaluate(options: argparse.Namespace) -> int:
     return EXIT_EXCEEDED if exceeded else 0
 
 
+def _settle_methods(options: argparse.Namespace) -> None:
+    """Put defaults where nothing was said. Raises OperatorError for parts of prefixes whose KV is rounded."""
+    given = [name for name in ("methods", "ratios", "gate_method") if getattr(options, name) is not None]
+    if options.kv_dtype != "auto":
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OperatorError(f"--kv-dtype {options.kv_dtype} compares whole prefixes, and {flags} are of parts")
+        options.methods, options.ratios, options.gate_method = "", "", KV_METHOD
+        return
+    options.methods = DEFAULT_METHODS if options.methods is None else options.methods
+    options.ratios = DEFAULT_RATIOS if options.ratios is None else options.ratios
+    options.gate_method = "importance" if options.gate_method is None else options.gate_method
+
+
 def _check_gate(options: argparse.Namespace) -> None:
     """Raises OperatorError for a gate that would judge nothing."""
     if options.gate is not None and options.max_drop is None:
         raise OperatorError("--gate needs --max-drop")
-    if options.max_drop is not None and options.gate_method not in _names(options.methods):
+    judged = (KV_METHOD,) if options.kv_dtype != "auto" else _names(options.methods)
+    if options.max_drop is not None and options.gate_method not in judged:
         raise OperatorError(f"--gate-method {options.gate_method} is not among --methods")
 
 

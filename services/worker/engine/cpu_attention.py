@@ -77,9 +77,7 @@ class KvPages(Protocol):
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(
-        self, pool: KvPages, *, packs_single_rows: bool = False, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, pool: KvPages, *, packs_single_rows: bool = False, dtype: torch.dtype = torch.float32) -> None:
         """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
         head faster, so that it pays where very many of them share a KV head. Over rounded K and V it always does: the
         two kernels differ in last bits, by which a value may be rounded to another code. ``dtype`` is that of queries

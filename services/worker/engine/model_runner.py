@@ -152,8 +152,8 @@ class ModelRunner:
         given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds once the weights are loaded.
         ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves the
         model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
-        before weights are on it, and says what serves there. ``kv_dtype`` is that of K and V in pages. Raises UnsupportedModel with the reason, ConfigError for
-        bad settings, DeviceUnproven.
+        before weights are on it, and says what serves there. ``kv_dtype`` is that of K and V in pages. Raises
+        UnsupportedModel with the reason, ConfigError for bad settings, DeviceUnproven.
         """
         if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -216,9 +216,7 @@ class ModelRunner:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
                     tokens = probe_tokens(model, count, geometry.page_size, longest, has_states=bool(found.states))
-                    verification = Verification(
-                        model, tokens, windows, found.attention, is_rounded=geometry.is_rounded
-                    )
+                    verification = Verification(model, tokens, windows, found.attention, is_rounded=geometry.is_rounded)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_layers(model)
@@ -451,6 +449,10 @@ def check_states(config: Any) -> None:
 
 def check_device(planes: PlaneMap, device: str) -> None:
     """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
+    if planes.geometry.is_rounded and torch.device(device).type != "cpu":
+        raise UnsupportedModel(
+            "--kv-dtype fp8: only workers on CPUs read K and V of eight bits so far: choose --device cpu"
+        )
     if not planes.is_identity and torch.device(device).type != "cpu":
         raise UnsupportedModel(
             f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"

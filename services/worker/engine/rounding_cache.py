@@ -38,5 +38,7 @@ def rounding_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     cache = RoundingCache()
     logits: torch.Tensor = model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
     if not cache.layers_rounded:
-        raise UnsupportedModel(f"--kv-dtype fp8: {model.config.model_type} does not keep K and V in the library's cache")
+        raise UnsupportedModel(
+            f"--kv-dtype fp8: {model.config.model_type} does not keep K and V in the library's cache"
+        )
     return logits

@@ -134,9 +134,7 @@ class NativeExtend:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_extend(
-    head_dim: int, group: int, dtype: torch.dtype, *, is_rounded: bool = False
-) -> NativeExtend | None:
+def compile_extend(head_dim: int, group: int, dtype: torch.dtype, *, is_rounded: bool = False) -> NativeExtend | None:
     """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
 
     ``dtype`` is that of queries and output, and of K and V unless the pool ``is_rounded``.
