@@ -175,6 +175,7 @@ class ModelRunner:
                 dtype=kind,
                 page_size=page_size or PAGE_TOKENS,
                 device=device,
+                kv_dtype=kv_dtype,
             )
             proofs = prove(shape)
         found = find_model(
@@ -449,10 +450,6 @@ def check_states(config: Any) -> None:
 
 def check_device(planes: PlaneMap, device: str) -> None:
     """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
-    if planes.geometry.is_rounded and torch.device(device).type != "cpu":
-        raise UnsupportedModel(
-            "--kv-dtype fp8: only workers on CPUs read K and V of eight bits so far: choose --device cpu"
-        )
     if not planes.is_identity and torch.device(device).type != "cpu":
         raise UnsupportedModel(
             f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"

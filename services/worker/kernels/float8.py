@@ -28,7 +28,10 @@ def load_heads(head, slots, offsets, exists, readable, HEAD_DIM: tl.constexpr, d
     ``slots`` [N] are the slots' offsets from there, and ``offsets`` [N, BLOCK_D] those of values.
     """
     if head.dtype.element_ty == tl.uint8:
-        codes = tl.load(head + offsets, mask=readable, other=0).to(tl.int16)
+        # Heads and slots are multiples of a scale's size, which Triton does not know of their strides.
+        head, slots = tl.multiple_of(head, 4), tl.multiple_of(slots, 4)
+        dims = tl.arange(0, offsets.shape[1])
+        codes = tl.load(head + (slots[:, None] + dims[None, :]), mask=readable, other=0).to(tl.int16)
         half = ((codes & 128) << 8) | ((codes & 127) << 7)
         scale_at = (head + slots + (HEAD_DIM + 3) // 4 * 4).to(tl.pointer_type(tl.float32))
         scale = tl.load(scale_at, mask=exists, other=0.0)

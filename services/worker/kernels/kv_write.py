@@ -63,8 +63,8 @@ def kv_write_kernel(
 
 def kv_write(k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor) -> None:
     """Put row i of k and v [T, kv_heads, head_dim] into slot ``slots[i]`` (int64 [T], page * page_size + offset) of
-    k_pool and v_pool [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are rounded. A negative
-    slot (padding) is written nowhere.
+    k_pool and v_pool [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are rounded. A
+    negative slot (padding) is written nowhere.
 
     Raises InvariantViolated for shapes or strides that do not belong together.
     """

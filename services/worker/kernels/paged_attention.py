@@ -29,16 +29,18 @@ def paged_attention(
     """Attention output ``[T, heads, head_dim]``, contiguous, of q's dtype (fp32, bf16 or fp16).
 
     q [T, heads, head_dim], any strides but for the last, which is 1; k_pool and v_pool [pages, page_size, kv_heads,
-    head_dim], or of bytes, head_bytes, where they are rounded, alike in strides, which hold the step's own K and V already. Row i of a segment stands at position
-    ``context + i`` and sees keys ``j <= position``, with a window only ``j > position - window``, with a chunk only
-    those of its own; with a softcap c, scores s become ``c * tanh(s / c)``. sinks [heads], of any dtype, are one more
-    score of each head, whose value is zero. Nothing here waits for the device.
+    head_dim], or of bytes, head_bytes, where they are rounded, alike in strides, which hold the step's own K and V
+    already. Row i of a segment stands at position ``context + i`` and sees keys ``j <= position``, with a window only
+    ``j > position - window``, with a chunk only those of its own; with a softcap c, scores s become ``c * tanh(s /
+    c)``. sinks [heads], of any dtype, are one more score of each head, whose value is zero. Nothing here waits for the
+    device.
     Raises InvariantViolated for shapes that do not belong together.
     """
     check_attention(q, k_pool, v_pool, window, chunk, sinks)
     heads, head_dim = q.shape[1:]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sizes = block_sizes(head_dim, heads // k_pool.shape[2], q.element_size())
+    is_rounded = k_pool.dtype == torch.uint8
+    sizes = block_sizes(head_dim, heads // k_pool.shape[2], q.element_size(), is_rounded=is_rounded)
     tables = (paged.cu_rows, paged.context, paged.page_table)
     # A mixed step runs both kernels; each leaves the other's segments at once.
     if paged.max_rows > 1:

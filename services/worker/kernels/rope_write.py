@@ -134,8 +134,9 @@ def rope_write(
 
     ``heads`` are (query_heads, kv_heads). ``pool``, if there is one, is (K, V, slots): rotated keys and values also go
     to ``slots`` (int64 [T], negative for padding, which is written nowhere) of K and V [pages, page_size, kv_heads,
-    head_dim], or of bytes, head_bytes, where they are rounded. ``norms`` are weights [head_dim] for queries and keys, and epsilon; they are applied
-    first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does not belong together.
+    head_dim], or of bytes, head_bytes, where they are rounded. ``norms`` are weights [head_dim] for queries and keys,
+    and epsilon; they are applied first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does
+    not belong together.
     """
     query_heads, kv_heads = heads
     half = cosines.shape[1]

@@ -18,7 +18,7 @@ from services.worker.engine.model_loading import (
     own_context,
     tell,
 )
-from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, check_device, pack_layers
+from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import identity_map, rounded_map
@@ -88,6 +88,7 @@ class RankModel:
             device=self.device,
             share=self.share,
             store_port=start.store_port,
+            kv_dtype=start.kv_dtype,
         )
 
     def join(self, store: Any, *, through_host: bool = False) -> None:
@@ -101,9 +102,7 @@ class RankModel:
             connect(self.model, self.config, self.share, self._collectives)
             part = find_geometry(self.model, expected_windows(self.config), start.page_size, self.context)
             if start.kv_dtype == "fp8":
-                planes = rounded_map(identity_map(part))
-                check_device(planes, self.device.type)
-                part = planes.geometry
+                part = rounded_map(identity_map(part)).geometry
         heads = len(self.share.kv_heads(kv_heads_of(self.config)))
         if part.kv_heads != heads:
             raise UnsupportedModel(f"{type(self.model).__name__} has {part.kv_heads} KV heads in a rank, not {heads}")
