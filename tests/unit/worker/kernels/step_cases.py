@@ -71,7 +71,7 @@ def rope_write_rounded(heads: tuple[int, int], head_dim: int, dtype: str) -> lis
     _kernels().rope_write(
         qkv, torch.tensor([0, 49, 7, 7, 13]), cosines, sines, (*pools, slots), heads=heads, norms=None
     )  # fmt: skip
-    rows = qkv.view(len(slots), -1, head_dim)[:, query_heads:].split(kv_heads, dim=1)
+    rows = torch.split(qkv.view(len(slots), -1, head_dim)[:, query_heads:], kv_heads, dim=1)
     for pool, mine in zip(expected, rows, strict=True):
         pool.flatten(0, 1)[slots[slots >= 0]] = to_float8(mine)[slots >= 0]
     return [(found.numpy(), pool.numpy()) for found, pool in zip(pools, expected, strict=True)]
