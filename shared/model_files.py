@@ -24,6 +24,7 @@ import xxhash
 
 from shared import progress
 from shared.errors import OperatorError
+from shared.messages.pools import KvDtype
 from shared.numerics import NUMERICS_EPOCH
 from shared.undecodable import UNDECODABLE
 
@@ -138,6 +139,7 @@ def fingerprint(
     *,
     context_tokens: int = 0,
     is_exact: bool = False,
+    kv_dtype: KvDtype = "auto",
     epoch: int = NUMERICS_EPOCH,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> str:
@@ -145,8 +147,8 @@ def fingerprint(
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
     it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
-    was computed otherwise. Raises OperatorError when the directory is missing or incomplete, or when a file cannot be
-    read or changes while it is read.
+    was computed otherwise. And so is a ``kv_dtype`` by which KV is rounded. Raises OperatorError when the directory is
+    missing or incomplete, or when a file cannot be read or changes while it is read.
     """
     directory = _directory(model_dir)
     config = load_config(directory)
@@ -165,6 +167,8 @@ def fingerprint(
         _feed(digest, "longrope", "short")
     if is_exact:
         _feed(digest, "kernels", "exact")
+    if kv_dtype != "auto":
+        _feed(digest, "kv", kv_dtype)
     _feed(digest, "numerics", str(epoch))
     if cache_dir is not None and cache.files != before:
         _save_cache(cache_dir, cache)

@@ -13,6 +13,13 @@ import msgspec
 from shared.errors import ConfigError
 from shared.undecodable import UNDECODABLE
 
+KV_METHOD = "kv_fp8"
+"""The method of a gate that is of whole prefixes whose KV is kept in eight bits."""
+
+
+UNMEASURED = "unmeasured"
+"""What ``--kv-gate`` is in the place of a file where a deployment serves what was not measured."""
+
 
 class GatedRatio(msgspec.Struct, frozen=True, kw_only=True):
     """One ratio: the drop against the whole prefix with its standard error, both in percentage points."""

@@ -46,7 +46,7 @@ class Reference:
         Raises AssertionError unless every token is decided.
         """
         tokens, margin = self._generate(prompt, max_tokens, ignore_eos)
-        assert margin > LOGIT_MARGIN, f"rounding decides a token of this answer ({margin:.1e}): take a decided prompt"
+        assert margin > self.margin, f"rounding decides a token of this answer ({margin:.1e}): take a decided prompt"
         return tokens
 
     def sampled(self, prompt: list[int], max_tokens: int, *, temperature: float, seed: int) -> list[int]:
@@ -62,7 +62,7 @@ class Reference:
         """The first prompt from ``draw`` whose greedy answer is decided."""
         for _ in range(_PROMPTS_MOST):
             prompt = draw()
-            if self._generate(prompt, max_tokens, ignore_eos)[1] > LOGIT_MARGIN:
+            if self._generate(prompt, max_tokens, ignore_eos)[1] > self.margin:
                 return prompt
         raise AssertionError(f"none of {_PROMPTS_MOST} prompts has a decided answer of {max_tokens} tokens")
 
@@ -74,6 +74,15 @@ class Reference:
                 if found[seed] is not None:
                     return seed
         raise AssertionError(f"none of {_SEEDS_MOST} seeds has a decided answer of {max_tokens} tokens")
+
+    @property
+    def margin(self) -> float:
+        """Least distance between the two highest logits of a decided greedy token."""
+        return LOGIT_MARGIN
+
+    def cache(self) -> DynamicCache:
+        """Where the model keeps K and V of an answer."""
+        return DynamicCache(config=self._model.config)
 
     def _generate(self, prompt: list[int], max_tokens: int, ignore_eos: bool) -> tuple[list[int], float]:
         """Tokens, and the least distance between the two highest logits of a step."""
@@ -88,6 +97,7 @@ class Reference:
                     do_sample=False,
                     output_logits=True,
                     return_dict_in_generate=True,
+                    past_key_values=self.cache(),
                     **self._positions(len(prompt)),
                     **({"eos_token_id": -1, "pad_token_id": 0} if ignore_eos else {}),
                 )
@@ -110,7 +120,7 @@ class Reference:
         if not left:
             return known
         known |= dict.fromkeys(left)
-        cache = DynamicCache(config=self._model.config)
+        cache = self.cache()
         answers = torch.empty(len(left), 0, dtype=torch.long)
         ids = torch.tensor([prompt] * len(left))
         with torch.inference_mode():

@@ -30,6 +30,7 @@ from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
 from services.gateway.known_prompts import MOST_BYTES
+from services.gateway.kv_gate import read_kv_gate, require_kv
 from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
@@ -55,6 +56,7 @@ from shared.lifecycle import Lifecycle
 from shared.loopback import is_loopback
 from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
+from shared.quality_gate import UNMEASURED
 from shared.tracing import Tracer
 
 TEXTS_SHARE = 4
@@ -92,6 +94,16 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
         default_ratio=config.importance_ratio,
         ratio_by_tenant={tenant_id(key.encode()): ratio for key, ratio in config.ratio_by_key.items()},
     )
+
+
+def check_kv(config: GatewayConfig, model: str) -> None:
+    """Raise ConfigError where KV of eight bits was not measured with the model of this fingerprint or lost too much."""
+    if config.kv_dtype == "auto":
+        return
+    if config.kv_gate == UNMEASURED:
+        _log.warning("kv_is_unmeasured", kv_dtype=config.kv_dtype, advice="thermocline eval --kv-dtype fp8")
+        return
+    require_kv(read_kv_gate(Path(config.kv_gate).expanduser()), model=model)
 
 
 def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Callers:
@@ -201,8 +213,10 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
             served_name=config.served_model_name,
             max_context_tokens=config.max_context_tokens,
             is_exact=config.exact,
+            kv_dtype=config.kv_dtype,
             cache_dir=config.cache_dir,
         )
+        await life.in_thread(check_kv, config, facts.fingerprint)
         fidelity = await life.in_thread(fidelity_rules, config, facts.fingerprint)
         adapters = await life.in_thread(start_adapters, config.adapter, facts.name)
         with progress.phase("loading the tokenizer"):

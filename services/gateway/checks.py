@@ -14,6 +14,7 @@ from services.gateway.keys import key_hash
 from services.gateway.model_facts import check_facts
 from services.gateway.tls import ServerTls
 from shared.errors import ConfigError, OperatorError
+from shared.quality_gate import UNMEASURED
 
 if TYPE_CHECKING:
     from services.gateway.importance_gate import ImportanceGate
@@ -34,7 +35,7 @@ def server_tls(config: GatewayConfig) -> ServerTls | None:
 
 
 def _faults(config: GatewayConfig) -> Iterator[str]:
-    parts: tuple[Callable[[GatewayConfig], object], ...] = (_model, server_tls, _tenants, _gate)
+    parts: tuple[Callable[[GatewayConfig], object], ...] = (_model, server_tls, _tenants, _gate, _kv_gate)
     for part in parts:
         try:
             part(config)
@@ -71,6 +72,13 @@ def _gate(config: GatewayConfig) -> None:
         alpha=config.importance_alpha,
     )
     check_defaults(gate, config)
+
+
+def _kv_gate(config: GatewayConfig) -> None:
+    from services.gateway.kv_gate import read_kv_gate
+
+    if config.kv_dtype != "auto" and config.kv_gate != UNMEASURED:
+        read_kv_gate(Path(config.kv_gate).expanduser())
 
 
 def check_defaults(gate: ImportanceGate, config: GatewayConfig) -> None:

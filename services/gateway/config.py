@@ -12,7 +12,9 @@ from services.gateway.openai_schema.sampling import MAX_PRIORITY
 from services.gateway.replies.formats import reasoning_fault
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
+from shared.messages.pools import KvDtype
 from shared.model_folder import find_model
+from shared.quality_gate import UNMEASURED
 from shared.tracing import Traces
 
 ImportanceMode = Literal["off", "gated", "on"]
@@ -69,6 +71,16 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     importance_alpha: Annotated[
         float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
     ] = 0.6
+    kv_dtype: Annotated[
+        KvDtype, Meta(description="as the workers have it: KV of eight bits is kept apart, and needs kv_gate")
+    ] = "auto"
+    kv_gate: Annotated[
+        str,
+        Meta(
+            description="quality gate of this model with KV of eight bits, made by thermocline eval --kv-dtype fp8; "
+            "unmeasured serves without"
+        ),
+    ] = ""
     keep_responses: Annotated[
         bool, Meta(description="keep answers of /v1/responses in the cell, so that they can be gone on from")
     ] = True
@@ -118,7 +130,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = 1.0
 
     def __post_init__(self) -> None:
-        faults = self._importance_faults()
+        faults = [*self._importance_faults(), *self._kv_faults()]
         faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
         if fault := reasoning_fault(self.reasoning_parser):
             faults.append(fault)
@@ -162,6 +174,21 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
                 faults.append(f"--importance-key-ratios: the ratio of entry {place} must be 0, or {LEAST_RATIO} to 1")
         if len(set(keys)) < len(keys):
             faults.append("--importance-key-ratios names a key twice")
+        return faults
+
+    def _kv_faults(self) -> list[str]:
+        if self.kv_dtype == "auto":
+            return ["--kv-gate needs --kv-dtype fp8"] if self.kv_gate else []
+        faults = []
+        if not self.kv_gate:
+            faults.append(
+                "--kv-dtype fp8 rounds KV, which is lossy: --kv-gate FILE says what this model loses by it, and "
+                f"--kv-gate {UNMEASURED} that nothing does"
+            )
+        if self.importance != "off":
+            faults.append(
+                f"--importance {self.importance}: no part is read of KV of eight bits, not with --kv-dtype fp8"
+            )
         return faults
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from services.gateway.library_defaults import library_defaults
 from shared import model_files
 from shared.errors import UnsupportedModel
+from shared.messages.pools import KvDtype
 from shared.model_context import named_in
 from shared.model_folder import check_model
 
@@ -49,10 +50,13 @@ def read_model_facts(
     max_context_tokens: int = 0,
     cache_dir: Path | None = None,
     is_exact: bool = False,
+    kv_dtype: KvDtype = "auto",
 ) -> ModelFacts:
     """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
-    fingerprint = model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact)
+    fingerprint = model_files.fingerprint(
+        model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact, kv_dtype=kv_dtype
+    )
     return ModelFacts(
         name=served_name or model_files.model_name(model_dir),
         fingerprint=fingerprint,

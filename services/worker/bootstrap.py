@@ -181,6 +181,9 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     if not runner.pool.planes.is_identity:
         _log.info("worker_reads_no_parts", reason=f"pages hold {runner.pool.planes.contents}")
         return None
+    if runner.geometry.is_rounded:
+        _log.info("worker_reads_no_parts", reason="pages hold K and V rounded to eight bits")
+        return None
     if not config.sparse_buffer_bytes:
         return None
     return DiskReads(
@@ -424,7 +427,12 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
     model = await life.in_thread(
-        fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens, is_exact=config.exact
+        fingerprint,
+        config.model_dir,
+        cache_dir,
+        context_tokens=config.max_context_tokens,
+        is_exact=config.exact,
+        kv_dtype=config.kv_dtype,
     )
     vocabulary = await life.in_thread(Vocabulary.from_directory, config.model_dir)
     if choice.kind == "cuda":

@@ -11,6 +11,7 @@ import msgspec
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
+from shared.messages.pools import KvDtype
 from shared.model_folder import find_model
 from shared.tracing import Traces
 
@@ -39,6 +40,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = "auto"
     cpu_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], Doc(description="what --dtype auto is on a CPU")
+    ] = "auto"
+    kv_dtype: Annotated[
+        KvDtype,
+        Doc(description="type of K and V in pages; fp8 rounds them to eight bits on every tier, auto keeps --dtype"),
     ] = "auto"
     page_size: Annotated[
         int,
@@ -198,6 +203,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append("--exact: not with --forward fused, whose kernels were not proven so")
         if self.exact and self.tensor_parallel > 1:
             faults.append("--exact: not with --tensor-parallel, whose sums over ranks are ordered by their size")
+        if self.kv_dtype == "fp8" and self.attention == "flashinfer":
+            faults.append("--kv-dtype fp8: not with --attention flashinfer, which knows no scales of single tokens")
+        if self.kv_dtype == "fp8" and self.exact:
+            faults.append("--kv-dtype fp8: not with --exact, whose kernels read KV as it is computed")
         if faults:
             raise ValueError("; ".join(faults))
 

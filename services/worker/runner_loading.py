@@ -40,6 +40,7 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
         context_tokens=config.max_context_tokens,
         exact=config.exact,
         attention=config.attention,
+        kv_dtype=config.kv_dtype,
         prove=partial(
             prove_device,
             parts=parts_of(has_graphs=config.decode_graph_rows > 0, is_exact=config.exact, attention=config.attention),
@@ -89,6 +90,7 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
             log_level=config.log_level,
             first_gpu=choice.first_gpu,
             max_context_tokens=config.max_context_tokens,
+            kv_dtype=config.kv_dtype,
         ),
         device_kv_bytes=config.device_kv_bytes or None,
         pages=config.device_pages or None,

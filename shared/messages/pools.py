@@ -8,7 +8,16 @@ import msgspec
 
 from shared.messages.base import Message
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT8: Final = "float8_e4m3fn"
+"""K and V rounded to eight bits: of each head of a token codes, and a scale behind them."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
+
+SCALE_BYTES: Final = 4
+"""Of the scale of one head of one token, little-endian float32, which lies at a multiple of as many bytes."""
+
+KvDtype = Literal["auto", "fp8"]
+"""What K and V are in pages, as settings have it: ``auto`` is the type in which they are computed, ``fp8`` FLOAT8."""
 
 Layout = Literal["layer_first", "page_first"]
 
@@ -33,6 +42,11 @@ def form_name(word: str) -> str:
 def form_word(name: str) -> str:
     """Undo :func:`form_name`."""
     return HIDDEN if name == "hidden" else name
+
+
+def scale_offset(head_dim: int) -> int:
+    """Where the scale of a head of ``head_dim`` codes lies, bytes from the first code."""
+    return -(-head_dim // SCALE_BYTES) * SCALE_BYTES
 
 
 class KvGeometry(Message, frozen=True):
@@ -82,8 +96,15 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of K (or V) of one token in one head of one layer."""
+        """Bytes of K (or V) of one token in one head of one layer; rounded ones with their scale."""
+        if self.is_rounded:
+            return scale_offset(self.head_dim) + SCALE_BYTES
         return self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether K and V are kept as codes of eight bits with scales."""
+        return self.dtype == FLOAT8
 
     @property
     def loaded_layers(self) -> int:
@@ -121,6 +142,8 @@ class KvGeometry(Message, frozen=True):
             return "it keeps nothing"
         if bool(self.hidden) != bool(self.from_hidden) or self.loaded_layers < 0:
             return "its layers do not add up"
+        if self.is_hidden and self.is_rounded:
+            return "hidden states have no scales, so they are not rounded to eight bits"
         if self.from_hidden and self.loaded_layers and self.hidden != self.kv_heads * self.head_dim:
             return "hidden states are not as wide as K, so one page cannot hold both"
         return ""
@@ -143,6 +166,7 @@ class PoolPart(Message, frozen=True):
 class PoolHandle(Message, frozen=True):
     """How another process maps a pool.
 
+    (With ``float8_e4m3fn`` a head has ``head_bytes`` bytes in the place of ``head_dim`` values.)
     layout ``layer_first``: bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` (device pools).
     layout ``page_first``: ``[pages, layers, 2, page_size, kv_heads, head_dim]`` (host pools; of hidden pages
     ``[pages, units, page_size, width]``), followed, from offset ``table_offset``, by the identity table ``[pages, 16]``

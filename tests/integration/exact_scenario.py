@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.cell import Cell
 from tests.checkpoints import VOCAB_SIZE
+from tests.cold_runs import ColdRuns
 from tests.reference import Reference
 
 DEVICE_TOKENS = 512
@@ -19,7 +20,7 @@ SCHEDULER = {"max_batch_tokens": 48, "lease_tokens": 16, "max_running": 8, "poli
 class Scenario:
     """One cell, its reference, and prompts that share documents."""
 
-    def __init__(self, cell: Cell, reference: Reference, page_size: int) -> None:
+    def __init__(self, cell: Cell, reference: Reference | ColdRuns, page_size: int) -> None:
         self.cell, self.reference, self.page_size = cell, reference, page_size
         # The same prompts at every page size: Hugging Face generates them once a family, and only the size differs.
         self._rng = random.Random(16)

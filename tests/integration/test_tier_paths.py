@@ -18,6 +18,7 @@ import pytest
 from shared.memory import SharedSegment
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
+from tests.cold_runs import ColdRuns
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
@@ -45,7 +46,7 @@ def segment(cell: Cell, kind: str) -> SharedSegment:
 class Document:
     """A document, questions about it, and where each answer's prefix was found."""
 
-    def __init__(self, cell: Cell, reference: Reference, seed: int) -> None:
+    def __init__(self, cell: Cell, reference: Reference | ColdRuns, seed: int) -> None:
         self._rng = random.Random(seed)
         self.cell, self.reference = cell, reference
         self.tokens = [self._rng.randrange(8, VOCAB_SIZE) for _ in range(DOCUMENT_TOKENS)]

@@ -14,7 +14,7 @@ from shared.guard import guarded
 from shared.logs import kept_off_stdout
 from shared.model_folder import check_model, find_model
 from shared.progress_line import shown
-from shared.quality_gate import write_gate
+from shared.quality_gate import KV_METHOD, write_gate
 from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.generated_tasks import GENERATED, generate
 from thermocline.evaluation.report import table
@@ -40,12 +40,14 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--task", default="documents", metavar="NAME", help=f"one of {', '.join(GENERATED)}, or a task file"
     )
-    made.add_argument("--ratios", default=DEFAULT_RATIOS, metavar="X,…", help="parts of the prefix's tokens to keep")
+    ratios, methods = f"(default: {DEFAULT_RATIOS})", f"(default: {DEFAULT_METHODS})"
+    made.add_argument("--ratios", metavar="X,…", help=f"parts of the prefix's tokens to keep {ratios}")
+    made.add_argument("--methods", metavar="NAME,…", help=f"methods, as NAME or NAME:METRIC {methods}")
     made.add_argument(
-        "--methods",
-        default=DEFAULT_METHODS,
-        metavar="NAME,…",
-        help="methods, as NAME or NAME:METRIC",
+        "--kv-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="fp8 compares whole prefixes, with KV in eight bits and as it is computed, and no parts",
     )
     made.add_argument("--limit", type=whole_number(10**9), metavar="N", help="ask at most N questions of the task")
     made.add_argument("--probe-heads", type=int, default=3, metavar="N", help="heads of a layer that vote")
@@ -69,7 +71,7 @@ def parser() -> ArgumentParser:
     generated.add_argument("--save-task", type=Path, metavar="FILE", help="write the task to FILE")
     gate = made.add_argument_group("gate")
     gate.add_argument("--max-drop", type=float, metavar="X", help="percentage points of accuracy that may be lost")
-    gate.add_argument("--gate-method", default="importance", metavar="NAME", help="the method that is judged")
+    gate.add_argument("--gate-method", metavar="NAME", help="the method that is judged (default: importance)")
     gate.add_argument("--gate", type=Path, metavar="FILE", help="write the outcome to FILE")
     return made
 
@@ -89,6 +91,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     # PyTorch takes seconds to import, which --help and a mistyped line need not wait for.
     from thermocline.evaluation.run import Order, run
 
+    _settle_methods(options)
     _check_gate(options)
     model_dir = options.model or bundled_model()
     if model_dir is None:
@@ -109,6 +112,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         device=options.device,
         threads=options.threads,
+        kv_dtype=options.kv_dtype,
     )
     with shown("prefixes") as bar:
         evaluation = run(order, on_group=bar.update)
@@ -123,11 +127,26 @@ def _evaluate(options: argparse.Namespace) -> int:
     return EXIT_EXCEEDED if exceeded else 0
 
 
+def _settle_methods(options: argparse.Namespace) -> None:
+    """Put defaults where nothing was said. Raises OperatorError for parts of prefixes whose KV is rounded."""
+    given = [name for name in ("methods", "ratios", "gate_method") if getattr(options, name) is not None]
+    if options.kv_dtype != "auto":
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OperatorError(f"--kv-dtype {options.kv_dtype} compares whole prefixes, and {flags} are of parts")
+        options.methods, options.ratios, options.gate_method = "", "", KV_METHOD
+        return
+    options.methods = DEFAULT_METHODS if options.methods is None else options.methods
+    options.ratios = DEFAULT_RATIOS if options.ratios is None else options.ratios
+    options.gate_method = "importance" if options.gate_method is None else options.gate_method
+
+
 def _check_gate(options: argparse.Namespace) -> None:
     """Raise OperatorError for a gate that would judge nothing."""
     if options.gate is not None and options.max_drop is None:
         raise OperatorError("--gate needs --max-drop")
-    if options.max_drop is not None and options.gate_method not in _names(options.methods):
+    judged = (KV_METHOD,) if options.kv_dtype != "auto" else _names(options.methods)
+    if options.max_drop is not None and options.gate_method not in judged:
         raise OperatorError(f"--gate-method {options.gate_method} is not among --methods")
 
 

@@ -15,9 +15,11 @@ from services.worker.evaluation.runner_scorer import RunnerScorer, check_context
 from services.worker.importance.identification import ProbeHeads
 from shared.errors import ConfigError, IntegrityError
 from shared.memory.segment import reap
+from shared.messages.pools import KvDtype
 from shared.model_files import fingerprint, model_name
-from thermocline.evaluation.evaluation import Plan, evaluate
-from thermocline.evaluation.figures import Evaluation, accuracy_error_points, accuracy_of
+from shared.quality_gate import KV_METHOD
+from thermocline.evaluation.evaluation import Compared, Plan, evaluate
+from thermocline.evaluation.figures import Evaluation, accuracy_error_points, accuracy_of, compare
 from thermocline.evaluation.prompts import PromptMaker, Prompts
 from thermocline.evaluation.task_file import Task
 
@@ -50,6 +52,8 @@ class Order:
     dtype: str
     device: str
     threads: int
+    kv_dtype: KvDtype = "auto"
+    """Unless it is ``auto`` answers over whole prefixes are compared, with KV as it is computed and with it so."""
 
 
 def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, groups: None) -> Evaluation:
@@ -65,29 +69,26 @@ def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, gro
         groups = maker.prompts(order.task)
     finally:
         maker.close()
-    runner = _runner(order, max(group.longest for group in groups))
-    try:
-        for group in groups:  # Before any is scored, so that a long one does not end a run in its last minute.
-            check_context(runner, group.prefix, group.asked)
-        deviation = _deviation(runner, groups[0])
-        done = 0
+    done, passes = 0, 1 if order.kv_dtype == "auto" else 2
 
-        def count() -> None:
-            nonlocal done
-            done += 1
-            on_group(done, len(groups))
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_group(done, passes * len(groups))
 
-        compared = evaluate(groups, plan, RunnerScorer(runner), on_group=count)
-        dtype = runner.geometry.dtype
-    finally:
-        runner.close()
+    scored = _score(order, groups, plan, "auto", count)
+    compared, deviation, methods = scored.compared, scored.deviation_nats, scored.compared.methods
+    if order.kv_dtype != "auto":
+        again = _score(order, groups, plan, order.kv_dtype, count)
+        deviation = max(deviation, again.deviation_nats)
+        methods = (compare(KV_METHOD, 1.0, compared.whole, again.compared.whole, again.seconds),)
     accuracy, questions = accuracy_of(compared.whole), len(compared.whole)
     return Evaluation(
         task=order.task.name,
         task_digest=order.task.digest(),
         model=model_name(order.model_dir),
-        model_fingerprint=fingerprint(order.model_dir),
-        dtype=dtype,
+        model_fingerprint=fingerprint(order.model_dir, kv_dtype=order.kv_dtype),
+        dtype=scored.dtype,
         seed=order.seed,
         questions=questions,
         prefixes=len(groups),
@@ -102,13 +103,38 @@ def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, gro
         first_tokens=order.first_tokens,
         recent_tokens=order.recent_tokens,
         seconds=round(time.perf_counter() - began, 3),
-        methods=compared.methods,
+        methods=methods,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """All questions over one runner, whose K and V are computed in ``dtype``."""
+
+    compared: Compared
+    deviation_nats: float
+    dtype: str
+    seconds: float
+
+
+def _score(
+    order: Order, groups: Sequence[Prompts], plan: Plan, kv_dtype: KvDtype, on_group: Callable[[], None]
+) -> _Scored:
+    began = time.perf_counter()
+    runner = _runner(order, max(group.longest for group in groups), kv_dtype)
+    try:
+        for group in groups:  # Before any is scored, so that a long one does not end a run in its last minute.
+            check_context(runner, group.prefix, group.asked)
+        deviation = _deviation(runner, groups[0])
+        compared = evaluate(groups, plan, RunnerScorer(runner), on_group=on_group)
+        return _Scored(compared, deviation, runner.geometry.dtype, round(time.perf_counter() - began, 3))
+    finally:
+        runner.close()
 
 
 def _plan(order: Order) -> Plan:
     """Return the plan. Raises ConfigError for names and numbers that make no sense, before any model is loaded."""
-    if not order.ratios or any(not 0 < ratio <= 1 for ratio in order.ratios):
+    if (not order.ratios and order.methods) or any(not 0 < ratio <= 1 for ratio in order.ratios):
         raise ConfigError("ratios must be above 0 and at most 1")
     for what, several in (("ratio", order.ratios), ("method", order.methods)):
         if len(dict.fromkeys(several)) < len(several):
@@ -134,7 +160,7 @@ def _check_records(task: Task) -> None:
         )
 
 
-def _runner(order: Order, longest: int) -> ModelRunner:
+def _runner(order: Order, longest: int, kv_dtype: KvDtype) -> ModelRunner:
     reap(SHM_PREFIX)  # Pools of evaluations that were killed would stay in memory for good.
     return ModelRunner.load(
         order.model_dir,
@@ -145,6 +171,7 @@ def _runner(order: Order, longest: int) -> ModelRunner:
         pages=PROBE_PAGES + -(-longest // PAGE_SIZE),
         threads=order.threads,
         shm_prefix=SHM_PREFIX,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -188,5 +188,6 @@ def _model(run: RecordedRun) -> ModelProfile:
         vocabulary=1,
         parameters=max(1, width * width * geometry.layers),
         tied_embeddings=True,
-        dtype=geometry.dtype,  # type: ignore[arg-type]
+        dtype="float32" if geometry.is_rounded else geometry.dtype,  # type: ignore[arg-type]
+        kv_dtype="fp8" if geometry.is_rounded else "auto",
     )

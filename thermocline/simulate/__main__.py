@@ -66,6 +66,7 @@ def parser() -> ArgumentParser:
     known.add_argument("--workers-per-node", type=int, default=8, metavar="N", help="workers that share host memory")
     known.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices of each worker")
     known.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page")
+    known.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="type of K and V on every tier")
     known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker (default: what fits)")
     known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node (default: what fits)")
     known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node")
@@ -151,7 +152,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
         in_flight = DEFAULT_IN_FLIGHT
     setup = Setup(
         hardware=load_hardware(hardware),
-        model=load_model(model),
+        model=msgspec.structs.replace(load_model(model), kv_dtype=options.kv_dtype),
         config=config,
         workers=options.workers,
         workers_per_node=options.workers_per_node,

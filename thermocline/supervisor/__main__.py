@@ -50,6 +50,8 @@ GROUPS = {
         "adapter",
         "device",
         "dtype",
+        "kv_dtype",
+        "kv_gate",
         "exact",
         "threads",
         "tensor_parallel",

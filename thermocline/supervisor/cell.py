@@ -109,7 +109,8 @@ def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, 
     """Sizes of all pools of this node, those that are set and those that are not. Raises ConfigError."""
     hidden = 0 if config.hidden_form == "off" else config.hidden_bytes
     asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, hidden)
-    demand = demand_of(model, config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model))
+    dtype = config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model)
+    demand = demand_of(model, dtype, config.kv_dtype or "auto")
     return choose_sizes(asked, machine, demand, node_of(config, sees_gpus))
 
 

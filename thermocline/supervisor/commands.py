@@ -10,6 +10,7 @@ from typing import Any
 
 from shared.broker import PASSWORD_VARIABLE
 from shared.config import ENVIRONMENT_PREFIX
+from shared.quality_gate import UNMEASURED
 from thermocline.supervisor.cell import STORAGE_ID, Cell, worker_ids
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
@@ -94,6 +95,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "page_size": config.page_size,
         "max_context_tokens": config.max_context_tokens,
         "exact": config.exact,
+        "kv_dtype": config.kv_dtype,
         "device_kv_bytes": config.device_kv_bytes,
         "cpu_kv_bytes": cell.cpu_kv_bytes,
         "device_memory_fraction": config.device_memory_fraction,
@@ -117,11 +119,13 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "model": cell.model,
         "max_context_tokens": config.max_context_tokens,
         "exact": config.exact,
+        "kv_dtype": config.kv_dtype,
         "adapter": tuple(map(_absolute_adapter, config.adapter)),
         "host": cell.host,
         "port": cell.port,
         "tls_cert": _absolute(config.tls_cert),
         "tls_key": _absolute(config.tls_key),
+        "kv_gate": config.kv_gate if config.kv_gate == UNMEASURED else _absolute(config.kv_gate),
         "importance": config.importance,
         "importance_gate": _absolute(config.importance_gate),
         "importance_ratio": config.importance_ratio,

@@ -92,6 +92,12 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         str | None, Meta(description="data type of weights and KV: auto, float32, bfloat16 or float16")
     ] = None
+    kv_dtype: Annotated[
+        str | None, Meta(description="type of K and V on every tier: auto, or fp8, which rounds them to eight bits")
+    ] = None
+    kv_gate: Annotated[
+        str, Meta(description="quality gate made by thermocline eval --kv-dtype fp8, or unmeasured; required by fp8")
+    ] = ""
     exact: Annotated[
         bool | None, Meta(description="on cuda, the same bits whatever else is computed, at a price; refused elsewhere")
     ] = None

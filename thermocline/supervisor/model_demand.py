@@ -9,7 +9,7 @@ import msgspec
 from shared import model_files
 from shared.errors import ConfigError, OperatorError
 from shared.memory.pool_sizes import ModelDemand
-from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.pools import DTYPE_BYTES, FLOAT8, KvGeometry
 from shared.undecodable import UNDECODABLE
 
 
@@ -40,8 +40,10 @@ def query_heads_of(model: Path) -> int:
     return _read(model).num_attention_heads
 
 
-def demand_of(model: Path, dtype: str = "auto") -> ModelDemand:
-    """Return what a worker takes for this checkpoint in ``dtype``; what the files do not tell is 0."""
+def demand_of(model: Path, dtype: str = "auto", kv_dtype: str = "auto") -> ModelDemand:
+    """Return what a worker takes for this checkpoint in ``dtype``, with ``kv_dtype`` as workers have it; what the files
+    do not tell is 0.
+    """
     try:
         weights = sum(path.stat().st_size for path in model_files.weight_files(model))
     except (OperatorError, OSError):
@@ -49,7 +51,8 @@ def demand_of(model: Path, dtype: str = "auto") -> ModelDemand:
     try:
         config = _read(model)
         geometry = _geometry(config, dtype, 1)
-        token_bytes = geometry.token_bytes
+        kept = msgspec.structs.replace(geometry, dtype=FLOAT8) if kv_dtype == "fp8" else geometry
+        token_bytes = kept.token_bytes
         ratio = DTYPE_BYTES[geometry.dtype] / DTYPE_BYTES[config.stored_dtype]
     except (ConfigError, KeyError, ZeroDivisionError):
         return ModelDemand(weight_bytes=weights)

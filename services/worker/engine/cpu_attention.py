@@ -29,7 +29,8 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.native_work import find_decode_work, find_extend_work
-from services.worker.kv.device_pool import TORCH_DTYPES
+from services.worker.kv.device_pool import TORCH_DTYPES, kept_as
+from services.worker.kv.float8 import from_float8, rounded
 from services.worker.native.decode import DecodeWork, NativeDecode, compile_decode
 from services.worker.native.extend import ExtendWork, NativeExtend, compile_extend
 from shared.messages.pools import KvGeometry
@@ -76,14 +77,17 @@ class KvPages(Protocol):
 class CpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
 
-    def __init__(self, pool: KvPages, *, packs_single_rows: bool = False) -> None:
+    def __init__(self, pool: KvPages, *, packs_single_rows: bool = False, dtype: torch.dtype = torch.float32) -> None:
         """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
-        head faster, so that it pays where very many of them share a KV head.
+        head faster, so that it pays where very many of them share a KV head. Over rounded K and V it always does: the
+        two kernels differ in last bits, by which a value may be rounded to another code. ``dtype`` is that of queries
+        over such a pool; otherwise it is the pool's.
         """
         self._pool = pool
-        self._packs_single_rows = packs_single_rows
-        self._dtype = TORCH_DTYPES[pool.geometry.dtype]
-        self._gathered = torch.empty(0, dtype=self._dtype)
+        self._packs_single_rows = packs_single_rows or pool.geometry.is_rounded
+        self._is_rounded = pool.geometry.is_rounded
+        self._dtype = TORCH_DTYPES.get(pool.geometry.dtype, dtype)
+        self._gathered = torch.empty(0, dtype=kept_as(pool.geometry)[0])
         self._bands: dict[int | None, torch.Tensor] = {}
         self._native: dict[HeadShape, tuple[NativeDecode | None, NativeExtend | None]] = {}
 
@@ -101,7 +105,8 @@ class CpuAttention:
 
     def _shape(self, layer: int, query_heads: int) -> HeadShape:
         k_pool = self._pool.k(layer)
-        _, _, kv_heads, head_dim = k_pool.shape
+        _, _, kv_heads, width = k_pool.shape
+        head_dim = self._pool.geometry.head_dim if self._is_rounded else width
         return HeadShape(kv_heads, query_heads // kv_heads, head_dim, k_pool.stride(1))
 
     def _plan(self, meta: ForwardMeta, call: AttentionCall, shape: HeadShape) -> _StepPlan:
@@ -127,14 +132,19 @@ class CpuAttention:
         return _Portable(plan, torch.from_numpy(plan.gather_pages))
 
     def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
-        """Return what could be compiled for the first layer's heads; the second never without the first."""
+        """Return what could be compiled for the first layer's heads; the second never without the first, or without
+        the first alone where K and V are rounded.
+        """
         return self._kernels(self._shape(0, query_heads))
 
     def _kernels(self, shape: HeadShape) -> tuple[NativeDecode | None, NativeExtend | None]:
         if shape not in self._native:
             geometry = msgspec.structs.replace(self._pool.geometry, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-            decode = compile_decode(geometry, shape.kv_heads * shape.group, shape.slot)
-            extend = None if decode is None else compile_extend(shape.head_dim, shape.group, self._dtype)
+            decode = extend = None
+            if not self._is_rounded:
+                decode = compile_decode(geometry, shape.kv_heads * shape.group, shape.slot)
+            if self._is_rounded or decode is not None:
+                extend = compile_extend(shape.head_dim, shape.group, self._dtype, is_rounded=self._is_rounded)
             self._native[shape] = decode, extend
         return self._native[shape]
 
@@ -166,9 +176,13 @@ class CpuAttention:
             end = segment.first + segment.keys
             if segment.source == "batch":
                 key, value = call.key[0, :, segment.first : end], call.value[0, :, segment.first : end]
+                if self._is_rounded:  # Later readers of these tokens get them rounded, too.
+                    key, value = rounded(key), rounded(value)
             else:
                 source = halves if segment.source == "pool" else gathered
                 key, value = source[0][:, segment.first : end], source[1][:, segment.first : end]
+                if self._is_rounded:
+                    key, value = (from_float8(half, head_dim, self._dtype) for half in (key, value))
             for block in segment.blocks:
                 self._attend_block(block, query, key, value, result, call)
 
@@ -204,11 +218,11 @@ class CpuAttention:
     def _gather(
         self, k_pool: torch.Tensor, v_pool: torch.Tensor, pages: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of ``pages``, ``[kv_heads, gathered slots, head_dim]`` each."""
+        """K and V of ``pages`` as the pool holds them, ``[kv_heads, gathered slots, head_dim]`` each."""
         shape = (2, len(pages), *k_pool.shape[1:])
         size = math.prod(shape)
         if self._gathered.numel() < size:
-            self._gathered = torch.empty(size * 3 // 2, dtype=self._dtype)
+            self._gathered = torch.empty(size * 3 // 2, dtype=k_pool.dtype)
         into = self._gathered[:size].view(shape)
         for pool, half in zip((k_pool, v_pool), into, strict=True):
             if len(pages):

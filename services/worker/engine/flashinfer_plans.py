@@ -139,6 +139,8 @@ def unfit(geometry: KvGeometry, device: torch.device) -> list[str]:
         faults.append("the package flashinfer-python is not installed")
     if geometry.dtype == "float32":
         faults.append("it computes in bfloat16 and float16, not in float32")
+    if geometry.is_rounded:
+        faults.append("it knows no scales of single tokens, with which K and V are rounded")
     if geometry.head_dim not in HEAD_DIMS:
         faults.append(f"it has heads of {', '.join(map(str, HEAD_DIMS))} dimensions, not of {geometry.head_dim}")
     if device.type == "cuda" and _cuda.get_device_capability(device)[0] < LEAST_CAPABILITY:

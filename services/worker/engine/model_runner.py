@@ -23,7 +23,7 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.found_model import find_model
+from services.worker.engine.found_model import FoundModel, find_model
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
@@ -54,7 +54,7 @@ from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
-from services.worker.kv.planes import LatentsKept, PlaneMap
+from services.worker.kv.planes import LatentsKept, PlaneMap, rounded_map
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
@@ -62,7 +62,7 @@ from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
 from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import KvDtype, KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
@@ -108,7 +108,7 @@ class ModelRunner:
         self._operators = operators
         self._kernels = KERNELS if operators is None else EXACT_KERNELS
         self._backend: AttentionBackend = (
-            cpu_attention(pool)
+            cpu_attention(pool, model.dtype)
             if pool.device.type == "cpu"
             else gpu_attention(pool, way_of(attention, proofs), self._kernels)
         )
@@ -144,6 +144,7 @@ class ModelRunner:
         exact: bool = False,
         attention: str = "auto",
         prove: Prove | None = None,
+        kv_dtype: KvDtype = "auto",
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
@@ -151,8 +152,8 @@ class ModelRunner:
         given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds once the weights are loaded.
         ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves the
         model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
-        before weights are on it, and says what serves there. Raises UnsupportedModel with the reason, ConfigError for
-        bad settings, DeviceUnproven.
+        before weights are on it, and says what serves there. ``kv_dtype`` is that of K and V in pages. Raises
+        UnsupportedModel with the reason, ConfigError for bad settings, DeviceUnproven.
         """
         if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
@@ -174,6 +175,7 @@ class ModelRunner:
                 dtype=kind,
                 page_size=page_size or PAGE_TOKENS,
                 device=device,
+                kv_dtype=kv_dtype,
             )
             proofs = prove(shape)
         found = find_model(
@@ -186,7 +188,8 @@ class ModelRunner:
             page_size=page_size,
             keeps_codes=device == "cpu" and forward != "portable",
         )
-        model, planes, geometry = found.model, found.planes, found.planes.geometry
+        model, planes = found.model, kept_planes(found, kv_dtype)
+        geometry = planes.geometry
         operators = replaced_operators("CUDA") if exact else None
         check_device(planes, device)
         if shape is not None and prove is not None:
@@ -214,7 +217,7 @@ class ModelRunner:
             with refusing(config.model_type, "verified"):
                 with progress.phase("computing what the model must answer"):
                     tokens = probe_tokens(model, count, geometry.page_size, longest, has_states=bool(found.states))
-                    verification = Verification(model, tokens, windows, found.attention)
+                    verification = Verification(model, tokens, windows, found.attention, is_rounded=geometry.is_rounded)
                 fused = fuse(model, windows, pool, forward, merged)
                 if fused is None and pool.device.type == "cpu":
                     pack_layers(model)
@@ -423,11 +426,20 @@ def pack_layers(model: Any) -> None:
     pack_linears(model)
 
 
-def cpu_attention(pool: DevicePool) -> AttentionBackend:
-    """Return the backend on a CPU."""
+def cpu_attention(pool: DevicePool, dtype: torch.dtype) -> AttentionBackend:
+    """Return the backend on a CPU, for queries of ``dtype``."""
     if any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers):
         return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
-    return CpuAttention(pool)
+    return CpuAttention(pool, dtype=dtype)
+
+
+def kept_planes(found: FoundModel, kv_dtype: KvDtype) -> PlaneMap:
+    """Return the plane map under ``kv_dtype``. Raises UnsupportedModel for a model whose KV is not rounded."""
+    if kv_dtype == "auto":
+        return found.planes
+    if found.attends_itself:
+        raise UnsupportedModel("--kv-dtype fp8: it attends by code of its own, which was not proven over rounded KV")
+    return rounded_map(found.planes)
 
 
 def check_states(config: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.float8 import to_float8
 
 
 class AttentionBackend(Protocol):
@@ -66,9 +67,13 @@ class PagedStep(PooledStep):
 
 
 def write_rows(half: torch.Tensor, rows: torch.Tensor, meta: ForwardMeta) -> None:
-    """Put ``rows`` [1, kv_heads, T, head_dim] of a step into their slots of ``half`` (K or V of one layer)."""
-    slots, first = half.flatten(0, 1), meta.first_slot
+    """Put ``rows`` [1, kv_heads, T, head_dim] of a step into their slots of ``half`` (K or V of one layer), rounded
+    where that holds bytes.
+    """
+    slots, first, new = half.flatten(0, 1), meta.first_slot, rows[0].transpose(0, 1)
+    if half.dtype == torch.uint8:
+        new = to_float8(new)
     if first >= 0:
-        slots[first : first + meta.rows].copy_(rows[0].transpose(0, 1))
+        slots[first : first + meta.rows].copy_(new)
     else:
-        slots.index_copy_(0, meta.slots, rows[0].transpose(0, 1))
+        slots.index_copy_(0, meta.slots, new)

@@ -19,6 +19,7 @@ from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_faults import AttendsOtherwise
 from services.worker.engine.own_attention import OWN_ATTENTION, recorded
+from services.worker.engine.rounding_cache import rounding_logits
 from services.worker.engine.states.layers import StateModule, layers_with_attention
 from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
 from services.worker.engine.told_positions import unpadded
@@ -40,6 +41,9 @@ HARMLESS_EXTRAS = (
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest mean deviation of a row of logits, relative to the row's own spread. A wrong window or position gives
 values near 1; rounding of half precision through 30 layers gives a few hundredths."""
+
+_ROUNDED_TOLERANCE = 0.1
+"""The same over K and V of eight bits: where a value lies between two codes, its last bit decides a sixteenth of it."""
 
 
 class LayoutProbe:
@@ -183,16 +187,31 @@ def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[Att
             )
 
 
+def _own_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
+    return found
+
+
 class Verification:
     """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: int, windows: Sequence[int | None], attention: str = ATTENTION_NAME) -> None:
-        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Raises
-        UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``, or other
-        chunks than they were told. Masks of a model with ``OWN_ATTENTION`` are its own in service, too.
+    def __init__(
+        self,
+        model: Any,
+        tokens: int,
+        windows: Sequence[int | None],
+        attention: str = ATTENTION_NAME,
+        *,
+        is_rounded: bool = False,
+    ) -> None:
+        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Where KV
+        ``is_rounded``, the model attends to rounded K and V here, too. Raises UnsupportedModel for attention that is
+        not causal or has other windows than the layers' ``windows``, or other chunks than they were told. Masks of a
+        model with ``OWN_ATTENTION`` are its own in service, too.
         """
-        self._model, self._name, self._dtype = model, model.config.model_type, model.dtype
+        self._model, self._name = model, model.config.model_type
+        self._tolerance = _ROUNDED_TOLERANCE if is_rounded else _TOLERANCE[model.dtype]
         vocab_size = model.get_input_embeddings().weight.shape[0]
         prompts = torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size
         self._prompts = unpadded(prompts, model.config).view(2, tokens)
@@ -204,9 +223,9 @@ class Verification:
                     model.set_attn_implementation(MASK_PROBE_NAME)
                     self._causality.check_masks(model, self._prompts, [windows[layer] for layer in attending])
                     model.set_attn_implementation("eager")
-                self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
-                changed = self._changed()
-                self._causality.check(self._expected, model(input_ids=changed, use_cache=False).logits.float())
+                logits = rounding_logits if is_rounded else _own_logits
+                self._expected = logits(model, self._prompts)
+                self._causality.check(self._expected, logits(model, self._changed()))
         finally:
             if attention != OWN_ATTENTION:
                 model.set_attn_implementation(attention)
@@ -280,7 +299,7 @@ class Verification:
         # All logits of a padding token may be alike, and rounding is not measured by a spread of nothing.
         spread = expected.std(dim=-1, keepdim=True).clamp_min(0.01 * expected.std().item() + 1e-12)
         deviation = ((logits - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
-        if not deviation <= _TOLERANCE[self._dtype]:
+        if not deviation <= self._tolerance:
             raise UnsupportedModel(
                 f"paged attention gives {self._name} other logits than its own attention: "
                 f"mean relative deviation {deviation:.2g}"

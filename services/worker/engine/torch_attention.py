@@ -14,6 +14,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.visibility import first_visible
+from services.worker.kv.float8 import from_float8
 
 if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do not wait for.
     from services.worker.engine.attention import AttentionCall
@@ -69,7 +70,8 @@ def torch_attention(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As ``services.worker.kernels.paged_attention``: ``[T, heads, head_dim]`` of q's dtype, contiguous.
+    """As ``services.worker.kernels.paged_attention``: ``[T, heads, head_dim]`` of q's dtype, contiguous. Pools of
+    bytes hold rounded K and V.
 
     ``tables`` is what :func:`page_tables` gives for ``segments``. Nothing here waits for the device.
     """
@@ -106,7 +108,7 @@ def _attend_segment(
     base, length = skipped * page_size, context + rows
     # [kv_heads, keys, head_dim]; slots behind the last token hold nothing and are cut off.
     key, value = (
-        pool.index_select(0, pages[skipped:]).flatten(0, 1)[: length - base].transpose(0, 1).float()
+        _wide(pool.index_select(0, pages[skipped:]).flatten(0, 1)[: length - base], head_dim).transpose(0, 1)
         for pool in (k_pool, v_pool)
     )
     for start, end in _blocks(rows, heads * (length - base)):
@@ -127,6 +129,11 @@ def _attend_segment(
         weights = scores.softmax(-1)[..., : high - low]
         result = weights.reshape(kv_heads, -1, high - low) @ value[:, low:high]
         into[start:end] = result.view(kv_heads, -1, end - start, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _wide(slots: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return what slots of a pool hold, as float32 [slots, kv_heads, head_dim]."""
+    return from_float8(slots, head_dim, torch.float32) if slots.dtype == torch.uint8 else slots.float()
 
 
 def _hidden(positions: range, keys: range, window: int | None, chunk: int | None, device: torch.device) -> torch.Tensor:

@@ -17,6 +17,7 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.evaluation.packed_questions import PackedQuestions
 from services.worker.evaluation.selection import Chosen, LayerView, Selection
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.float8 import from_float8, rounded
 from shared.errors import InvariantViolated, UnsupportedModel
 
 
@@ -27,12 +28,16 @@ class PooledPrefix:
         self.tokens = tokens
         self._pool = pool
         self._pages = torch.from_numpy(pages).to(pool.device)
+        self.is_rounded = pool.geometry.is_rounded
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer, float32 ``[kv_heads, tokens, head_dim]`` each; copies."""
         halves = self._pool.k(layer), self._pool.v(layer)
-        key, value = (half[self._pages].flatten(0, 1)[: self.tokens].transpose(0, 1).float() for half in halves)
-        return key.contiguous(), value.contiguous()
+        key, value = (half[self._pages].flatten(0, 1)[: self.tokens].transpose(0, 1) for half in halves)
+        if self.is_rounded:
+            head_dim = self._pool.geometry.head_dim
+            return from_float8(key, head_dim, torch.float32), from_float8(value, head_dim, torch.float32)
+        return key.float().contiguous(), value.float().contiguous()
 
 
 class KeptAttention:
@@ -58,7 +63,8 @@ class KeptAttention:
             raise UnsupportedModel("what a choice of tokens costs is not measured with attention sinks or chunks")
         packed, heads, kv_heads = self._packed, call.query.shape[1], call.key.shape[1]
         query = _by_question(call.query, packed, kv_heads)  # [Q, KV heads, group, R, head_dim]
-        own_key, own_value = (_by_question(half, packed, kv_heads)[:, :, 0] for half in (call.key, call.value))
+        halves = (rounded(half) if self._prefix.is_rounded else half for half in (call.key, call.value))
+        own_key, own_value = (_by_question(half, packed, kv_heads)[:, :, 0] for half in halves)
         key, value = self._prefix.kv(call.layer)
         own = self._own_scores(call, query, own_key)
 

@@ -32,8 +32,10 @@ def next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
-    """Sizes for this shape; ``itemsize`` is that of the pool's dtype, bytes."""
+def block_sizes(head_dim: int, group: int, itemsize: int, *, is_rounded: bool = False) -> BlockSizes:
+    """Sizes for this shape; ``itemsize`` is that of the queries' dtype, bytes. K and V that are ``is_rounded`` pass
+    through registers on their way to it, so more warps share them, and fewer keys at a time in float32.
+    """
     block_d = max(MIN_BLOCK, next_power_of_two(head_dim))
     row_bytes = block_d * itemsize
     padded_group = next_power_of_two(group)
@@ -44,7 +46,7 @@ def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
         group=padded_group,
         decode_rows=max(MIN_BLOCK, padded_group),
         extend_rows=max(extend_rows, padded_group),
-        block_n=64 if is_small else 32,
-        num_warps=4 if is_small else 8,
+        block_n=64 if is_small else 16 if is_rounded and itemsize == 4 else 32,
+        num_warps=4 if is_small and not is_rounded else 8,
         num_stages=2,
     )

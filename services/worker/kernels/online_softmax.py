@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from services.worker.kernels.float8 import load_heads
+
 # How the keys of a row are bounded: by nothing but itself, by a sliding window, by the start of its own chunk.
 UNBOUNDED = 0
 WINDOW = 1
@@ -79,7 +81,7 @@ def attend_keys(
     dims = tl.arange(0, BLOCK_D)
     offsets = slots[:, None] + dims[None, :]
     readable = exists[:, None] & (dims[None, :] < HEAD_DIM)
-    key = tl.load(k_head + offsets, mask=readable, other=0.0)
+    key = load_heads(k_head, slots, offsets, exists, readable, HEAD_DIM, query.dtype)
     # "ieee" keeps fp32 exact; on 16-bit types it changes nothing.
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
     if HAS_SOFTCAP:
@@ -91,6 +93,6 @@ def attend_keys(
     base = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(row_max - base)
-    value = tl.load(v_head + offsets, mask=readable, other=0.0)
+    value = load_heads(v_head, slots, offsets, exists, readable, HEAD_DIM, query.dtype)
     total = total * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
     return total, new_max, row_sum * decay + tl.sum(weights, 1)

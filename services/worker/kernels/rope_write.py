@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from services.worker.kernels.block_sizes import next_power_of_two
+from services.worker.kernels.float8 import codes_of, kept_width, scale_of, store_scale
 from shared.errors import InvariantViolated
 
 
@@ -33,6 +34,24 @@ def normed_halves(low, high, weight, dims, in_half, eps, HALF: tl.constexpr):
 def rotated(one, other, cos, sin, dtype: tl.constexpr):
     """``one * cos + other * sin``, each product and the sum rounded to ``dtype``."""
     return ((one * cos).to(dtype).to(tl.float32) + (other * sin).to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def write_halves(pool, into, low, high, is_written, is_kept, dims, HALF: tl.constexpr):
+    """Put a head [1, N] in two halves to ``into`` [1, N] of a pool, masked values zero or not written."""
+    if pool.dtype.element_ty == tl.uint8:
+        low, high = tl.where(is_written, low.to(tl.float32), 0.0), tl.where(is_written, high.to(tl.float32), 0.0)
+        one, low_is_finite = scale_of(low)
+        other, high_is_finite = scale_of(high)
+        exponent, is_finite = tl.maximum(one, other), low_is_finite & high_is_finite
+        tl.store(pool + into, codes_of(low, exponent, is_finite), mask=is_written)
+        tl.store(pool + into + HALF, codes_of(high, exponent, is_finite), mask=is_written)
+        # The first of each row's pointers, without its column.
+        first = tl.sum(tl.where(dims == 0, into, 0), 1)[:, None]
+        store_scale(pool + first, exponent, is_finite, is_kept, 2 * HALF)
+    else:
+        tl.store(pool + into, low, mask=is_written)
+        tl.store(pool + into + HALF, high, mask=is_written)
 
 
 # Tables of a step lie where there was room for them: nothing may be compiled anew for that.
@@ -94,10 +113,10 @@ def rope_write_kernel(
         is_written = is_key & (slot >= 0)
         into = slot * stride_slot + kv_head * stride_pool_head + one + dims[None, :]
         v_at = k_at + kv_heads * (2 * HALF)
-        tl.store(k_pool + into, key_low, mask=is_written)
-        tl.store(k_pool + into + HALF, key_high, mask=is_written)
-        tl.store(v_pool + into, tl.load(v_at, mask=is_written), mask=is_written)
-        tl.store(v_pool + into + HALF, tl.load(v_at + HALF, mask=is_written), mask=is_written)
+        low, high = tl.load(v_at, mask=is_written, other=0.0), tl.load(v_at + HALF, mask=is_written, other=0.0)
+        is_kept = (one < 1) & (slot >= 0)
+        write_halves(k_pool, into, key_low, key_high, is_written, is_kept, dims[None, :], HALF)
+        write_halves(v_pool, into, low, high, is_written, is_kept, dims[None, :], HALF)
 
 
 def rope_write(
@@ -115,8 +134,9 @@ def rope_write(
 
     ``heads`` are (query_heads, kv_heads). ``pool``, if there is one, is (K, V, slots): rotated keys and values also go
     to ``slots`` (int64 [T], negative for padding, which is written nowhere) of K and V [pages, page_size, kv_heads,
-    head_dim]. ``norms`` are weights [head_dim] for queries and keys, and epsilon; they are applied
-    first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does not belong together.
+    head_dim], or of bytes, head_bytes, where they are rounded. ``norms`` are weights [head_dim] for queries and keys,
+    and epsilon; they are applied first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does
+    not belong together.
     """
     query_heads, kv_heads = heads
     half = cosines.shape[1]
@@ -151,8 +171,15 @@ def _check_pool(
     k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor, qkv: torch.Tensor, kv_heads: int, head_dim: int
 ) -> None:
     pages_adjoin = k_pool.stride(0) == k_pool.shape[1] * k_pool.stride(1)
-    alike = k_pool.stride() == v_pool.stride() and k_pool.dtype == v_pool.dtype == qkv.dtype
-    if not (alike and pages_adjoin and k_pool.shape[2:] == (kv_heads, head_dim) and slots.shape == qkv.shape[:1]):
+    alike = (
+        k_pool.stride() == v_pool.stride() and k_pool.dtype == v_pool.dtype and k_pool.dtype in (qkv.dtype, torch.uint8)
+    )
+    if not (
+        alike
+        and pages_adjoin
+        and k_pool.shape[2:] == (kv_heads, kept_width(k_pool, head_dim))
+        and slots.shape == qkv.shape[:1]
+    ):
         raise InvariantViolated(f"{kv_heads} heads of {head_dim} cannot be written into a pool {tuple(k_pool.shape)}")
     if k_pool.stride(3) != 1:
         raise InvariantViolated("the numbers of one head must be adjacent in memory")

@@ -23,6 +23,13 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
+def kept_as(geometry: KvGeometry) -> tuple[torch.dtype, int]:
+    """Return the type in which pools hold K and V, and how many of them a head of a token takes."""
+    if geometry.is_rounded:
+        return torch.uint8, geometry.head_bytes
+    return TORCH_DTYPES[geometry.dtype], geometry.head_dim
+
+
 class DevicePool:
     """``pages`` pages of KV. Make one with :meth:`create`; its maker closes it."""
 
@@ -46,14 +53,17 @@ class DevicePool:
         self.device = storage.device
         self._segment = segment
         self._is_exported = is_exported
-        shape = (geometry.layers, 2, pages, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+        kind, width = kept_as(geometry)
+        shape = (geometry.layers, 2, pages, geometry.page_size, geometry.kv_heads, width)
         self._storage: torch.Tensor | None = storage
-        self._tensor: torch.Tensor | None = storage.view(TORCH_DTYPES[geometry.dtype]).view(shape)
+        self._tensor: torch.Tensor | None = storage.view(kind).view(shape)
         rows = self._tensor.view(2 * geometry.layers, pages, geometry.page_size, -1)
-        self._halves = [
-            (_heads(rows[part.k_plane], part.heads, part.dim), _heads(rows[part.v_plane], part.heads, part.dim))
-            for part in self.planes.parts
-        ]
+        self._halves = []
+        for part in self.planes.parts:
+            dim = width if geometry.is_rounded else part.dim
+            self._halves.append(
+                (_heads(rows[part.k_plane], part.heads, dim), _heads(rows[part.v_plane], part.heads, dim))
+            )
 
     @classmethod
     def create(
@@ -81,14 +91,16 @@ class DevicePool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """All KV, ``[layers, 2, pages, page_size, kv_heads, head_dim]``; index 1 is 0 for K and 1 for V."""
+        """All KV, ``[layers, 2, pages, page_size, kv_heads, head_dim]``; index 1 is 0 for K and 1 for V. Rounded KV
+        is uint8, ``head_bytes`` in the place of ``head_dim`` (:mod:`services.worker.kv.float8`).
+        """
         if self._tensor is None:
             raise InvariantViolated("the device pool is closed")
         return self._tensor
 
     def k(self, layer: int) -> torch.Tensor:
         """K of one layer, ``[pages, page_size, kv_heads, head_dim]``; under a map that is not the identity of the part
-        of that number, whose rows need not be adjacent. Latents are their own K and V.
+        of that number, whose rows need not be adjacent. Latents are their own K and V. Rounded as in :attr:`tensor`.
         """
         return self._halves[layer][0]
 

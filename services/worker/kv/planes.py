@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from shared.errors import UnsupportedModel
-from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.pools import DTYPE_BYTES, FLOAT8, KvGeometry
 
 _STATE_PLANES = 16
 """Most planes of a state for which a width of planes is tried that fits it exactly."""
@@ -159,6 +161,8 @@ class PlaneMap:
     @property
     def content_bytes(self) -> int:
         """Bytes of a full page that hold something: page_size times the values of every layer, and every state once."""
+        if self.geometry.is_rounded:
+            return self.geometry.page_bytes  # Scales are content, too.
         values = sum(layer.kept.values for layer in self.layers if isinstance(layer.kept, HeadsKept | LatentsKept))
         states = sum(layer.kept.nbytes for layer in self.layers if isinstance(layer.kept, StateKept))
         return self.geometry.page_size * values * DTYPE_BYTES[self.geometry.dtype] + states
@@ -179,6 +183,19 @@ def identity_map(geometry: KvGeometry) -> PlaneMap:
         for layer in range(geometry.layers)
     )
     return PlaneMap(geometry, tuple(layers))
+
+
+def rounded_map(planes: PlaneMap) -> PlaneMap:
+    """Return the map of the same model where K and V are rounded to eight bits.
+
+    Raises UnsupportedModel where pages hold something else than K and V of the same heads in all layers.
+    """
+    if not planes.is_identity:
+        raise UnsupportedModel(
+            f"--kv-dtype fp8: its pages hold {planes.contents}, and only K and V of the same heads in all layers are "
+            "rounded"
+        )
+    return identity_map(msgspec.structs.replace(planes.geometry, dtype=FLOAT8))
 
 
 def map_planes(kept: Sequence[Kept], page_size: int, dtype: str) -> PlaneMap:

@@ -1,6 +1,7 @@
 /* Prefill attention over paged KV.
 
-   The caller defines HEAD_DIM, GROUP (query heads of one KV head), KEYS, ROWS, TILE_ROWS, SPAN_KEYS, and BFLOAT16.
+   The caller defines HEAD_DIM, GROUP (query heads of one KV head), KEYS, ROWS, TILE_ROWS, SPAN_KEYS, BFLOAT16
+   and ROUNDED.
 
    Blocked attention with an online softmax (FlashAttention, arXiv 2205.14135). A tile is some query rows of one segment
    with all query heads of one KV head; it passes over its keys in blocks of KEYS. A block is packed once, so that it is
@@ -211,10 +212,15 @@ static __attribute__((noinline)) void attend_span(const source_t *source, int sp
     last = last < (span + 1) * SPAN_KEYS ? last : (span + 1) * SPAN_KEYS;
     empty(&s->span);
     int64_t slots[KEYS];
+#if ROUNDED
+    int64_t at[KEYS];
+#else
+    const int64_t *at = slots;
+#endif
     find_slots(source, first, slots);
     for (int position = first; position < last; position += KEYS) {
-        pack_keys(source->keys_at, slots, s);
-        pack_values(source->values_at, slots, s);
+        pack_keys(elements_of(source->keys_at, slots, at, s), at, s);
+        pack_values(elements_of(source->values_at, slots, at, s), at, s);
         find_slots(source, position + KEYS, slots);
         int asked = 0;
         for (int pack = 0; pack < packs; pack++) {
@@ -235,7 +241,7 @@ int64_t part_bytes(void) { return sizeof(state_t); }
    (page * page_size + offset) * slot_stride + head * kv_head_stride; tables holds the segments' page tables one after
    the other. bounds [kv_heads or 1, rows, 2]: the first position that a row sees, and the one behind its last. parts,
    aligned to 64 bytes, has room for what units of one span leave, each KV head's. sinks [heads], or null for none. */
-void extend(const element *query, int64_t row_stride, int64_t head_stride, const element *k, const element *v,
+void extend(const element *query, int64_t row_stride, int64_t head_stride, const kept *k, const kept *v,
             int64_t slot_stride, int64_t kv_head_stride, int32_t page_size, int32_t kv_heads, const int32_t *tables,
             const segment_t *segments, const tile_t *tiles, int32_t tile_count, const unit_t *units, int32_t unit_count,
             const int32_t *bounds, int64_t bounds_stride, state_t *parts, element *out, float scaling, int32_t threads,

@@ -97,8 +97,8 @@ class NativeExtend:
     ) -> None:
         """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous. Other rows are left alone.
 
-        query [heads, T, head_dim]; k and v [pages, page_size, kv_heads, head_dim], of equal strides, pages one after
-        the other; sinks [heads]. ``scaling`` is positive.
+        query [heads, T, head_dim]; k and v [pages, page_size, kv_heads, head_dim], or head_bytes where they are
+        rounded, of equal strides, pages one after the other; sinks [heads]. ``scaling`` is positive.
         """
         sinks = None if sinks is None else sinks.float().contiguous()
         if query.stride(2) != 1:
@@ -134,14 +134,18 @@ class NativeExtend:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_extend(head_dim: int, group: int, dtype: torch.dtype) -> NativeExtend | None:
-    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be."""
+def compile_extend(head_dim: int, group: int, dtype: torch.dtype, *, is_rounded: bool = False) -> NativeExtend | None:
+    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
+
+    ``dtype`` is that of queries and output, and of K and V unless the pool ``is_rounded``.
+    """
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     constants = {
         "HEAD_DIM": head_dim,
         "GROUP": group,
         "BFLOAT16": int(dtype == torch.bfloat16),
+        "ROUNDED": int(is_rounded),
         "KEYS": KEYS,
         "ROWS": ROWS,
         "TILE_ROWS": TILE_ROWS,

@@ -2,7 +2,7 @@
 #ifndef EXTEND_BLOCKS_H
 #define EXTEND_BLOCKS_H
 
-#include "element.h"
+#include "kept.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -63,7 +63,7 @@ typedef struct {
 } unit_t;
 
 typedef struct {
-    const element *keys_at, *values_at;
+    const kept *keys_at, *values_at;
     const int32_t *table;
     int64_t slot_stride;
     int32_t page_size, keys, shift;
@@ -85,11 +85,14 @@ typedef struct {
     term values[TERMS(KEYS)][PADDED] ALIGNED;
     float scores[ROWS][KEYS] ALIGNED;
     term weights[ROWS][TERMS(KEYS)] ALIGNED;
+#if ROUNDED
+    element scaled[KEYS * HEAD_DIM] ALIGNED;
+#endif
 } scratch_t;
 
 static _Thread_local scratch_t scratch ALIGNED;
 
-/* Where the keys of a block lie, in elements from the base; -1 where there is no key, so that nothing is read. */
+/* Where the keys of a block lie, in kept values from the base; -1 where there is no key, so that nothing is read. */
 INLINE void find_slots(const source_t *source, int position, int64_t *restrict slots) {
     int key = position - source->shift, page = key > 0 ? key / source->page_size : 0;
     int offset = key - page * source->page_size;
@@ -100,16 +103,49 @@ INLINE void find_slots(const source_t *source, int position, int64_t *restrict s
     }
 }
 
+/* A head of a slot, or zeros. */
 INLINE const element *slot_at(const element *base, int64_t slot) {
     static const element nothing[HEAD_DIM];
     return slot < 0 ? nothing : base + slot;
 }
 
+/* A block of heads as elements; head j lies at[j] from what is returned; -1 where there is none. */
+#if ROUNDED
+static const element *elements_of(const kept *base, const int64_t *slots, int64_t *at, scratch_t *restrict s) {
+    for (int j = 0; j < KEYS; j++) {
+        at[j] = slots[j] < 0 ? -1 : j * HEAD_DIM;
+        if (slots[j] < 0) continue;
+        const kept *head = base + slots[j];
+        element *into = s->scaled + j * HEAD_DIM;
+        float scale = scale_at(head, HEAD_DIM);
+        int d = 0;
+#if LANES == 16
+        /* A code is a number of half precision with fewer bits, 256 times as small. */
+        for (; d + LANES <= HEAD_DIM; d += LANES) {
+            __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(head + d)));
+            __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(128)), 8);
+            __m256i size = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(127)), 7);
+            vector x = (vector)_mm512_cvtph_ps(_mm256_or_si256(sign, size)) * 256.0f * scale;
+#if BFLOAT16
+            _mm256_storeu_si256((__m256i *)(into + d), _mm512_cvtepi32_epi16((__m512i)((whole)x >> 16)));
+#else
+            *(loose *)(into + d) = x;
+#endif
+        }
+#endif
+        for (; d < HEAD_DIM; d++) into[d] = exactly(decoded(head[d]) * scale);
+    }
+    return s->scaled;
+}
+#else
+#define elements_of(base, slots, at, s) (base)
+#endif
+
 /* Slots lie anywhere, and what is packed next should be near by then. */
 INLINE void prefetch(const source_t *source, int64_t slot) {
     if (slot < 0) return;
     const char *key = (const char *)(source->keys_at + slot), *value = (const char *)(source->values_at + slot);
-    for (int i = 0; i < HEAD_DIM * (int)sizeof(element); i += 64) {
+    for (int i = 0; i < KEPT_WIDTH(HEAD_DIM) * (int)sizeof(kept); i += 64) {
         __builtin_prefetch(key + i);
         __builtin_prefetch(value + i);
     }

@@ -1,10 +1,12 @@
 /* The fused forward of the Llama family: what lies between linear layers, and the functions that Python calls.
 
-   The caller defines LANES, BFLOAT16 and CODES; all shapes are arguments, so one library serves every model of a type.
+   The caller defines LANES, BFLOAT16, CODES and ROUNDED; all shapes are arguments, so one library serves every model of
+   a type.
 
    Values are rounded where Hugging Face's modules round them, as far as that decides what a cache holds: a norm before
    it is scaled, each product of the rotation and their sum. Between these, sums stay in float. */
 
+#include "kept.h"
 #include "linear.h"
 
 typedef struct {
@@ -117,15 +119,26 @@ typedef struct {
     const layer_t *ended, *begun;
     const step_t *step;
     const element *attended;
-    element *qkv, *k_pool, *v_pool;
+    element *qkv;
+    kept *k_pool, *v_pool;
 } between_t;
+
+/* Puts heads [heads, head_dim] of a row into their slot. */
+static void keep_row(const element *row, int64_t heads, int64_t head_dim, int64_t slot, kept *pool) {
+    kept *into = pool + slot * heads * KEPT_WIDTH(head_dim);
+#if ROUNDED
+    for (int64_t h = 0; h < heads; h++) keep_head(row + h * head_dim, head_dim, into + h * KEPT_WIDTH(head_dim));
+#else
+    memcpy(into, row, heads * head_dim * sizeof(element));
+#endif
+}
 
 /* Norms and rotates queries and keys of one row, and puts keys and values into their slot if there is a pool. */
 static void place_row(const between_t *work, int64_t row) {
     const shape_t *shape = work->shape;
     const layer_t *layer = work->begun;
     const step_t *step = work->step;
-    int64_t head_dim = shape->head_dim, kv_width = shape->kv_heads * head_dim;
+    int64_t head_dim = shape->head_dim;
     int heads = shape->query_heads + shape->kv_heads;
     element *head = work->qkv + row * (heads + shape->kv_heads) * head_dim;
     int64_t turn = step->positions[row] * (head_dim / 2);
@@ -135,8 +148,8 @@ static void place_row(const between_t *work, int64_t row) {
         rotate(head, step->cosines + turn, step->sines + turn, (int)(head_dim / 2));
     }
     if (!work->k_pool) return;
-    memcpy(work->k_pool + step->slots[row] * kv_width, head - kv_width, kv_width * sizeof(element));
-    memcpy(work->v_pool + step->slots[row] * kv_width, head, kv_width * sizeof(element));
+    keep_row(head - shape->kv_heads * head_dim, shape->kv_heads, head_dim, step->slots[row], work->k_pool);
+    keep_row(head, shape->kv_heads, head_dim, step->slots[row], work->v_pool);
 }
 
 /* target with the adapters of rows from row on, at one linear layer of layer. */
@@ -188,7 +201,7 @@ static int64_t inputs_of(const shape_t *shape) {
    query_heads, head_dim], NULL before the first; begun is the one whose qkv [rows, (query_heads + 2 kv_heads) head_dim]
    is wanted, NULL behind the last. The pools may be NULL. */
 void between(const shape_t *shape, const layer_t *ended, const layer_t *begun, const step_t *step,
-             const element *attended, element *qkv, element *k_pool, element *v_pool) {
+             const element *attended, element *qkv, kept *k_pool, kept *v_pool) {
     between_t work = {shape, ended, begun, step, attended, qkv, k_pool, v_pool};
     int64_t inputs = inputs_of(shape);
     spread(between_block, &work, step->rows, step->threads, step->scratch, scratch_bytes(inputs, shape->intermediate),
@@ -196,8 +209,8 @@ void between(const shape_t *shape, const layer_t *ended, const layer_t *begun, c
 }
 
 /* The compiled decode attention of this model, and the decode rows of a step under one window as it reads them. */
-typedef void attend_t(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool,
-                      const element *v_pool, const int32_t *tables, const void *segments, int32_t segment_count,
+typedef void attend_t(const element *query, int64_t row_stride, int64_t head_stride, const kept *k_pool,
+                      const kept *v_pool, const int32_t *tables, const void *segments, int32_t segment_count,
                       const void *items, int32_t item_count, void *partials, element *out, float scaling,
                       int32_t threads, const float *sinks);
 typedef struct {
@@ -212,10 +225,10 @@ typedef struct {
 /* A step of decode rows through all layers. Of every layer: the decode of its window, and its halves of the pool, K and
    then V. attended [rows, query_heads, head_dim] is room for what attention gives. */
 void decode_step(const shape_t *shape, const layer_t *layers, int32_t count, const step_t *step,
-                 const decode_t *const *decodes, element *const *pools, element *qkv, element *attended) {
+                 const decode_t *const *decodes, kept *const *pools, element *qkv, element *attended) {
     int64_t width = ((int64_t)shape->query_heads + 2 * shape->kv_heads) * shape->head_dim;
     for (int layer = 0; layer < count; layer++) {
-        element *k_pool = pools[2 * layer], *v_pool = pools[2 * layer + 1];
+        kept *k_pool = pools[2 * layer], *v_pool = pools[2 * layer + 1];
         const decode_t *decode = decodes[layer];
         between(shape, layer ? layers + layer - 1 : NULL, layers + layer, step, attended, qkv, k_pool, v_pool);
         decode->attend(qkv, width, shape->head_dim, k_pool, v_pool, decode->tables, decode->segments,

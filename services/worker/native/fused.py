@@ -128,12 +128,16 @@ class FusedKernels:
     its calls share scratch memory.
     """
 
-    def __init__(self, dtype: torch.dtype, *, has_codes: bool = False) -> None:
-        """Those that ``has_codes`` take matrices of codes, too. Raises KernelsUnavailable."""
+    def __init__(self, dtype: torch.dtype, *, has_codes: bool = False, is_rounded: bool = False) -> None:
+        """Those that ``has_codes`` take matrices of codes, too; pools that are ``is_rounded`` get K and V rounded.
+
+        Raises KernelsUnavailable.
+        """
         if dtype not in DTYPES:
             raise KernelsUnavailable(f"there are no fused kernels for {dtype}")
         self.dtype = dtype
         constants = {"LANES": LANES, "BFLOAT16": int(dtype == torch.bfloat16), "CODES": int(has_codes)}
+        constants["ROUNDED"] = int(is_rounded)
         try:
             library = load("fused", _FLAGS, constants, MIRRORS)
         except NotCompiled as error:

@@ -10,7 +10,7 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
 from services.worker.proving.table import ProofTable
 from shared.messages.base import Message, pack_int32
-from shared.messages.pools import PoolHandle
+from shared.messages.pools import KvDtype, PoolHandle
 
 
 class StartRank(Message, frozen=True):
@@ -30,6 +30,7 @@ class StartRank(Message, frozen=True):
     log_level: str = "info"
     first_gpu: int = 0  # That of rank 0; the others take those behind it.
     max_context_tokens: int = 0
+    kv_dtype: KvDtype = "auto"
 
 
 class JoinGroup(Message, frozen=True):

@@ -21,6 +21,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import identity_map, rounded_map
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, kv_heads_of
 from services.worker.parallel.loading import connect, dtype_of, load_share
@@ -89,6 +90,7 @@ class RankModel:
             device=self.device,
             share=self.share,
             store_port=start.store_port,
+            kv_dtype=start.kv_dtype,
         )
 
     def join(self, store: Any, *, through_host: bool = False) -> None:
@@ -101,6 +103,8 @@ class RankModel:
         with refusing(self.config.model_type, "probed"):
             connect(self.model, self.config, self.share, self._collectives)
             part = find_geometry(self.model, expected_windows(self.config), start.page_size, self.context)
+            if start.kv_dtype == "fp8":
+                part = rounded_map(identity_map(part)).geometry
         heads = len(self.share.kv_heads(kv_heads_of(self.config)))
         if part.kv_heads != heads:
             raise UnsupportedModel(f"{type(self.model).__name__} has {part.kv_heads} KV heads in a rank, not {heads}")
@@ -118,7 +122,7 @@ class RankModel:
     def expect(self, tokens: int) -> Verification:
         """Compute what the model gives by its own attention; afterwards it is made as fast as it can be."""
         with refusing(self.config.model_type, "verified"):
-            expected = Verification(self.model, tokens, expected_windows(self.config))
+            expected = Verification(self.model, tokens, expected_windows(self.config), is_rounded=self.part.is_rounded)
             if self.device.type == "cpu":
                 pack_layers(self.model)
         return expected

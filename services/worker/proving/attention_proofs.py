@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from services.worker.engine.torch_attention import page_tables, torch_attention
+from services.worker.kv.float8 import to_float8
 from services.worker.proving.cases import (
     Step,
     compare,
@@ -85,14 +86,16 @@ def prove_triton_kv_write(shape: ServedShape) -> Speed | None:
     step = make_step(shape, [(1, 40)] * 16)
     device, (slot_count, rows) = step.q.device, (step.k.shape[0] * step.k.shape[1], 16)
     random = torch.Generator().manual_seed(1)
-    k, v = (torch.randn(rows, *step.k.shape[2:], generator=random).to(step.k.dtype) for _ in range(2))
+    sizes = rows, step.k.shape[2], step.q.shape[2]
+    k, v = (torch.randn(sizes, generator=random).to(step.q.dtype) for _ in range(2))
     slots = torch.randperm(slot_count, generator=random)[:rows]
     slots[3] = -1
     pools = step.k.clone(), step.v.clone()
     kernels.kv_write(k.to(device), v.to(device), *pools, slots.to(device))
     for rows_of, pool, before in ((k, pools[0], step.k), (v, pools[1], step.v)):
         oracle = before.cpu().clone()
-        oracle.flatten(0, 1)[slots[slots >= 0]] = rows_of[slots >= 0]
+        kept = to_float8(rows_of) if pool.dtype == torch.uint8 else rows_of
+        oracle.flatten(0, 1)[slots[slots >= 0]] = kept[slots >= 0]
         compare_bytes(pool, oracle, "K and V written to their slots")
     return None
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import PagedTensors, Segment, paged_tensors, pages_for
-from services.worker.kv.device_pool import TORCH_DTYPES
+from services.worker.kv.device_pool import TORCH_DTYPES, kept_as
+from services.worker.kv.float8 import from_float8, to_float8
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape
 
@@ -35,7 +36,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True)
 class Step:
-    """q [T, heads, head_dim]; k and v [pages, page_size, kv_heads, head_dim], which lie as one layer of a pool does."""
+    """q [T, heads, head_dim]; k and v [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are
+    rounded, which lie as one layer of a pool does.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -66,10 +69,11 @@ def make_step(
         slots = slots[common * page_size :]
         halves[:, slots] = random.standard_normal((2, len(slots), *halves.shape[2:]), dtype=np.float32)
         made.append(Segment(rows, context, pages))
-    dtype = TORCH_DTYPES[geometry.dtype]
+    dtype = TORCH_DTYPES[shape.computed_dtype]
     # The second of two layers, as far into the pool as layers are.
-    pool = torch.from_numpy(np.stack([np.full_like(halves, np.nan), halves])).to(dtype).to(device)
-    k, v = pool[1].view(2, len(order), page_size, geometry.kv_heads, geometry.head_dim)
+    pool = torch.from_numpy(np.stack([np.full_like(halves, np.nan), halves])).to(dtype)
+    pool = (to_float8(pool) if geometry.is_rounded else pool).to(device)
+    k, v = pool[1].view(2, len(order), page_size, geometry.kv_heads, -1)
     total = sum(rows for rows, _ in segments)
     # Models hand over Q as [heads, T, head_dim], transposed.
     q = torch.from_numpy(random.standard_normal((shape.query_heads, total, geometry.head_dim), dtype=np.float32))
@@ -90,11 +94,11 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
     cache.
     """
     geometry, device = shape.geometry, torch.device(shape.device)
-    count, dtype = pages_for(context + 1, geometry.page_size), TORCH_DTYPES[geometry.dtype]
+    count, dtype = pages_for(context + 1, geometry.page_size), TORCH_DTYPES[shape.computed_dtype]
     pages = np.arange(rows * count, dtype=np.int32).reshape(rows, count)
     segments = tuple(Segment(1, context, each) for each in pages)
-    sizes = (2, rows * count, geometry.page_size, geometry.kv_heads, geometry.head_dim)
-    k, v = torch.zeros(sizes, dtype=dtype, device=device)
+    kind, width = kept_as(geometry)
+    k, v = torch.zeros((2, rows * count, geometry.page_size, geometry.kv_heads, width), dtype=kind, device=device)
     q = torch.zeros((rows, shape.query_heads, geometry.head_dim), dtype=dtype, device=device)
     return Step(q, k, v, segments, paged_tensors(segments, geometry.page_size, device))
 
@@ -108,7 +112,7 @@ def kinds(shape: ServedShape) -> list[dict[str, Any]]:
     sinks: list[torch.Tensor | None] = [None]
     if shape.has_sinks:  # Some layers of a model may have none.
         spread = torch.linspace(-3.0, 6.0, shape.query_heads)
-        sinks.append(spread.to(TORCH_DTYPES[shape.geometry.dtype]).to(torch.device(shape.device)))
+        sinks.append(spread.to(TORCH_DTYPES[shape.computed_dtype]).to(torch.device(shape.device)))
     return [
         {"window": window, "softcap": shape.softcap or None, "chunk": chunk, "sinks": each}
         for window, chunk in bounds
@@ -134,7 +138,7 @@ def expected(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
-    k, v = (half.cpu().flatten(0, 1) for half in (step.k, step.v))
+    k, v = (values_of(half, step.q.shape[2]).cpu().flatten(0, 1) for half in (step.k, step.v))
     page_size, kv_heads = step.k.shape[1], step.k.shape[2]
     q = step.q.cpu().double().reshape(len(step.q), kv_heads, -1, step.q.shape[2])
     parts, first = [], 0
@@ -156,6 +160,11 @@ def expected(
         parts.append(torch.einsum("tkgn,nkd->tkgd", weights, v[slots].double()).flatten(1, 2))
         first += segment.rows
     return torch.cat(parts)
+
+
+def values_of(kept: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return what a pool, or a part of one, stands for: [..., head_dim]."""
+    return from_float8(kept, head_dim, torch.float32) if kept.dtype == torch.uint8 else kept
 
 
 def compare(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:

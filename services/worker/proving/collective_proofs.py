@@ -22,7 +22,7 @@ def prove_collectives(shape: ServedShape) -> Speed | None:
     device = torch.device(shape.device)
     store = separate_store("proof", join_store(shape.store_port, JOIN_SECONDS))
     group = Collectives.join(store, shape.rank, shape.ranks, device, JOIN_SECONDS)
-    for dtype in (torch.float32, getattr(torch, shape.geometry.dtype)):
+    for dtype in (torch.float32, getattr(torch, shape.computed_dtype)):
         # Small integers, which every type has exactly, whatever the order of the sum.
         values = torch.arange(64, dtype=dtype).remainder(7)
         found = group.sum((values * (shape.rank + 1)).to(device))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from services.worker.kv.device_pool import TORCH_DTYPES
+from services.worker.kv.float8 import to_float8
 from services.worker.proving.cases import compare, compare_bytes, seconds_of
 from services.worker.proving.table import ServedShape, Speed
 
@@ -31,7 +32,7 @@ def prove_fused(shape: ServedShape) -> Speed | None:
 def _random(shape: ServedShape, *sizes: int, seed: int) -> torch.Tensor:
     """Return normal numbers on the device, in the model's type."""
     numbers = torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
-    return numbers.to(TORCH_DTYPES[shape.geometry.dtype]).to(shape.device)
+    return numbers.to(TORCH_DTYPES[shape.computed_dtype]).to(shape.device)
 
 
 def _width(shape: ServedShape) -> int:
@@ -70,6 +71,8 @@ def _prove_rotation(kernels: Any, shape: ServedShape, *, has_norms: bool, is_wri
     positions = torch.randint(64, (ROWS,), generator=random)
     pages = 2 * (ROWS // page_size + 1)
     k_pool, v_pool = (_random(shape, pages, page_size, heads[1], 2 * half, seed=seed) for seed in (7, 8))
+    if geometry.is_rounded:
+        k_pool, v_pool = to_float8(k_pool), to_float8(v_pool)
     slots = torch.randperm(pages * page_size, generator=random)[:ROWS]
     slots[4] = -1
     weights = [_random(shape, 2 * half, seed=seed) for seed in (9, 10)] if has_norms else []
@@ -96,7 +99,8 @@ def _prove_rotation(kernels: Any, shape: ServedShape, *, has_norms: bool, is_wri
     written = slots >= 0
     for pool, old, at in ((k_pool, before[0], heads[0]), (v_pool, before[1], heads[0] + heads[1])):
         if is_written:
-            old.flatten(0, 1)[slots[written]] = found[:, at : at + heads[1]].cpu()[written]
+            new = found[:, at : at + heads[1]].cpu()[written]
+            old.flatten(0, 1)[slots[written]] = to_float8(new) if geometry.is_rounded else new
         compare_bytes(pool, old, "K and V in their slots")
 
 
@@ -106,7 +110,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _speed(kernels: Any, shape: ServedShape) -> Speed | None:
-    x = torch.zeros((SPEED_ROWS, _width(shape)), dtype=TORCH_DTYPES[shape.geometry.dtype], device=shape.device)
+    x = torch.zeros((SPEED_ROWS, _width(shape)), dtype=TORCH_DTYPES[shape.computed_dtype], device=shape.device)
     delta, out, weight = torch.zeros_like(x), torch.empty_like(x), x[0].clone()
     spent = seconds_of(lambda: kernels.add_rms_norm(x, delta, weight, EPS, out), shape.device)
     return None if spent is None else Speed(value=4 * x.nbytes / spent / 1e9, unit="GB/s")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from services.worker.engine.cuda_capture import Capture, CudaCapture
-from services.worker.proving.cases import compare, expected, kinds, make_step, seconds_of
+from services.worker.kv.float8 import to_float8
+from services.worker.proving.cases import compare, expected, kinds, make_step, seconds_of, values_of
 from services.worker.proving.table import ServedShape, Speed
 
 SEGMENTS = ((1, 0), (1, 300), (1, 1100))
@@ -34,7 +35,8 @@ def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
         [int(each.pages[each.context // page_size]) * page_size + each.context % page_size for each in step.segments],
         device=step.q.device,
     )
-    rows = [step.k.flatten(0, 1)[slots], step.v.flatten(0, 1)[slots]]
+    head_dim = step.q.shape[2]
+    rows = [values_of(half.flatten(0, 1)[slots], head_dim).to(step.q.dtype) for half in (step.k, step.v)]
     q, out = step.q.clone(memory_format=torch.contiguous_format), torch.empty_like(step.q)
 
     @torch.inference_mode()
@@ -46,12 +48,12 @@ def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
     graph = capture.graph_of(run)
     q.copy_(other.q)
     for mine, theirs in zip(rows, (other.k, other.v), strict=True):
-        mine.copy_(theirs.flatten(0, 1)[slots].nan_to_num(nan=0.5))
+        mine.copy_(values_of(theirs.flatten(0, 1)[slots], head_dim).nan_to_num(nan=0.5))
     out.zero_()
     graph.replay()
     found = out.clone()
     for half, mine in zip((step.k, step.v), rows, strict=True):
-        half.flatten(0, 1)[slots] = mine
+        half.flatten(0, 1)[slots] = to_float8(mine) if half.dtype == torch.uint8 else mine
     step.q.copy_(q)
     compare(found, expected(step, **settings), "a replayed graph of attention")
     spent = seconds_of(graph.replay, shape.device, rounds=10)

@@ -14,7 +14,7 @@ import torch
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.parallel.division import Share, head_dim_of, kv_heads_of
 from services.worker.proving.table import ServedShape
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import FLOAT8, KvDtype, KvGeometry
 
 WHOLE = Share(0, 1)
 
@@ -29,14 +29,17 @@ def expected_shape(
     device: str | torch.device,
     share: Share = WHOLE,
     store_port: int = 0,
+    kv_dtype: KvDtype = "auto",
 ) -> ServedShape:
-    """Return what a model of ``config`` computes in one process; ``windows`` and ``chunks`` are those of its layers."""
+    """Return what a model of ``config`` computes in one process; ``windows`` and ``chunks`` are of its layers, and
+    ``kv_dtype`` is as workers have it.
+    """
     geometry = KvGeometry(
         layers=len(windows),
         kv_heads=len(share.kv_heads(kv_heads_of(config))),
         head_dim=head_dim_of(config),
         page_size=page_size,
-        dtype=DTYPE_NAMES[dtype],
+        dtype=FLOAT8 if kv_dtype == "fp8" else DTYPE_NAMES[dtype],
     )
     return ServedShape(
         device=str(device),
@@ -48,4 +51,5 @@ def expected_shape(
         rank=share.rank,
         ranks=share.ranks,
         store_port=store_port,
+        dtype=DTYPE_NAMES[dtype] if geometry.is_rounded else "",
     )

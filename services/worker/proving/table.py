@@ -27,6 +27,12 @@ class ServedShape(Message, frozen=True):
     rank: int = 0  # Of a group, and how many it has, and where they find one another (``parallel.collectives``).
     ranks: int = 1
     store_port: int = 0
+    dtype: str = ""  # In which K and V are computed, where that is not how the pool holds them.
+
+    @property
+    def computed_dtype(self) -> str:
+        """The data type of activations."""
+        return self.dtype or self.geometry.dtype
 
 
 class Speed(Message, frozen=True):

@@ -73,6 +73,10 @@ class KvProjection:
             raise HiddenStatesUnsupported(f"{type(runner.model).__name__} attends by code of its own")
         if not runner.pool.planes.is_identity:
             raise HiddenStatesUnsupported(f"pages hold {runner.pool.planes.contents}, which nothing restores")
+        if runner.geometry.is_rounded:
+            raise HiddenStatesUnsupported(
+                "pages hold K and V rounded to eight bits, which load faster than they restore"
+            )
         self._pool = runner.pool
         self.inputs = AttentionInputs(runner.model, runner.geometry.layers)
         self._rotary = getattr(runner.model.base_model, "rotary_emb", None)

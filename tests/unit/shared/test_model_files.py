@@ -39,6 +39,20 @@ def test_equal_files_have_equal_fingerprints_wherever_they_lie(model_dir: Path, 
     assert len(bytes.fromhex(model_files.fingerprint(copy))) == 16
 
 
+def test_rounded_kv_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
+    """In exact mode and out of it."""
+    settings: list[dict[str, Any]] = [
+        {},
+        {"is_exact": True},
+        {"kv_dtype": "fp8"},
+        {"is_exact": True, "kv_dtype": "fp8"},
+    ]
+
+    found = {model_files.fingerprint(model_dir, **each) for each in settings}
+
+    assert len(found) == len(settings)
+
+
 def test_exact_mode_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
     """So its KV is kept apart."""
     assert model_files.fingerprint(model_dir, is_exact=True) != model_files.fingerprint(model_dir)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.worker.engine.fused.choice import ForwardPath
 from services.worker.engine.model_runner import ModelRunner
+from shared.messages.pools import KvDtype
 
 LoadRunner = Callable[..., ModelRunner]
 
@@ -24,6 +25,7 @@ def runners_of(checkpoint: Callable[[str], Path], shm_prefix: str) -> Iterator[L
         tokens: int = 1024,
         dtype: str = "auto",
         forward: ForwardPath = "auto",
+        kv_dtype: KvDtype = "auto",
     ) -> ModelRunner:
         runner = ModelRunner.load(
             checkpoint(family),
@@ -35,6 +37,7 @@ def runners_of(checkpoint: Callable[[str], Path], shm_prefix: str) -> Iterator[L
             threads=1,
             shm_prefix=shm_prefix,
             forward=forward,
+            kv_dtype=kv_dtype,
         )
         runners.append(runner)
         return runner

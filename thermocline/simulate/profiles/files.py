@@ -77,10 +77,11 @@ def _load(name_or_path: str, folder: Path, kind: str, struct: type[T], contradic
 def _faults(document: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> list[str]:
     """Every missing, unknown and malformed field, sections included."""
     hints = get_type_hints(struct, include_extras=True)
+    optional = {field.name for field in msgspec.structs.fields(struct) if not field.required}
     faults = [f"{prefix}{name}: unknown field" for name in document if name not in hints]
     for name, kind in hints.items():
         if name not in document:
-            faults.append(f"{prefix}{name}: missing")
+            faults += [] if name in optional else [f"{prefix}{name}: missing"]
             continue
         value = document[name]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.pools import DTYPE_BYTES, FLOAT8, KvDtype, KvGeometry
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -26,6 +26,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parameters: Count  # All of them, embeddings included.
     tied_embeddings: bool  # The output matrix is the embedding matrix.
     dtype: Literal["float32", "bfloat16", "float16"]
+    kv_dtype: KvDtype = "auto"  # As workers have it.
 
     @property
     def dtype_bytes(self) -> int:
@@ -48,7 +49,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def kv_token_bytes(self) -> int:
         """KV of one token: all layers, K and V."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
+        return self.geometry(1).token_bytes
 
     def geometry(self, page_size: int) -> KvGeometry:
         """Return the geometry that workers of this model announce."""
@@ -57,7 +58,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             page_size=page_size,
-            dtype=self.dtype,
+            dtype=FLOAT8 if self.kv_dtype == "fp8" else self.dtype,
         )
 
 

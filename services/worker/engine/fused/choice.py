@@ -82,7 +82,7 @@ def fuse(
     try:
         family = describe(model, windows)
         has_codes = any(codes_of(module) is not None for module in model.modules())
-        kernels = FusedKernels(family.dtype, has_codes=has_codes)
+        kernels = FusedKernels(family.dtype, has_codes=has_codes, is_rounded=pool.geometry.is_rounded)
         if path == "auto" and not kernels.are_tuned:
             raise KernelsUnavailable("fused kernels were not measured on processors with these instructions")
     except (NotOfTheFamily, KernelsUnavailable) as error:

@@ -74,11 +74,29 @@ def test_a_limit_finer_than_the_run_is_not_passed(capsys: pytest.CaptureFixture[
     assert "points" in capsys.readouterr().err
 
 
+def test_kv_of_eight_bits_is_judged_over_whole_prefixes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The gate is of the model with such KV, and of nothing that parts of prefixes have."""
+    gate = tmp_path / "gate.json"
+    line = ["--model", str(MODEL), "--threads", "1", "--questions", "24", "--document-tokens", "300"]
+
+    assert main([*line, "--json", "--kv-dtype", "fp8", "--max-drop", "10", "--gate", str(gate)]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    (figure,) = found["methods"]
+    assert (figure["method"], figure["ratio"], figure["read"]) == ("kv_fp8", 1.0, 1.0)
+    assert 0.0 < abs(figure["nats_lost"]) < 0.2
+    assert found["deviation_nats"] < 0.05
+    measured = read_gate(gate)
+    assert (measured.method, measured.model) == ("kv_fp8", fingerprint(MODEL, kv_dtype="fp8"))
+    assert [one.passed for one in measured.ratios] == [True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--task", "no-such-task.json"], "cannot read the task"),
         (["--methods", "best"], "no method 'best'"),
+        (["--kv-dtype", "fp8"], "compares whole prefixes, and --methods, --ratios are of parts"),
         (["--ratios", "half"], "must be numbers"),
         (["--ratios", "0"], "above 0"),
         (["--ratios", "0.5,0.5"], "given twice"),

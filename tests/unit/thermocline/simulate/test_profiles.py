@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shared.errors import ConfigError
@@ -121,3 +122,15 @@ def test_what_is_no_toml_is_refused(tmp_path: Path, content: bytes) -> None:
         load_model(str(path))
     with pytest.raises(ConfigError, match=r"cannot read"):
         load_model(str(tmp_path / "missing.toml"))
+
+
+def test_a_model_with_kv_of_eight_bits_has_the_pages_that_workers_announce() -> None:
+    """A profile need not say so; KV then takes what it takes in the model's own type."""
+    plain = load_model("llama-3.1-8b")
+
+    rounded = msgspec.structs.replace(plain, kv_dtype="fp8")
+
+    assert plain.kv_dtype == "auto"
+    assert plain.kv_token_bytes == 128 * 1024
+    assert rounded.kv_token_bytes == rounded.geometry(16).token_bytes == 2 * 32 * 8 * (128 + 4)
+    assert rounded.weight_bytes == plain.weight_bytes

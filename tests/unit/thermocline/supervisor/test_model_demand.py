@@ -35,6 +35,7 @@ def test_a_checkpoint_tells_what_it_takes(model: Path) -> None:
 def test_another_type_takes_more(model: Path) -> None:
     """Weights in half precision become twice as large in float32, and so does KV."""
     assert demand_of(model, "float32") == ModelDemand(600, 2 * 2 * 4 * 8 * 4, 512, 4)
+    assert demand_of(model, "float32", "fp8") == ModelDemand(600, 2 * 2 * 4 * (8 + 4), 512, 4)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def decode_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Run the test with the compiled attention kernels and without: prefill's is never used without decode's."""
     if request.param == "portable":
         monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda *_: None)
+        monkeypatch.setattr("services.worker.engine.cpu_attention.compile_extend", lambda *_, **__: None)
     return str(request.param)
 
 

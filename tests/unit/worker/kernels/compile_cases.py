@@ -27,6 +27,7 @@ from services.worker.kernels.exact.attention import paged_attention as exact_att
 from services.worker.kernels.exact.matmul import matmul
 from services.worker.kernels.exact.rows import layer_norm, log_softmax, mean
 from services.worker.kernels.row_checksums import check_rows, constants_on, sums_for
+from services.worker.kv.float8 import to_float8
 from services.worker.kv.page_memory import PageLayout
 from shared.messages.pools import KvGeometry
 
@@ -49,9 +50,10 @@ def attention(
     chunk: int | None = None,
     *,
     has_sinks: bool = False,
+    is_rounded: bool = False,
 ) -> None:
     """A prompt beside a long decode, and a short decode alone: both kernels, with and without joined splits."""
-    pool = torch.empty((4, page_size, kv_heads, head_dim), dtype=dtype)
+    pool = _pool(dtype, 4, page_size, kv_heads, head_dim, is_rounded=is_rounded)
     table = np.zeros(8192, dtype=np.int32)
     for segments in ([Segment(100, 28, table), Segment(1, 8000, table)], [Segment(1, 99, table)]):
         rows = sum(segment.rows for segment in segments)
@@ -62,9 +64,18 @@ def attention(
         attend(query, pool, pool, paged, scaling=0.1, window=window, softcap=softcap, chunk=chunk, sinks=sinks)
 
 
-def shared_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
+def _pool(
+    dtype: torch.dtype, pages: int, page_size: int, kv_heads: int, head_dim: int, *, is_rounded: bool
+) -> torch.Tensor:
+    pool = torch.empty((pages, page_size, kv_heads, head_dim), dtype=dtype)
+    return to_float8(pool) if is_rounded else pool
+
+
+def shared_attention(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int, *, is_rounded: bool = False
+) -> None:
     """Decode rows behind one document, which is read once for all of them."""
-    pool = torch.empty((4, page_size, kv_heads, head_dim), dtype=dtype)
+    pool = _pool(dtype, 4, page_size, kv_heads, head_dim, is_rounded=is_rounded)
     table = np.zeros(8192, dtype=np.int32)
     segments = [Segment(1, context, table) for context in (8000, 8100, 8191, 8050)]
     query = torch.empty((1, heads, len(segments), head_dim), dtype=dtype)[0].transpose(0, 1)
@@ -72,10 +83,10 @@ def shared_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     paged_attention(query, pool, pool, paged, scaling=0.1, window=None, softcap=None)
 
 
-def write(dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
+def write(dtype: torch.dtype, kv_heads: int, head_dim: int, *, is_rounded: bool = False) -> None:
     """K and V of a step's rows, written into the pool."""
     rows = torch.empty((3, kv_heads, head_dim), dtype=dtype)
-    pool = torch.empty((4, 16, kv_heads, head_dim), dtype=dtype)
+    pool = _pool(dtype, 4, 16, kv_heads, head_dim, is_rounded=is_rounded)
     kv_write(rows, rows, pool, pool, torch.zeros(3, dtype=torch.int64))
 
 
@@ -113,11 +124,11 @@ def gate(dtype: torch.dtype, width: int) -> None:
     silu_mul(torch.empty((3, 2 * width), dtype=dtype))
 
 
-def rotate(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+def rotate(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, *, is_rounded: bool = False) -> None:
     """With norms and without, into the pool and not."""
     qkv = torch.empty((3, (heads + 2 * kv_heads) * head_dim), dtype=dtype)
     angles, weight = torch.empty((64, head_dim // 2), dtype=dtype), torch.empty(head_dim, dtype=dtype)
-    pool = torch.empty((4, 16, kv_heads, head_dim), dtype=dtype)
+    pool = _pool(dtype, 4, 16, kv_heads, head_dim, is_rounded=is_rounded)
     positions = torch.zeros(3, dtype=torch.int64)
     for norms in (None, (weight, weight, 1e-6)):
         for into in (None, (pool, pool, positions)):
@@ -174,6 +185,12 @@ CASES: dict[str, Callable[[], None]] = {
             ("fp32", FP32, 32, 32, 128),
         )
     },
+    "fp8 attention bf16 32/8x128 page 16": partial(attention, paged_attention, BF16, 32, 8, 128, 16, is_rounded=True),
+    "fp8 attention bf16 14/2x64 page 1": partial(attention, paged_attention, BF16, 14, 2, 64, 1, is_rounded=True),
+    "fp8 attention fp32 8/8x256 page 16": partial(attention, paged_attention, FP32, 8, 8, 256, 16, is_rounded=True),
+    "fp8 shared attention bf16 32/8x128 page 16": partial(shared_attention, BF16, 32, 8, 128, 16, is_rounded=True),
+    "fp8 rotate bf16 32/8x128": partial(rotate, BF16, 32, 8, 128, is_rounded=True),
+    "fp8 write bf16 8x128": partial(write, BF16, 8, 128, is_rounded=True),
     "exact attention bf16 32/8x128 page 16": partial(attention, exact_attention, BF16, 32, 8, 128, 16),
     "exact attention bf16 8/4x256 page 64, window, softcap": partial(
         attention, exact_attention, BF16, 8, 4, 256, 64, 4096, 50.0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.kv.float8 import to_float8
 from tests.unit.worker.kernels import oracles
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -57,6 +58,23 @@ def rope_write(heads: tuple[int, int], head_dim: int, dtype: str, has_norms: boo
         left.append(tuple(mine))
     names = ("qkv", "k_pool", "v_pool")
     return _pairs(names, *left) | {"k_before": (k_pool.float().numpy(), k_pool.float().numpy())}
+
+
+def rope_write_rounded(heads: tuple[int, int], head_dim: int, dtype: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What pools of eight bits have after the write, and what torch keeps of the step's own rotated rows."""
+    query_heads, kv_heads = heads
+    slots = torch.tensor([11, 0, 5, -1, 6])
+    qkv, angles = _random(dtype, (len(slots), (query_heads + 2 * kv_heads) * head_dim), (50, head_dim // 2))
+    cosines, sines = angles.float().cos().to(angles.dtype), angles.float().sin().to(angles.dtype)
+    pools = [to_float8(torch.full((3, 4, kv_heads, head_dim), 7.0)) for _ in range(2)]
+    expected = [pool.clone() for pool in pools]
+    _kernels().rope_write(
+        qkv, torch.tensor([0, 49, 7, 7, 13]), cosines, sines, (*pools, slots), heads=heads, norms=None
+    )  # fmt: skip
+    rows = torch.split(qkv.view(len(slots), -1, head_dim)[:, query_heads:], kv_heads, dim=1)
+    for pool, mine in zip(expected, rows, strict=True):
+        pool.flatten(0, 1)[slots[slots >= 0]] = to_float8(mine)[slots >= 0]
+    return [(found.numpy(), pool.numpy()) for found, pool in zip(pools, expected, strict=True)]
 
 
 def _kernels() -> Any:

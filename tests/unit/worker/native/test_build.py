@@ -37,7 +37,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def fused(mirrors: dict[str, type[ctypes.Structure]]) -> ctypes.CDLL:
-    return load("fused", ["-fopenmp"], {"LANES": 16, "BFLOAT16": 0}, mirrors)
+    return load("fused", ["-fopenmp"], {"LANES": 16, "BFLOAT16": 0, "ROUNDED": 0}, mirrors)
 
 
 def mirror(**fields: type) -> type[ctypes.Structure]:

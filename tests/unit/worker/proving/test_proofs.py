@@ -29,7 +29,7 @@ from services.worker.proving.memory_proofs import prove_mover
 from services.worker.proving.part import Part, Way, WrongResult
 from services.worker.proving.table import ProofTable, ServedShape, Speed
 from shared.memory import unlink_all
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import FLOAT8, KvGeometry
 
 INTERPRETED = "tests.unit.worker.proving.interpreted_parts"
 
@@ -39,6 +39,11 @@ SHAPE = ServedShape(
     geometry=KvGeometry(layers=2, kv_heads=2, head_dim=16, page_size=16, dtype="float32"),
     query_heads=4,
     windows=(0, 64),
+)
+
+
+ROUNDED = msgspec.structs.replace(
+    SHAPE, geometry=msgspec.structs.replace(SHAPE.geometry, dtype=FLOAT8), dtype="float32"
 )
 
 
@@ -86,6 +91,21 @@ def test_every_kernel_of_a_worker_passes_its_proof(interpreted: ProofTable, part
     assert interpreted.way(part) == way
     assert [each.way for each in interpreted.lost() if not each.is_absent] == []
     assert [each.way for each in interpreted.lost()] == [parts.FLASHINFER]
+
+
+def test_every_kernel_passes_its_proof_over_rounded_kv() -> None:
+    """The same with K and V of eight bits, which FlashInfer does not read."""
+    table = _interpreted("PARTS", ROUNDED)
+
+    assert [each.way for each in table.lost()] == [parts.FLASHINFER]
+    assert table.way(parts.ATTENTION) == "triton"
+    assert table.way(parts.FUSED) == "fused"
+    assert table.way(parts.MOVER) == "gpu_assisted"
+
+
+def test_attention_in_torch_reads_rounded_kv() -> None:
+    """What serves where no kernel does."""
+    prove_torch_attention(ROUNDED)
 
 
 def test_all_movers_are_proven(interpreted: ProofTable) -> None:

@@ -1,0 +1,32 @@
+"""What a quality gate says of KV that is kept in eight bits. The file is read once, at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.errors import ConfigError
+from shared.quality_gate import KV_METHOD, QualityGate, read_gate, require
+
+
+def read_kv_gate(path: Path) -> QualityGate:
+    """Return the gate in ``path``, of any model. Raises ConfigError for none, another kind or a failed one."""
+    gate = read_gate(path)
+    if gate.method != KV_METHOD:
+        raise ConfigError(
+            f"{path}: the gate is of the method {gate.method}, and not of KV of eight bits; "
+            "make one with thermocline eval --kv-dtype fp8"
+        )
+    for one in gate.ratios:
+        if not one.passed:
+            raise ConfigError(
+                f"{path}: with KV of eight bits the model lost {one.drop_points:.2f} ± {one.standard_error_points:.2f} "
+                f"points of accuracy on {gate.task}, and the limit is {gate.max_drop_points:g}"
+            )
+    if not gate.ratios:
+        raise ConfigError(f"{path}: nothing was measured on {gate.task}")
+    return gate
+
+
+def require_kv(gate: QualityGate, *, model: str) -> None:
+    """Raise ConfigError unless ``gate`` is of the model with this fingerprint, which is of KV of eight bits."""
+    require(gate, model=model, ratio=1.0)
