@@ -54,7 +54,7 @@ async def test_the_past_is_drawn_from_requests(browser: Browser) -> None:
         stand_in.requests = [explanation(n, ttft_ms=10.0 * (n + 1), created_ms=now_ms - 20_000 * n) for n in range(9)]
         await unlock(page, stand_in)
 
-        await expect(page.locator("svg.chart")).to_have_count(2)
+        await expect(page.locator("svg.chart")).to_have_count(4)
         await expect(page.locator(".figure b").nth(2)).to_have_text("90 %")
         await expect(page.locator(".figure b").nth(3)).to_have_text("50.0 ms")
         label = await page.locator("svg.chart").nth(1).get_attribute("aria-label")
