@@ -45,10 +45,7 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     method = quantisation(load_config(model_dir))
     if method is not None:
         raise UnsupportedModel(f"{model_dir} is quantised with {method}, and ranks read unquantised weights only")
-    with _MAKING, no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
-        )
+    model = _empty(config, share, kind)
     model.tie_weights()
     check_forward(model)
     plan = DivisionPlan(model)
@@ -59,6 +56,21 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     model.eval().requires_grad_(False)
     return model.to(device)
+
+
+def has_sinks(config: Any, share: Share) -> bool:
+    """Whether layers of a model of ``config`` have attention sinks, which its modules show without weights."""
+    with torch.device("meta"):
+        model = _empty(config, share, torch.float32)
+    return any(name.endswith(".sinks") for name, _ in model.named_parameters())
+
+
+def _empty(config: Any, share: Share, kind: torch.dtype) -> Any:
+    """A model as large as this rank's share, whose weights are undefined."""
+    with _MAKING, no_init_weights():
+        return AutoModelForCausalLM.from_config(
+            config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
+        )
 
 
 def dtype_of(config: Any, dtype: str) -> torch.dtype:
@@ -137,19 +149,26 @@ def _part(
     module, _, kind = name.rpartition(".")
     style = "colwise" if head and module == head else plan.style(name) or plan.style(module)
     shape = stored.shape
-    if style == "rowwise" and kind == "bias":
+    if style == "once" or (style == "rowwise" and kind == "bias"):
         # Outputs are summed, so one rank alone adds it.
         return (stored.whole() if share.rank == 0 else torch.zeros(mine)) if shape == mine else None
     if style == "summed":
         return None  # What every rank has whole, such as biases of experts, would be summed as well.
     if style is None or len(shape) != len(mine):
         return stored.whole() if shape == mine else None
-    dim = -1 if style.endswith("rowwise") or len(shape) == 1 else -2
+    dim = _divided_dim(name, style, len(shape))
     others = [(size, own) for at, (size, own) in enumerate(zip(shape, mine, strict=True)) if at != len(shape) + dim]
     parts = _parts(style, shape[dim], mine[dim], config, share)
     if not parts or sum(map(len, parts)) != mine[dim] or any(size != own for size, own in others):
         return None
     return stored.read(dim, parts)
+
+
+def _divided_dim(name: str, style: Style, dims: int) -> int:
+    """The dimension, from the end, in which a tensor of this style is divided."""
+    if style in ("rowwise", "packed_rowwise", "transposed_colwise") or dims == 1 or name.endswith("_bias"):
+        return -1
+    return -2
 
 
 def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> list[range]:

@@ -4,9 +4,10 @@ The plan names modules by patterns, and of experts the weights themselves. ``col
 the weight. ``rowwise``: it has some input columns, and outputs are summed. ``packed_colwise`` and ``packed_rowwise``:
 two weights lie one after the other along the dimension that is divided, and a rank has the same part of both.
 ``summed``: a module, such as the experts of a layer, whose weights are divided inside, and whose output is summed as a
-whole. ``qkv``: rows of queries, of keys and of values follow one another, and a rank has those of its heads. A module
-without an entry is whole in every rank. Other styles join what was divided in the middle of a layer, which needs
-collectives of their own: models that have them are refused.
+whole. ``qkv``: rows of queries, of keys and of values follow one another, and a rank has those of its heads.
+``transposed_colwise`` and ``transposed_rowwise``: likewise of weights that lie the other way round. ``once``: one rank
+has it, and the others have zeros. A module without an entry is whole in every rank. Other styles join what was divided
+in the middle of a layer, which needs collectives of their own: models that have them are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import Any, Literal
 
 from shared.errors import UnsupportedModel
 
-Style = Literal["colwise", "rowwise", "packed_colwise", "packed_rowwise", "qkv", "summed"]
+Style = Literal[
+    "colwise",
+    "rowwise",
+    "packed_colwise",
+    "packed_rowwise",
+    "qkv",
+    "summed",
+    "transposed_colwise",
+    "transposed_rowwise",
+    "once",
+]
 
 _DIVIDED: dict[str, Style] = {
     "colwise": "colwise",
@@ -36,6 +47,7 @@ _COMMON: dict[str, str] = {
     "layers.*.self_attn.v_proj": "colwise",
     "layers.*.self_attn.gate_proj": "colwise",
     "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.self_attn.sinks": "colwise",
     **{
         f"layers.*.{name}.{projection}": style
         for name in ("mlp", "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
@@ -54,9 +66,23 @@ _FUSED: dict[str, tuple[str, Style]] = {
 weights is contiguous, so that nothing has to be joined.
 """
 
-_WHOLE = ("replicated_with_grad_allreduce", "embedding_rowwise")
+_OURS: dict[str, dict[str, Style]] = {
+    "gpt_oss": {
+        # Gate and up alternate, so a contiguous part of the columns has both.
+        "layers.*.mlp.experts.gate_up_proj": "transposed_colwise",
+        "layers.*.mlp.experts.gate_up_proj_bias": "colwise",
+        "layers.*.mlp.experts.down_proj": "transposed_rowwise",
+        "layers.*.mlp.experts.down_proj_bias": "once",
+        "layers.*.mlp.experts": "summed",
+    },
+}
+"""Plans of ours by model type, where the library has none that is served here. Every type has a test
+(``tests/unit/worker/parallel/test_kinds.py``), because nothing at the start of a group shows that it is wrong.
+"""
+
+_WHOLE = ("replicated_with_grad_allreduce", "embedding_rowwise", "local_params")
 """Styles of what is whole in every rank here. Embeddings are only read, a row a token: dividing them saves memory, and
-costs a sum over ranks in every step.
+costs a sum over ranks in every step. The parameters of a module with *local* ones have entries of their own.
 """
 
 
@@ -65,12 +91,15 @@ class DivisionPlan:
 
     def __init__(self, model: Any) -> None:
         """Raises UnsupportedModel when the model has none, or one with styles that are not served."""
-        name = type(model).__name__
+        name, ours = type(model).__name__, _OURS.get(model.config.model_type)
         declared: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
-        if not declared:
+        if not declared and ours is None:
             raise UnsupportedModel(f"{name} does not say how it divides among ranks")
-        styles = {pattern: _style(pattern, style, declared) for pattern, style in (_COMMON | declared).items()}
-        odd = [f"{pattern} ({declared[pattern]})" for pattern, style in styles.items() if style == "refused"]
+        styles: dict[str, Style | Literal["refused"] | None] = {
+            pattern: _style(pattern, style, declared) for pattern, style in (_COMMON | declared).items()
+        }
+        styles |= ours or {}
+        odd = [f"{pattern} ({declared.get(pattern)})" for pattern, style in styles.items() if style == "refused"]
         if odd:
             raise UnsupportedModel(f"{name} has modules that are not divided among ranks here: {', '.join(odd)}")
         prefix = model.base_model_prefix

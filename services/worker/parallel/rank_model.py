@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
@@ -23,7 +24,7 @@ from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, kv_heads_of
-from services.worker.parallel.loading import connect, dtype_of, load_share
+from services.worker.parallel.loading import connect, dtype_of, has_sinks, load_share
 from services.worker.parallel.orders import StartRank
 from services.worker.parallel.rank_restoring import RankRestoring
 from services.worker.proving.device import prove_device
@@ -79,7 +80,7 @@ class RankModel:
         """What :meth:`join` will find, by the configuration. Raises ConfigError where the model does not divide."""
         start, config = self._start, self.config
         check_divisible(config, start.ranks)
-        return expected_shape(
+        shape = expected_shape(
             config,
             expected_windows(config),
             dtype=dtype_of(config, start.dtype),
@@ -88,6 +89,7 @@ class RankModel:
             share=self.share,
             store_port=start.store_port,
         )
+        return msgspec.structs.replace(shape, has_sinks=has_sinks(config, self.share))
 
     def join(self, store: Any, *, through_host: bool = False) -> None:
         """Meet the other ranks and run two tokens through the model. Raises TransportError, UnsupportedModel."""
