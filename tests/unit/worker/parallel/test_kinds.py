@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from services.worker.engine.model_runner import ModelRunner
 from services.worker.parallel.division import Share
 from services.worker.parallel.loading import has_sinks, load_share
 from shared.memory import unlink_all
 from tests.checkpoints import make_checkpoint
+from tests.state_checkpoints import make_state_checkpoint
 from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of
-from tests.unit.worker.parallel.test_group import check_tokens, segments
+from tests.unit.worker.parallel.test_group import check_host_prefix, check_tokens, segments
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,6 +51,51 @@ def test_ranks_with_sinks_answer_as_one_does(ranks: int, tmp_path: Path) -> None
         check_tokens(group, model)
 
     assert not segments()
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("mla", 4), ("gemma4", 2), ("gemma4_padded", 4), ("mimo", 2)])
+def test_ranks_whose_layers_are_not_alike_answer_as_one_does(family: str, ranks: int, tmp_path: Path) -> None:
+    """Each keeps all latents, and of K and V its heads; prefixes come from the device and from host memory."""
+    model = make_checkpoint(family, tmp_path / "model")
+
+    with group_of(model, ranks) as group:
+        assert not group.pool.planes.is_identity
+        check_tokens(group, model)
+        check_host_prefix(group)
+
+    assert not segments()
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("qwen3_next", 2), ("bamba", 4), ("lfm2", 2), ("falcon_h1", 2)])
+def test_ranks_whose_layers_carry_states_answer_as_one_does(family: str, ranks: int, tmp_path: Path) -> None:
+    """Each carries all states, and attends with its heads."""
+    model = make_state_checkpoint(family, tmp_path / "model")
+
+    with group_of(model, ranks) as group:
+        check_tokens(group, model)
+        check_host_prefix(group)
+
+    assert not segments()
+
+
+def test_where_nobody_chose_a_page_is_as_large_as_with_one_rank(tmp_path: Path) -> None:
+    """Chunks of a group are those of single workers."""
+    model = make_state_checkpoint("qwen3_next", tmp_path / "model")
+
+    with group_of(model, 2, page_size=0) as group:
+        single = ModelRunner.load(
+            model,
+            dtype="float32",
+            device="cpu",
+            page_size=0,
+            device_kv_bytes=None,
+            pages=32,
+            threads=1,
+            shm_prefix=SHM_PREFIX,
+        )
+        assert group.geometry == single.geometry
+        assert group.pool.planes == single.pool.planes
+        single.close()
 
 
 def test_each_rank_has_the_sinks_of_its_heads(tmp_path: Path) -> None:
