@@ -50,7 +50,9 @@ def main() -> None:
     chosen = [name for name in options.types.split(",") if name]
     names = chosen or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *composite})
     if options.ranks > 1 and not chosen:
-        names = [name for name, row in _by_one_rank().items() if row["outcome"] == "served"]
+        # A text part is a type of its own.
+        served = [name for name, row in _by_one_rank().items() if row["outcome"] == "served"]
+        names = sorted(set(served) - set(composite))
     with ThreadPoolExecutor(options.jobs) as trials:
         row = partial(_row, composite=composite, seed=options.seed, cpu_s=options.cpu_s, ranks=options.ranks)
         rows = dict(zip(names, trials.map(row, names), strict=True))
