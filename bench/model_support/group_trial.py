@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -68,24 +69,29 @@ class _Forked:
 
     pid: int
     code: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, timeout: float | None = None) -> int:
         """See the protocol."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.code is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                self.code = os.waitstatus_to_exitcode(status)
-            elif deadline is not None and time.monotonic() > deadline:
+        while not self._has_ended():
+            if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("rank", timeout or 0.0)
-            else:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
+        assert self.code is not None
         return self.code
 
     def kill(self) -> None:
         """See the protocol."""
-        if self.code is None:
+        if not self._has_ended():
             os.kill(self.pid, signal.SIGKILL)
+
+    def _has_ended(self) -> bool:
+        with self.lock:  # A status can be had once, and several threads wait.
+            if self.code is None:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+                self.code = os.waitstatus_to_exitcode(status) if ended else None
+            return self.code is not None
 
 
 def launch_fork(start: StartRank, orders: socket.socket) -> _Forked:

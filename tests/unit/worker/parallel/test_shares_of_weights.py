@@ -38,6 +38,14 @@ ROUTED: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": EXPERTS,
@@ -51,6 +59,9 @@ TYPES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "flint": {"head_dim": 16},
     "granite_swa": {},
+    "deepseek_v3": ROUTED | LATENTS,
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8},
     "phi3": {},
     "glm4": {"head_dim": 16},
 }
@@ -101,7 +112,7 @@ def test_the_shares_of_two_ranks_are_the_model(model_type: str, tmp_path: Path) 
             divided.add(name.rpartition("layers.1.")[2])
             assert torch.equal(rejoined(name, expected, parts, dim), expected)
     assert any("self_attn" in name for name in divided)
-    assert any("down_proj" in name for name in divided)
+    assert any("down_proj" in name or "feed_forward.w2" in name for name in divided)
     experts = [name for name, _ in whole.named_parameters() if "layers.1." in name and ".experts." in name]
     # A bias behind a sum over ranks is one rank's.
     assert {name.rpartition("layers.1.")[2] for name in experts} - {"mlp.experts.down_proj_bias"} <= divided
