@@ -89,8 +89,8 @@ def test_groups_have_a_row_for_every_type_that_one_rank_serves(
     rows = group_results["types"]
 
     assert set(rows) == served - set(with_text_part())
-    assert {row["outcome"] for row in rows.values()} == {"served", "refused"}
-    assert [name for name, row in rows.items() if row["outcome"] == "refused" and not row.get("reason")] == []
+    assert {row["outcome"] for row in rows.values()} <= {"served", "refused", "untried"}
+    assert [name for name, row in rows.items() if row["outcome"] != "served" and not row.get("reason")] == []
 
 
 @pytest.mark.timeout(600)
