@@ -33,7 +33,7 @@ from bench.quantised_models import quantise
 from services.worker.engine.fused.choice import fuse
 from services.worker.engine.model_loading import expected_windows, load_config, load_model, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.probe import find_geometry
+from services.worker.engine.probe import find_planes
 from services.worker.kv.device_pool import DevicePool
 
 SHAPE = {"heads": 24, "kv_heads": 8, "layers": 16}
@@ -115,7 +115,7 @@ def _runner(path: Path, pages: int) -> ModelRunner:
     config = load_config(path)
     windows = expected_windows(config)
     model = load_model(path, config, dtype="bfloat16", device="cpu", keeps_codes=True)
-    geometry = find_geometry(model, windows, 16, max_context_tokens(config))
+    geometry = find_planes(model, windows, 16, max_context_tokens(config)).geometry
     pool = DevicePool.create(geometry, pages, device="cpu", shm_prefix="bench")
     fused = fuse(model, windows, pool, "fused")
     return ModelRunner(model, pool, vocab_size=int(config.vocab_size), fused=fused)

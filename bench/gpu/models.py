@@ -11,7 +11,7 @@ from bench.gpu import reading
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.probe import find_geometry
+from services.worker.engine.probe import find_planes
 from services.worker.kv.device_pool import DevicePool
 
 LLAMA_8B = {
@@ -53,7 +53,7 @@ def random_runner(
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
     model.eval().requires_grad_(False)
-    geometry = find_geometry(model, expected_windows(config), page_size, max_context_tokens(config))
+    geometry = find_planes(model, expected_windows(config), page_size, max_context_tokens(config)).geometry
     pool = DevicePool.create(geometry, pool_tokens // page_size, device=device, shm_prefix=reading.PREFIX)
     return ModelRunner(model, pool, vocab_size=config.vocab_size)
 

@@ -2,12 +2,14 @@
 
 Every type with a causal language model, and every type with a text part of such a type, gets a tiny random checkpoint
 in float32. It is served exactly where greedy tokens over paged attention - prefilled in one piece, in chunks, and over
-a cached prefix - equal those of the library's own ``generate``. docs/reference/models.md is made from the result.
+a cached prefix - equal those of the library's own ``generate``. With ``--ranks`` the types that one rank serves are
+tried in a group of so many. docs/reference/models.md is made from both results.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections import Counter
@@ -21,6 +23,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bench import results_file
+from bench.model_support.group_trial import try_in_group
 from bench.model_support.rope_trials import ROPE_TRIALS
 from bench.model_support.sweep import bounded
 from bench.model_support.trial import NEW_TOKENS, Outcome, try_type
@@ -36,6 +39,7 @@ def main() -> None:
     parser.add_argument("--cpu-s", type=int, default=60, help="processor time of one trial")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the model")
     options = parser.parse_args()
     os.nice(10)
     torch.set_num_threads(1)
@@ -45,10 +49,19 @@ def main() -> None:
     text_parts.PROVEN = frozenset(composite)
     chosen = [name for name in options.types.split(",") if name]
     names = chosen or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *composite})
+    if options.ranks > 1 and not chosen:
+        # A text part is a type of its own.
+        served = [name for name, row in _by_one_rank().items() if row["outcome"] == "served"]
+        names = sorted(set(served) - set(composite))
     with ThreadPoolExecutor(options.jobs) as trials:
-        row = partial(_row, composite=composite, seed=options.seed, cpu_s=options.cpu_s)
+        row = partial(_row, composite=composite, seed=options.seed, cpu_s=options.cpu_s, ranks=options.ranks)
         rows = dict(zip(names, trials.map(row, names), strict=True))
     if chosen:
+        return
+    if options.ranks > 1:
+        found = {"ranks": options.ranks, "new_tokens": NEW_TOKENS, "types": rows}
+        results_file.write("group_support", found, seed=options.seed, out=options.out)
+        print(Counter(row["outcome"] for row in rows.values()))
         return
     results = {
         "transformers": transformers.__version__,
@@ -62,16 +75,22 @@ def main() -> None:
     print(Counter(row["outcome"] for row in rows.values()))
 
 
-def _row(name: str, *, composite: list[str], seed: int, cpu_s: int) -> dict[str, Any]:
-    found = bounded(partial(_try, name, seed), cpu_s=cpu_s)
+def _by_one_rank() -> dict[str, dict[str, Any]]:
+    document = json.loads((results_file.RESULTS / "model_support.json").read_text(encoding="utf-8"))
+    types: dict[str, dict[str, Any]] = document["results"]["types"]
+    return types
+
+
+def _row(name: str, *, composite: list[str], seed: int, cpu_s: int, ranks: int) -> dict[str, Any]:
+    found = bounded(partial(_try, name, seed, ranks), cpu_s=cpu_s)
     if found.outcome == "differs" and name in composite:
         # Not in the list of those proven, so a worker refuses it.
         found = Outcome("refused", f"the text part of {name} answers text otherwise than the whole model does")
     return _shown(name, found)
 
 
-def _try(name: str, seed: int, folder: Path) -> Outcome:
-    return try_type(name, folder, seed)
+def _try(name: str, seed: int, ranks: int, folder: Path) -> Outcome:
+    return try_type(name, folder, seed) if ranks == 1 else try_in_group(name, ranks, folder, seed)
 
 
 def _shown(name: str, found: Outcome) -> dict[str, Any]:

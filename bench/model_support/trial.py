@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_faults import in_one_line
 from services.worker.engine.model_loading import load_config, own_context
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.parallel.group_runner import GroupRunner
 from shared.errors import OperatorError
 from shared.model_context import first_of
 
@@ -53,12 +54,18 @@ class PagedAnswers:
     how: str
 
 
-def try_type(model_type: str, directory: Path, seed: int) -> Outcome:
-    """Build the smallest model of ``model_type`` that the library itself can run, and try it."""
-    return try_configs(tiny_configs(model_type), directory, seed)
+Answers = Callable[[Path, list[int], int], PagedAnswers]
+"""Answers to a prompt by the model of a folder, over a context of so many tokens."""
 
 
-def try_configs(configs: Iterator[Any], directory: Path, seed: int) -> Outcome:
+def try_type(model_type: str, directory: Path, seed: int, answers: Answers | None = None) -> Outcome:
+    """Build the smallest model of ``model_type`` that the library itself can run, and try it; ``answers`` are by
+    default :func:`paged_answers`.
+    """
+    return try_configs(tiny_configs(model_type), directory, seed, answers)
+
+
+def try_configs(configs: Iterator[Any], directory: Path, seed: int, answers: Answers | None = None) -> Outcome:
     """The same for the first of ``configs`` that the library can run; ``directory`` is for its checkpoint."""
     fault = "it has no configuration"
     try:
@@ -75,7 +82,7 @@ def try_configs(configs: Iterator[Any], directory: Path, seed: int) -> Outcome:
             except Exception as error:
                 fault = in_one_line(error)
                 continue
-            return _try_checkpoint(config, path, answer, directory, seed)
+            return _try_checkpoint(config, path, answer, directory, seed, answers or paged_answers)
     except Exception as error:
         fault = in_one_line(error)
     return Outcome("untried", f"the library itself does not run a tiny model of it: {fault}")
@@ -129,11 +136,13 @@ def prompt_of(seed: int) -> list[int]:
     return prompt
 
 
-def _try_checkpoint(config: Any, path: Path, answer: tuple[list[int], float], directory: Path, seed: int) -> Outcome:
+def _try_checkpoint(
+    config: Any, path: Path, answer: tuple[list[int], float], directory: Path, seed: int, answers: Answers
+) -> Outcome:
     for number in range(_SEEDS):
         try:
             context = 0 if own_context(load_config(path)) else CONTEXT
-            found = paged_answers(path, prompt_of(seed + number), context)
+            found = answers(path, prompt_of(seed + number), context)
         except OperatorError as refused:
             return Outcome("refused", refused.message.replace(str(path), "the checkpoint"))
         expected, margin = answer
@@ -166,18 +175,26 @@ def paged_answers(path: Path, prompt: list[int], context: int = 0) -> PagedAnswe
     )
     try:
         tables = np.split(np.random.default_rng(0).permutation(pages).astype(np.int32), 3)
-        whole = _decode(runner, prompt, tables[0], start=0, chunk=len(prompt))
-        chunked = _decode(runner, prompt, tables[1], start=0, chunk=_CHUNK)
-        shared = len(prompt) // PAGE_SIZE - 1
-        reusing = np.concatenate([tables[0][:shared], tables[2][shared:]])
-        reused = _decode(runner, prompt, reusing, start=shared * PAGE_SIZE, chunk=len(prompt))
         notes = (ITS_OWN, runner.attends_itself), (CONTEXT_NEEDED, context > 0)
-        return PagedAnswers((whole, chunked, reused), "; ".join(note for note, applies in notes if applies))
+        return PagedAnswers(answers_of(runner, prompt, tables), "; ".join(note for note, applies in notes if applies))
     finally:
         runner.close()
 
 
-def _decode(runner: ModelRunner, prompt: list[int], table: np.ndarray, *, start: int, chunk: int) -> list[int]:
+def answers_of(
+    runner: ModelRunner | GroupRunner, prompt: list[int], tables: list[np.ndarray]
+) -> tuple[list[int], list[int], list[int]]:
+    """The answer to ``prompt`` in one piece, in chunks, and over the first one's pages, each with its own table."""
+    whole = _decode(runner, prompt, tables[0], start=0, chunk=len(prompt))
+    chunked = _decode(runner, prompt, tables[1], start=0, chunk=_CHUNK)
+    shared = len(prompt) // PAGE_SIZE - 1
+    reusing = np.concatenate([tables[0][:shared], tables[2][shared:]])
+    return whole, chunked, _decode(runner, prompt, reusing, start=shared * PAGE_SIZE, chunk=len(prompt))
+
+
+def _decode(
+    runner: ModelRunner | GroupRunner, prompt: list[int], table: np.ndarray, *, start: int, chunk: int
+) -> list[int]:
     """The first ``start`` tokens of ``prompt`` are in the pages already; the rest is computed by ``chunk``."""
     tokens, computed = list(prompt), start
     while len(tokens) < len(prompt) + NEW_TOKENS:

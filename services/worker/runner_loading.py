@@ -8,7 +8,6 @@ from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from services.worker.engine.gpu_needs import GpuFacts, check_weights, shape_of
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
@@ -82,7 +81,7 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
             dtype=config.dtype_on(choice.kind),
             device=choice.kind,
             threads=config.rank_threads,
-            page_size=config.page_size or PAGE_TOKENS,
+            page_size=config.page_size,
             shm_prefix=config.shm_prefix,
             store_port=0,
             timeout_ms=config.rank_timeout_ms,

@@ -1,7 +1,7 @@
 """The device pool of a tensor-parallel group, as other processes on its node see it.
 
-Every rank of the group has some KV heads of every page in a pool of its own. Put together they are the pages that a
-worker with one rank has, byte for byte, so no tier below the device can tell them apart.
+Every rank of the group has a part of every page in a pool of its own: some KV heads, or what spans say. Put together
+they are the pages that a worker with one rank has, byte for byte, so no tier below the device can tell them apart.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.memory.device_pool_view import DeviceRun, GatheredPages, check_device_handle
-from shared.messages.pools import PoolHandle
+from shared.memory.part_spans import part_bytes, whole_bytes
+from shared.messages.pools import PartSpan, PoolHandle
 
 
 class DevicePartsView:
     """Satisfies ``shared.memory.device_pool_view.DevicePages``. Used by several threads at once."""
 
-    def __init__(self, handle: PoolHandle, parts: Sequence[tuple[range, GatheredPages]]) -> None:
-        """``parts`` with the heads that are read from each."""
+    def __init__(self, handle: PoolHandle, parts: Sequence[tuple[Sequence[PartSpan], GatheredPages]]) -> None:
+        """``parts`` with what is read from each."""
         self.handle = handle
         self._parts = list(parts)
 
@@ -29,13 +30,10 @@ class DevicePartsView:
         to be had.
         """
         check_device_handle(handle)
-        opened: list[tuple[range, GatheredPages]] = []
-        next_head = 0
+        opened: list[tuple[Sequence[PartSpan], GatheredPages]] = []
         try:
-            for heads, part in handle.part_handles():
-                if heads.stop > next_head:  # Heads that several ranks have are read from the first.
-                    opened.append((heads, open_part(part)))
-                    next_head = heads.stop
+            for spans, part in handle.part_handles():
+                opened.append((spans, open_part(part)))
         except BaseException:
             for _, pages in opened:
                 pages.close()
@@ -49,14 +47,15 @@ class DevicePartsView:
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
         """See ``DevicePages``."""
-        geometry = self.handle.geometry
         device, host, count = run
-        whole = into[host : host + count].reshape(
-            count, geometry.layers, 2, geometry.page_size, geometry.kv_heads, geometry.head_bytes
-        )
-        for heads, part in self._parts:
-            target = whole[..., heads.start : heads.stop, :]
-            target[...] = part.gather(device, count).reshape(target.shape)
+        whole = into[host : host + count].reshape(count, 2 * self.handle.geometry.layers, -1)
+        if any(part.geometry is not None for part in self.handle.parts):
+            whole[...] = 0  # What no part has.
+        for spans, part in self._parts:
+            held = part.gather(device, count)
+            planes = held.reshape(count, held.shape[1] * held.shape[2], held.shape[3])
+            for span in spans:
+                whole_bytes(whole, span)[...] = part_bytes(planes, span)
 
     def close(self) -> bool:
         """Let go of every part; see ``DevicePages``."""

@@ -110,16 +110,21 @@ def check_device_handle(handle: PoolHandle) -> None:
     """Raise TransportError unless ``handle`` describes a layer-first pool and its sizes agree."""
     if handle.layout != "layer_first":
         raise TransportError(f"pool {handle.name!r} has layout {handle.layout}, which no device pool has")
-    try:
-        check_geometry(handle.geometry)
-    except ConfigError as error:
-        raise TransportError(f"pool {handle.name!r}: {error.message}") from error
+    _check_geometry(handle.geometry, f"pool {handle.name!r}")
     if handle.pages < 1 or handle.nbytes < device_nbytes(handle.geometry, handle.pages):
         raise TransportError(
             f"the handle of pool {handle.name!r} contradicts itself: {handle.pages} pages of "
             f"{handle.geometry.page_bytes} bytes in {handle.nbytes} bytes"
         )
     _check_parts(handle)
+
+
+def _check_geometry(geometry: KvGeometry, what: str) -> None:
+    """Raise TransportError where no pool can have this geometry; ``what`` is said to have it."""
+    try:
+        check_geometry(geometry)
+    except ConfigError as error:
+        raise TransportError(f"{what}: {error.message}") from error
 
 
 def check_is_whole(handle: PoolHandle) -> None:
@@ -129,10 +134,19 @@ def check_is_whole(handle: PoolHandle) -> None:
 
 
 def _check_parts(handle: PoolHandle) -> None:
-    """Check that the parts have every head of a page, and no others."""
+    """Parts by heads have every head of a page, and no others; spans lie within pages."""
     if not handle.parts:
         return
-    heads = [heads for heads, _ in handle.part_handles()]
+    if any(part.geometry is not None for part in handle.parts):
+        _check_spans(handle)
+    else:
+        _check_heads(handle)
+    for _, part in handle.part_handles():
+        check_device_handle(part)
+
+
+def _check_heads(handle: PoolHandle) -> None:
+    heads = [range(part.first_head, part.first_head + part.kv_heads) for part in handle.parts]
     # By their bounds alone: a handle may claim any number of heads.
     covered, have_gap = 0, False
     for span in sorted(heads, key=lambda span: (span.start, span.stop)):
@@ -140,5 +154,14 @@ def _check_parts(handle: PoolHandle) -> None:
         covered = max(covered, span.stop)
     if have_gap or covered != handle.geometry.kv_heads:
         raise TransportError(f"the parts of a device pool with {handle.geometry.kv_heads} heads have {heads}")
-    for _, part in handle.part_handles():
-        check_device_handle(part)
+
+
+def _check_spans(handle: PoolHandle) -> None:
+    for number, part in enumerate(handle.parts):
+        geometry = part.geometry
+        if geometry is None:
+            raise TransportError(f"part {number} of a device pool has heads, and others have spans")
+        _check_geometry(geometry, f"part {number} of a device pool")
+        odd = next((span for span in part.spans if not span.fits(handle.geometry, geometry)), None)
+        if odd is not None:
+            raise TransportError(f"part {number} of a device pool has {odd}, which is outside of its pages")

@@ -149,8 +149,37 @@ class KvGeometry(Message, frozen=True):
         return ""
 
 
+class PartSpan(Message, frozen=True):
+    """Where bytes of a part belong in whole pages. ``planes`` planes of a page from ``first`` on are those of the part
+    from ``own_first`` on, in so far: each is ``rows`` equal rows, in the part's pages as in whole ones, and ``nbytes``
+    from byte ``offset`` of a row on are the part's from byte ``own_offset`` of its row on.
+
+    A plane is a half of a layer: plane p is half ``p % 2`` of layer ``p // 2``.
+    """
+
+    first: int
+    own_first: int
+    planes: int
+    offset: int
+    own_offset: int
+    nbytes: int
+    rows: int
+
+    def fits(self, whole: KvGeometry, part: KvGeometry) -> bool:
+        """Whether both ends lie within pages of these geometries."""
+        sides = ((self.first, self.offset, whole), (self.own_first, self.own_offset, part))
+        return min(self.planes, self.nbytes, self.rows) >= 1 and all(
+            min(first, offset) >= 0
+            and first + self.planes <= 2 * geometry.layers
+            and not geometry.half_bytes % self.rows
+            and offset + self.nbytes <= geometry.half_bytes // self.rows
+            for first, offset, geometry in sides
+        )
+
+
 class PoolPart(Message, frozen=True):
-    """A part of a device pool that several processes own: of every page ``kv_heads`` heads from ``first_head``.
+    """A part of a device pool that several processes own: of every page ``kv_heads`` heads from ``first_head``; or,
+    with a ``geometry``, pages of that geometry, whose bytes belong where ``spans`` say.
 
     It is layer-first itself, with page p of the pool as its page p. ``name``, ``nbytes`` and ``ipc`` are as in
     ``PoolHandle``.
@@ -161,6 +190,8 @@ class PoolPart(Message, frozen=True):
     name: str
     nbytes: int
     ipc: bytes = b""
+    geometry: KvGeometry | None = None
+    spans: tuple[PartSpan, ...] = ()
 
 
 class PoolHandle(Message, frozen=True):
@@ -174,8 +205,9 @@ class PoolHandle(Message, frozen=True):
     unit, K then V of a layer where it holds KV alone, seeded with the low 8 bytes of the identity).
     ``kind`` is ``shm`` (``name`` is a file in /dev/shm) or ``cuda_ipc`` (``ipc`` is the exported handle).
 
-    A device pool with ``parts`` is that of a tensor-parallel group: its pages lie in pieces, heads by heads, and it has
-    no memory of its own. ``geometry`` is that of whole pages, ``nbytes`` the sum of the parts. A head may be in many.
+    A device pool with ``parts`` is that of a tensor-parallel group: its pages lie in pieces, and it has no memory of
+    its own. ``geometry`` is that of whole pages, ``nbytes`` the sum of the parts. Parts by heads have all heads, some
+    maybe several times; of parts by spans each byte is in one at most, and what is in none is zero.
     """
 
     kind: Literal["shm", "cuda_ipc"]
@@ -188,19 +220,36 @@ class PoolHandle(Message, frozen=True):
     ipc: bytes = b""
     parts: tuple[PoolPart, ...] = ()
 
-    def part_handles(self) -> list[tuple[range, PoolHandle]]:
-        """Return the KV heads of each part, and the handle by which it is mapped as a pool of its own."""
-        return [
-            (
-                range(part.first_head, part.first_head + part.kv_heads),
-                msgspec.structs.replace(
-                    self,
-                    name=part.name,
-                    nbytes=part.nbytes,
-                    ipc=part.ipc,
-                    geometry=msgspec.structs.replace(self.geometry, kv_heads=part.kv_heads),
-                    parts=(),
-                ),
-            )
-            for part in self.parts
-        ]
+    def part_handles(self) -> list[tuple[tuple[PartSpan, ...], PoolHandle]]:
+        """Return the parts that have what no earlier one has: where their bytes belong, and the handle by which each
+        is mapped as a pool of its own.
+        """
+        found, next_head = [], 0
+        for part in self.parts:
+            if part.geometry is not None:
+                geometry, spans = part.geometry, part.spans
+            else:
+                geometry = msgspec.structs.replace(self.geometry, kv_heads=part.kv_heads)
+                last = part.first_head + part.kv_heads
+                spans = (heads_span(self.geometry, range(part.first_head, last)),) if last > next_head else ()
+                next_head = max(next_head, last)
+            if spans:
+                handle = msgspec.structs.replace(
+                    self, name=part.name, nbytes=part.nbytes, ipc=part.ipc, geometry=geometry, parts=()
+                )
+                found.append((spans, handle))
+        return found
+
+
+def heads_span(geometry: KvGeometry, heads: range) -> PartSpan:
+    """Return the span of a part that has these ``heads`` of every layer of pages of ``geometry``, and nothing else."""
+    size = geometry.head_bytes
+    return PartSpan(
+        first=0,
+        own_first=0,
+        planes=2 * geometry.layers,
+        offset=heads.start * size,
+        own_offset=0,
+        nbytes=len(heads) * size,
+        rows=geometry.page_size,
+    )

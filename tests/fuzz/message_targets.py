@@ -26,7 +26,7 @@ from shared.memory.device_parts import DevicePartsView
 from shared.memory.device_pool_view import DevicePoolView, check_device_handle
 from shared.memory.host_pool import HostPoolView
 from shared.messages.base import Message
-from shared.messages.pools import KvGeometry, PoolHandle, PoolPart
+from shared.messages.pools import KvGeometry, PartSpan, PoolHandle, PoolPart
 from tests.fuzz.made_values import packed_samples
 from tests.fuzz.scratch import through_file
 from tests.fuzz.targets import Target
@@ -134,9 +134,21 @@ def pool_targets() -> list[Target]:
         PoolPart(name=f"fuzzed-none-{first}", nbytes=device.nbytes // 2, first_head=first, kv_heads=2)
         for first in (0, 2)
     )
+    spans = tuple(
+        PoolPart(
+            name=f"fuzzed-none-{first}",
+            nbytes=device.nbytes,
+            first_head=0,
+            kv_heads=0,
+            geometry=geometry,
+            spans=(PartSpan(first=first, own_first=0, planes=2, offset=0, own_offset=8, nbytes=8, rows=16),),
+        )
+        for first in (0, 2)
+    )
     handles = (
         device,
         msgspec.structs.replace(device, parts=halves),
+        msgspec.structs.replace(device, parts=spans),
         msgspec.structs.replace(device, layout="page_first", nbytes=64 * 1024, table_offset=4 * geometry.page_bytes),
         msgspec.structs.replace(device, kind="cuda_ipc", name="", ipc=msgspec.msgpack.encode(_export(device))),
     )

@@ -7,7 +7,8 @@ model's own ``eager`` attention without a paged pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, PlaneMap, SharedKept, map_planes
 from shared.errors import UnsupportedModel
-from shared.messages.pools import KvGeometry
 
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardMeta, torch.Tensor], torch.Tensor]
 
@@ -58,23 +58,46 @@ class LayoutProbe:
         return call.query.new_zeros(rows, heads, call.value_dim)
 
 
-def find_geometry(model: Any, windows: list[int | None], page_size: int, context: int) -> KvGeometry:
-    """Return the geometry of a model whose layers all keep K and V of the same heads; see :func:`find_planes`.
-
-    Raises UnsupportedModel for another, for the sake of those who know no plane map.
+@dataclass(frozen=True, slots=True)
+class FoundKept:
+    """What the entries of a plane map keep, of a model in ``dtype``. ``sources`` are layers that were given the K and V
+    of an earlier one, with the number of that one.
     """
-    planes = find_planes(model, windows, page_size, context)
-    if not planes.is_identity:
-        name = model.config.model_type
-        raise UnsupportedModel(f"pages of {name} hold {planes.contents}, which no group of ranks divides")
-    return planes.geometry
+
+    kept: tuple[Kept, ...]
+    sources: Mapping[int, int]
+    dtype: str
+
+    def page_size(self, chosen: int) -> int:
+        """Tokens of a page: ``chosen``, or where that is 0 what suits the model
+        (:func:`~services.worker.engine.states.page_sizes.page_size_for`).
+        """
+        return chosen or page_size_for(self.kept, self.dtype)
+
+    @property
+    def shared(self) -> tuple[Kept, ...]:
+        """The same, where layers that were given K and V keep none."""
+        return tuple(
+            SharedKept(self.sources[layer]) if layer in self.sources else each for layer, each in enumerate(self.kept)
+        )
+
+    def planes(self, page_size: int) -> PlaneMap:
+        """Return the plane map, see :meth:`page_size`."""
+        size = self.page_size(page_size)
+        planes = map_planes(self.kept, size, self.dtype)
+        # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
+        return planes if planes.is_identity else map_planes(self.shared, size, self.dtype)
 
 
 def find_planes(
     model: Any, windows: list[int | None], page_size: int, context: int, states: Sequence[StateModule] = ()
 ) -> PlaneMap:
-    """Run two tokens through ``model`` and read off its calls to attention what its layers keep beside ``states``. A
-    ``page_size`` of 0 has it chosen for the model (:func:`~services.worker.engine.states.page_sizes.page_size_for`).
+    """Return the plane map of ``model``; where ``page_size`` is 0, one is chosen. See :func:`find_kept`."""
+    return find_kept(model, windows, context, states).planes(page_size)
+
+
+def find_kept(model: Any, windows: list[int | None], context: int, states: Sequence[StateModule] = ()) -> FoundKept:
+    """Run two tokens through ``model`` and read off its calls to attention what its layers keep beside ``states``.
 
     Raises UnsupportedModel unless each layer that attends calls attention once, in order, with the windows that the
     configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch
@@ -99,18 +122,11 @@ def find_planes(
     _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
     for call in calls:
         _check_shapes(call, calls[0], name)
-    dtype = DTYPE_NAMES[calls[0].key.dtype if calls else model.dtype]
     kept: list[Kept] = [NothingKept()] * len(windows)
     for call in calls:
         kept[call.layer] = _kept(call)
-    kept = with_states(kept, states)
-    page_size = page_size or page_size_for(kept, dtype)
-    planes = map_planes(kept, page_size, dtype)
-    if planes.is_identity:
-        return planes  # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
-    for layer, source in _sources(calls).items():
-        kept[layer] = SharedKept(source)
-    return map_planes(kept, page_size, dtype)
+    dtype = DTYPE_NAMES[calls[0].key.dtype if calls else model.dtype]
+    return FoundKept(tuple(with_states(kept, states)), _sources(calls), dtype)
 
 
 def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:

@@ -1,5 +1,5 @@
-"""The device pool of a neighbour that is a tensor-parallel group: pages in parts, heads by heads, put together row by
-row as they are copied. The bytes are those of a worker with one rank.
+"""The device pool of a neighbour that is a tensor-parallel group: pages in parts, put together row by row as they are
+copied. The bytes are those of a worker with one rank.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from services.worker.kv.page_memory import PageLayout, PageMemory, PageNumbers
-from shared.messages.pools import KvGeometry
+from shared.memory.part_spans import of_plane, part_bytes, whole_bytes
+from shared.messages.pools import KvGeometry, PartSpan
 
 # torch leaves these functions without types.
 _cuda: Any = torch.cuda
@@ -20,15 +22,10 @@ _cuda: Any = torch.cuda
 class PartsMemory:
     """The mapped parts. Used by the transfer thread."""
 
-    def __init__(self, geometry: KvGeometry, parts: Sequence[tuple[range, PageMemory]]) -> None:
-        """``parts`` have every head of ``geometry`` between them; heads that several have are read from the first."""
+    def __init__(self, geometry: KvGeometry, parts: Sequence[tuple[Sequence[PartSpan], PageMemory]]) -> None:
+        """``parts`` with what is read from each."""
         self._geometry = geometry
-        self._parts: list[tuple[range, PageMemory]] = []
-        next_head = 0
-        for heads, memory in parts:
-            if heads.stop > next_head:
-                self._parts.append((heads, memory))
-                next_head = heads.stop
+        self._parts = list(parts)
 
     def staged(self, layer: int, pages: PageNumbers) -> PageMemory:
         """One layer of ``pages``, whole rows in memory of their own, which holds them as pages 0, 1, ... in any layer.
@@ -36,19 +33,25 @@ class PartsMemory:
         """
         geometry, half = self._geometry, self._geometry.half_bytes
         layout = PageLayout(len(pages), geometry.layers, half, 2 * half, 0, half)
-        shape = (len(pages), 2, geometry.page_size, geometry.kv_heads, geometry.head_bytes)
         first = self._parts[0][1]
         if first.tensor is None:
-            rows = np.empty(shape, dtype=np.uint8)
-            for heads, memory in self._parts:
-                held = memory.host_rows()[pages, layer]
-                rows[:, :, :, heads.start : heads.stop] = held.reshape(*shape[:3], len(heads), -1)
+            rows = np.zeros((len(pages), 2, half), dtype=np.uint8)
+            for spans, memory in self._parts:
+                self._stage(rows, layer, spans, memory.host_rows(), pages)
             return PageMemory(layout, array=rows.reshape(-1))
-        whole = torch.empty(shape, dtype=torch.uint8, device=first.tensor.device)
-        for heads, memory in self._parts:
+        whole = torch.zeros((len(pages), 2, half), dtype=torch.uint8, device=first.tensor.device)
+        for spans, memory in self._parts:
             there = memory.device_bytes()
-            index = torch.from_numpy(pages.astype(np.int64)).to(there.device)
-            held = there[index, layer].view(*shape[:3], len(heads), -1)
-            whole[:, :, :, heads.start : heads.stop] = held.to(whole.device)
+            self._stage(whole, layer, spans, there, torch.from_numpy(pages.astype(np.int64)).to(there.device))
         _cuda.synchronize(whole.device)
         return PageMemory(layout, tensor=whole.view(-1))
+
+    def _stage(self, whole: Any, layer: int, spans: Sequence[PartSpan], held: Any, pages: Any) -> None:
+        """Put what ``spans`` have of a layer into ``whole`` [pages, 2, half_bytes], from ``held``, a part's pages
+        [pages, layers, 2, half_bytes].
+        """
+        for half in (0, 1):
+            for span in of_plane(spans, 2 * layer + half, half):
+                own = held[pages, span.own_first // 2, span.own_first % 2][:, None]
+                found = part_bytes(own, msgspec.structs.replace(span, own_first=0))
+                whole_bytes(whole, span)[...] = found if isinstance(whole, np.ndarray) else found.to(whole.device)

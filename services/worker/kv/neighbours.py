@@ -98,7 +98,7 @@ class Neighbours:
             if not handle.parts:
                 return Neighbour(incarnation, handle.pages, _opened(handle, views), views=tuple(views))
             parts = PartsMemory(
-                handle.geometry, [(heads, _opened(part, views)) for heads, part in handle.part_handles()]
+                handle.geometry, [(spans, _opened(part, views)) for spans, part in handle.part_handles()]
             )
         except TransportError:
             for view in views:

@@ -110,17 +110,25 @@ class LayerPlanes:
 
 @dataclass(frozen=True)
 class PlaneMap:
-    """The planes of every layer of a model. Make one with :func:`map_planes` or :func:`identity_map`."""
+    """The planes of every layer of a model. Make one with :func:`map_planes` or :func:`identity_map`.
+
+    ``landing`` is for a part of whole pages, which are loaded by units of their own: for each layer the last of these.
+    """
 
     geometry: KvGeometry
     layers: tuple[LayerPlanes, ...]
+    landing: tuple[int, ...] = ()
 
     @cached_property
     def is_identity(self) -> bool:
         """Whether layer i keeps K in plane 2i and V in plane 2i + 1, all layers alike and nothing padded."""
         geometry = self.geometry
         alike = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
-        return len(self.layers) == geometry.layers and all(layer.kept == alike for layer in self.layers)
+        return (
+            not self.landing
+            and len(self.layers) == geometry.layers
+            and all(layer.kept == alike for layer in self.layers)
+        )
 
     @property
     def contents(self) -> str:
@@ -154,6 +162,8 @@ class PlaneMap:
         """Return the last unit with a plane that ``layer`` reads: once it and those before have landed, the layer may
         be computed. -1 for a layer that reads none.
         """
+        if self.landing:
+            return self.landing[layer]
         kept = self.layers[layer].kept
         owned = self.layers[kept.source if isinstance(kept, SharedKept) else layer]
         return (owned.first + owned.planes - 1) // 2 if owned.planes else -1

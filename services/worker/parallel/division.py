@@ -7,19 +7,26 @@ ranks than KV heads, several ranks have the same one.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import ConfigError
-from shared.messages.pools import KvGeometry
 
 _WIDTHS = (
     "intermediate_size",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )
 """Inner widths of MLPs, of experts, and of experts that every token goes to, by model."""
+
+_BY_LAYER = ("num_attention_heads_per_layer",)
+"""Numbers of query heads, one for each layer, by model."""
+
+_DOUBLED = {"mimo_v2_flash": "sliding_attention"}
+"""Types whose code gives layers of one kind twice the KV heads that the configuration names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,23 @@ class Share:
         first = self.rank * total // self.ranks
         return range(first, first + 1)
 
-    def rows(self, total: int, mine: int, kv_heads: int, head_dim: int) -> range | None:
+    def rows(self, total: int, mine: int, kv_heads: int) -> range | None:
         """Which of ``total`` rows of a weight are this rank's, given that it has ``mine``; None if neither division
         nor repeated KV heads explain it.
         """
         if mine * self.ranks == total:
             return range(self.rank * mine, (self.rank + 1) * mine)
-        if self.ranks > kv_heads and mine == head_dim and total == kv_heads * head_dim:
-            first = self.kv_heads(kv_heads).start * head_dim
+        if self.ranks > kv_heads and total == kv_heads * mine:
+            first = self.kv_heads(kv_heads).start * mine
             return range(first, first + mine)
         return None
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """Return the configuration of each layer: where layers differ, the library has one for each."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * int(config.num_hidden_layers)
 
 
 def head_dim_of(config: Any) -> int:
@@ -64,47 +78,84 @@ def kv_heads_of(config: Any) -> int:
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
+def kv_heads_by_layer(config: Any) -> tuple[int, ...]:
+    """KV heads of each layer."""
+    doubled = _DOUBLED.get(config.model_type)
+    kinds = getattr(config, "layer_types", None) or [None] * int(config.num_hidden_layers)
+    return tuple(
+        kv_heads_of(layer) * (2 if kind is not None and kind == doubled else 1)
+        for layer, kind in zip(layer_configs(config), kinds, strict=True)
+    )
+
+
+def keeps_latents(config: Any) -> bool:
+    """Whether layers that attend do so by latents, which are no rank's own."""
+    return bool(getattr(config, "kv_lora_rank", None))
+
+
 def check_divisible(config: Any, ranks: int) -> None:
     """Raise ConfigError, with everything that does not divide, unless ``ranks`` can share the model of ``config``."""
-    faults = []
-    heads, kv_heads = int(config.num_attention_heads), kv_heads_of(config)
-    if heads % ranks:
-        faults.append(f"{heads} attention heads")
-    if kv_heads % ranks and ranks % kv_heads:
-        faults.append(f"{kv_heads} KV heads")
-    if not isinstance(getattr(config, "intermediate_size", None), int):
-        faults.append("layers whose MLPs are not all of one width")
-    faults += [f"{name} = {width}" for name, width in _widths(config) if width % ranks]
+    if getattr(config, "num_attention_heads", None) is None:
+        raise ConfigError(f"--tensor-parallel {ranks}: {config.model_type} has no attention heads, which ranks divide")
+    faults = list(dict.fromkeys(fault for layer in layer_configs(config) for fault in _faults(layer, ranks)))
     if faults:
         raise ConfigError(
             f"--tensor-parallel {ranks}: {config.model_type} has {', '.join(faults)}, which do not divide"
         )
 
 
+def _faults(config: Any, ranks: int) -> Iterator[str]:
+    heads, kv_heads = int(config.num_attention_heads), kv_heads_of(config)
+    if heads % ranks:
+        yield f"{heads} attention heads"
+    if not keeps_latents(config) and kv_heads % ranks and ranks % kv_heads:
+        yield f"{kv_heads} KV heads"
+    widths = _widths(config)
+    if not widths:
+        yield "layers whose MLPs are of no width that its configuration names"
+    for name, width in widths:
+        yield from (f"{name} = {each}" for each in _each(width) if each % ranks)
+
+
 def config_of_rank(config: Any, ranks: int) -> Any:
     """Return the configuration of a model as large as one rank's share. ``config`` stays as it is."""
-    head_dim, kv_heads = head_dim_of(config), kv_heads_of(config)
     mine = copy.deepcopy(config)
-    mine.head_dim = head_dim  # Otherwise models derive it from the number of heads, which is another now.
-    mine.num_key_value_heads = max(1, kv_heads // ranks)
-    mine.num_attention_heads = config.num_attention_heads // ranks
-    for name, width in _widths(config):
-        setattr(mine, name, width // ranks)
+    if not getattr(config, "is_heterogeneous", False):
+        for name, value in _sizes_of_rank(config, ranks).items():
+            setattr(mine, name, value)
+        return mine
+    layers = list(config.per_layer_config)
+    # Of sizes that differ the layers have theirs; the others are those of any layer.
+    differing = set(config.per_layer_attributes)
+    for name, value in _sizes_of_rank(layers[0], ranks).items():
+        setattr(mine, name, value)
+    mine.per_layer_config = {
+        number: {name: getattr(layer, name) for name in differing}
+        | {name: value for name, value in _sizes_of_rank(layer, ranks).items() if name in differing}
+        for number, layer in enumerate(layers)
+    }
     return mine
 
 
-def _widths(config: Any) -> list[tuple[str, int]]:
-    """Return the inner widths of the configuration's MLPs and experts, as far as it has them, by name."""
-    found = [(name, getattr(config, name, None)) for name in _WIDTHS]
-    return [(name, width) for name, width in found if isinstance(width, int) and width]
+def _sizes_of_rank(config: Any, ranks: int) -> dict[str, Any]:
+    """Return what the configuration of a rank's share has else than that of the whole layer."""
+    sizes: dict[str, Any] = {
+        "head_dim": head_dim_of(config),  # Otherwise models derive it from the number of heads, which is another now.
+        "num_key_value_heads": max(1, kv_heads_of(config) // ranks),
+        "num_attention_heads": config.num_attention_heads // ranks,
+    }
+    for name, width in _widths(config):
+        sizes[name] = width // ranks if isinstance(width, int) else [each // ranks for each in width]
+    return sizes
 
 
-def whole_geometry(part: KvGeometry, config: Any) -> KvGeometry:
-    """Return the geometry of the group's pages (``part`` is one rank's): that of a worker with one rank."""
-    return KvGeometry(
-        layers=part.layers,
-        kv_heads=kv_heads_of(config),
-        head_dim=part.head_dim,
-        page_size=part.page_size,
-        dtype=part.dtype,
-    )
+def _widths(config: Any) -> list[tuple[str, int | list[int]]]:
+    """Return what the configuration calls the inner widths of its MLPs and experts, and numbers of heads by layer, as
+    far as it has them: one for all layers, or one for each.
+    """
+    found = [(name, getattr(config, name, None)) for name in (*_WIDTHS, *_BY_LAYER)]
+    return [(name, width) for name, width in found if width and all(isinstance(each, int) for each in _each(width))]
+
+
+def _each(width: Any) -> Sequence[Any]:
+    return width if isinstance(width, list | tuple) else [width]

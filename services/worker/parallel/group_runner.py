@@ -24,13 +24,12 @@ from services.worker.engine.model_runner import (
     warm_up,
 )
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.engine.states.running import NoSlots
+from services.worker.engine.states.running import StateSlots
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import make_store
-from services.worker.parallel.division import Share, whole_geometry
 from services.worker.parallel.gates import TellingGate
 from services.worker.parallel.group_lost import GroupLost
-from services.worker.parallel.group_pool import GroupPool, attach_part
+from services.worker.parallel.group_pool import GroupPool, PartOfPool, attach_part
 from services.worker.parallel.kv_of_parts import KvOfParts
 from services.worker.parallel.orders import (
     JoinGroup,
@@ -48,7 +47,7 @@ from services.worker.parallel.orders import (
 )
 from services.worker.parallel.rank_model import RankModel
 from services.worker.parallel.rank_restoring import RankRestoring, check_order
-from services.worker.parallel.ranks import Ranks
+from services.worker.parallel.ranks import Launch, Ranks, launch_process
 from services.worker.proving.device import group_proofs
 from services.worker.proving.parts import COLLECTIVES
 from services.worker.restore.hidden_page_source import HiddenPages
@@ -77,7 +76,6 @@ class GroupRunner:
         self._steps = 0
         self.mixes_adapters = False  # It serves none.
         self.launcher: None = None  # The other ranks are told the tokens of a step.
-        self.state_slots = NoSlots()  # Models whose layers carry states are not divided.
         self._restoring: RankRestoring | None = None
 
     @property
@@ -88,6 +86,11 @@ class GroupRunner:
     def model(self) -> Any:
         """Rank 0's share of the model."""
         return self._runner.model
+
+    @property
+    def state_slots(self) -> StateSlots:
+        """See ``ModelRunner.state_slots``: every rank has the states of a request in the same slot."""
+        return self._runner.state_slots
 
     @property
     def ranks(self) -> int:
@@ -260,10 +263,12 @@ def load_group(
     pages: int | None,
     sizer: PoolSizer | None = None,
     room: RoomWish | None = None,
+    launch: Launch = launch_process,
 ) -> GroupRunner:
     """Load a model as ``start.ranks`` ranks and prove that the group serves it exactly. ``start`` is rank 0's order,
     without a port. ``pages``, ``device_kv_bytes`` and ``sizer`` are as in ``ModelRunner.load``, for the group as a
     whole; without any of them every rank finds out what its device has left of ``room``, and the least counts.
+    ``launch`` starts the processes of the other ranks.
 
     Raises OperatorError with the reason why it cannot be served, naming the rank if it is not this one.
     """
@@ -271,7 +276,7 @@ def load_group(
     with contextlib.ExitStack() as undo:
         store = make_store(timeout_s)
         starts = [msgspec.structs.replace(start, rank=rank, store_port=store.port) for rank in range(start.ranks)]
-        ranks = Ranks(starts[1:], timeout_s=timeout_s)
+        ranks = Ranks(starts[1:], timeout_s=timeout_s, launch=launch)
         undo.callback(ranks.close)
         model = RankModel(starts[0])
         undo.callback(model.close)
@@ -281,7 +286,7 @@ def load_group(
         try:
             _meet(model, ranks, store, through_host=proofs.way(COLLECTIVES) == "through the host")
             count = _pages(model, ranks, device_kv_bytes=device_kv_bytes, pages=pages, sizer=sizer, room=room)
-            group = _prove(starts[0], model, ranks, undo, count)
+            group = _prove(model, ranks, undo, count)
         except OperatorError:
             raise
         except Exception as error:  # Of a collective, mostly: the rank that failed has told why.
@@ -313,25 +318,28 @@ def _pages(
         )
         own = model.measure_room(room)
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
-    geometry = whole_geometry(model.part, model.config)
-    return pages_of(model.model, geometry, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    layout, geometry = model.layout, model.layout.whole.geometry
+    count = pages_of(model.model, geometry, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    # Bytes are those of all ranks, and several may keep the same.
+    return count if pages is not None else count * geometry.page_bytes // layout.group_page_bytes
 
 
-def _prove(start: StartRank, model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:
+def _prove(model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:
     """Make the pool of ``count`` pages in all ranks, and prove that the group computes what the model does."""
-    geometry = whole_geometry(model.part, model.config)
-    tokens = probe_tokens(model.model, count, start.page_size, model.longest)
+    layout = model.layout
+    page_size = layout.whole.geometry.page_size
+    tokens = probe_tokens(model.model, count, page_size, model.longest, has_states=bool(model.states))
     own = model.make_pool(count)
     undo.callback(own.close)
     ranks.tell(MakePool(pages=count, probe_tokens=tokens))
     ready = ranks.collect(RankReady)
-    heads = [Share(rank, start.ranks).kv_heads(geometry.kv_heads) for rank in range(start.ranks)]
-    pool = GroupPool(geometry, [(heads[0], own)], [own.handle(), *(each.for_cell for each in ready)])
+    parts = [PartOfPool.of_rank(0, layout, own)]
+    pool = GroupPool(layout.whole, parts, [own.handle(), *(each.for_cell for each in ready)])
     undo.callback(pool.close)
-    for part, each in zip(heads[1:], ready, strict=True):
-        pool.parts.append((part, attach_part(each.for_group)))
+    for rank, each in enumerate(ready, start=1):
+        pool.parts.append(PartOfPool.of_rank(rank, layout, attach_part(each.for_group)))
     expected = model.expect(tokens)
     runner = model.runner(own, expected.vocab_size)
     group = GroupRunner(runner, pool, ranks, model)
-    expected.check(group.forward, pages=count, page_size=start.page_size)
+    expected.check(group.forward, pages=count, page_size=page_size)
     return group

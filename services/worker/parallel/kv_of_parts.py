@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.page_memory import PageNumbers
+from services.worker.parallel.group_pool import PartOfPool
 from services.worker.restore.hidden_page_source import HiddenPages, unit_memory
 from services.worker.restore.refusals import PiecesRefused
 
@@ -26,14 +27,13 @@ _cuda: Any = torch.cuda
 class KvOfParts:
     """A :class:`~services.worker.restore.kv_source.KvSource` over hidden pages."""
 
-    def __init__(
-        self, pages: HiddenPages, parts: Sequence[tuple[range, DevicePool]], device_pages: PageNumbers
-    ) -> None:
-        """``device_pages`` int32 [n], distinct and inside every part."""
-        self._pages, self._parts = pages, parts
+    def __init__(self, pages: HiddenPages, parts: Sequence[PartOfPool], device_pages: PageNumbers) -> None:
+        """``parts`` are by heads; ``device_pages`` int32 [n], distinct and inside every part."""
+        self._pages = pages
+        self._parts = [(part.heads, part.pool) for part in parts if part.heads is not None]
         self._step = max(1, PIECE_BYTES // pages.geometry.unit_bytes)
         index = torch.from_numpy(device_pages.astype(np.int64))
-        self._index = [index.to(pool.device) for _, pool in parts]
+        self._index = [index.to(pool.device) for _, pool in self._parts]
 
     def load(self, layer: int) -> None:
         """See the protocol. Raises PiecesRefused too for a layer whose KV the pages do not hold."""

@@ -17,12 +17,21 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE
 from services.worker.engine.model_loading import check_forward
+from services.worker.engine.shared_modules import name_layers
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.parallel.collectives import Collectives
-from services.worker.parallel.division import Share, check_divisible, config_of_rank, head_dim_of, kv_heads_of
-from services.worker.parallel.plan import DivisionPlan, Style
+from services.worker.parallel.division import (
+    Share,
+    check_divisible,
+    config_of_rank,
+    head_dim_of,
+    kv_heads_of,
+    layer_configs,
+)
+from services.worker.parallel.plan import DivisionPlan, Style, layer_of
 from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, SummedModule, replace_module
 from services.worker.parallel.stored_weights import Stored, StoredWeights
 from shared import progress
@@ -45,12 +54,11 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     method = quantisation(load_config(model_dir))
     if method is not None:
         raise UnsupportedModel(f"{model_dir} is quantised with {method}, and ranks read unquantised weights only")
-    with _MAKING, no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
-        )
+    model = _empty(config, share, kind)
     model.tie_weights()
     check_forward(model)
+    keep_latents(model)
+    name_layers(model)
     plan = DivisionPlan(model)
     head = _head(model, config, share)
     with torch.no_grad(), ExitStack() as files:
@@ -59,6 +67,21 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     model.eval().requires_grad_(False)
     return model.to(device)
+
+
+def has_sinks(config: Any, share: Share) -> bool:
+    """Whether layers of a model of ``config`` have attention sinks, which its modules show without weights."""
+    with torch.device("meta"):
+        model = _empty(config, share, torch.float32)
+    return any(name.endswith(".sinks") for name, _ in model.named_parameters())
+
+
+def _empty(config: Any, share: Share, kind: torch.dtype) -> Any:
+    """Return a model as large as this rank's share, whose weights are undefined."""
+    with _MAKING, no_init_weights():
+        return AutoModelForCausalLM.from_config(
+            config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
+        )
 
 
 def dtype_of(config: Any, dtype: str) -> torch.dtype:
@@ -115,6 +138,7 @@ def _divides_vocabulary(config: Any, share: Share) -> bool:
 
 def _fill(weights: StoredWeights, model: Any, config: Any, share: Share, plan: DivisionPlan, head: str) -> None:
     """Put this rank's slices into ``model``. Raises UnsupportedModel for what is missing or of another shape."""
+    layers = layer_configs(config)
     found = [(name, tensor, weights.get(name)) for name, tensor in _tensors(model)]
     missing = [name for name, _, stored in found if stored is None]
     if missing:
@@ -122,7 +146,8 @@ def _fill(weights: StoredWeights, model: Any, config: Any, share: Share, plan: D
     with progress.phase(PHASE, total=len(found), unit="tensors") as advance:
         for name, tensor, stored in found:
             if stored is not None:
-                part = _part(name, stored, tuple(tensor.shape), config, share, plan, head)
+                layer = layers[layer_of(name) or 0]
+                part = _part(name, stored, tuple(tensor.shape), layer, share, plan, head)
                 if part is None:
                     mine = f"rank {share.rank} cannot have {tuple(tensor.shape)} of it"
                     raise UnsupportedModel(f"{name} has shape {stored.shape}, and {mine}")
@@ -137,14 +162,14 @@ def _part(
     module, _, kind = name.rpartition(".")
     style = "colwise" if head and module == head else plan.style(name) or plan.style(module)
     shape = stored.shape
-    if style == "rowwise" and kind == "bias":
+    if style == "once" or (style == "rowwise" and kind == "bias"):
         # Outputs are summed, so one rank alone adds it.
         return (stored.whole() if share.rank == 0 else torch.zeros(mine)) if shape == mine else None
     if style == "summed":
         return None  # What every rank has whole, such as biases of experts, would be summed as well.
     if style is None or len(shape) != len(mine):
         return stored.whole() if shape == mine else None
-    dim = -1 if style.endswith("rowwise") or len(shape) == 1 else -2
+    dim = _divided_dim(name, style, len(shape))
     others = [(size, own) for at, (size, own) in enumerate(zip(shape, mine, strict=True)) if at != len(shape) + dim]
     parts = _parts(style, shape[dim], mine[dim], config, share)
     if not parts or sum(map(len, parts)) != mine[dim] or any(size != own for size, own in others):
@@ -152,11 +177,20 @@ def _part(
     return stored.read(dim, parts)
 
 
+def _divided_dim(name: str, style: Style, dims: int) -> int:
+    """Return the dimension, from the end, in which a tensor of this style is divided."""
+    if style in ("rowwise", "packed_rowwise", "transposed_colwise") or dims == 1 or name.endswith("_bias"):
+        return -1
+    return -2
+
+
 def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> list[range]:
-    """Which of ``total`` rows or columns are this rank's ``mine``, none where no division explains it."""
-    kv_heads, head_dim = kv_heads_of(config), head_dim_of(config)
+    """Which of ``total`` rows or columns are this rank's ``mine``, none where no division explains it; ``config`` is
+    that of the layer.
+    """
+    kv_heads = kv_heads_of(config)
     if style == "qkv":
-        heads = int(config.num_attention_heads)
+        heads, head_dim = int(config.num_attention_heads), head_dim_of(config)
         sections = [(heads, share.query_heads(heads)), *[(kv_heads, share.kv_heads(kv_heads))] * 2]
         first, parts = 0, []
         for count, own in sections:
@@ -164,7 +198,7 @@ def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> li
             first += count
         return parts if first * head_dim == total else []
     packs = 2 if style.startswith("packed") else 1
-    rows = share.rows(total // packs, mine // packs, kv_heads, head_dim)
+    rows = share.rows(total // packs, mine // packs, kv_heads)
     if rows is None or total % packs:
         return []
     each = total // packs

@@ -62,7 +62,8 @@ class MakePool(Message, frozen=True):
 
 class RunStep(Message, frozen=True):
     """One step, see ``ModelRunner.forward``: numbers are packed int32. ``rows`` and ``contexts`` have an entry for each
-    segment, ``pages`` its page table. If it ``waits``, a layer's attention waits for ``LayersLanded``.
+    segment, ``pages`` its page table, ``running`` the slot of its layers' states (none where no layer has any). If it
+    ``waits``, a layer's attention waits for ``LayersLanded``.
     """
 
     number: int
@@ -73,6 +74,7 @@ class RunStep(Message, frozen=True):
     contexts: bytes
     pages: tuple[bytes, ...]
     waits: bool = False
+    running: bytes = b""
 
 
 class LayersLanded(Message, frozen=True):
@@ -175,6 +177,7 @@ def step_order(
 ) -> RunStep:
     """Return the order for a step, with no more of its page tables than it reads."""
     segments = meta.segments
+    has_states = any(segment.running >= 0 for segment in segments)
     return RunStep(
         number=number,
         ids=_packed(ids),
@@ -184,6 +187,7 @@ def step_order(
         contexts=pack_int32([segment.context for segment in segments]),
         pages=tuple(pack_int32(one.pages[: pages_for(one.length, meta.page_size)]) for one in segments),
         waits=meta.gate is not None,
+        running=pack_int32([segment.running for segment in segments]) if has_states else b"",
     )
 
 
@@ -203,7 +207,8 @@ def _packed(numbers: torch.Tensor) -> bytes:
 
 def _segments(order: RunStep) -> Sequence[Segment]:
     rows, contexts = np.frombuffer(order.rows, dtype="<i4"), np.frombuffer(order.contexts, dtype="<i4")
+    running = np.frombuffer(order.running, dtype="<i4") if order.running else np.full(len(rows), -1)
     return [
-        Segment(int(count), int(context), np.frombuffer(pages, dtype="<i4"))
-        for count, context, pages in zip(rows, contexts, order.pages, strict=True)
+        Segment(int(count), int(context), np.frombuffer(pages, dtype="<i4"), int(slot))
+        for count, context, pages, slot in zip(rows, contexts, order.pages, running, strict=True)
     ]

@@ -1,13 +1,15 @@
 """Moves whole pages into and out of the parts of a group's pool.
 
 A row's checksum covers all heads, so rows are gathered and checked as a whole, once, by rank 0. Then every part gets
-its heads, by a mover of its own: the bytes that were verified are the bytes that are divided.
+what it has of them: the bytes that were verified are the bytes that are divided. Heads go by a mover of the part's own,
+spans, which are in host memory, by plain copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +20,10 @@ from services.worker.kv.host_checks import gather_checked
 from services.worker.kv.movers.protocol import Fence, Known, MoverName, PageMover
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.parallel.group_pool import PartOfPool
 from shared.errors import TransportError
-from shared.messages.pools import KvGeometry
+from shared.memory.part_spans import of_plane, whole_bytes
+from shared.messages.pools import KvGeometry, PartSpan
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of one layer that are staged at a time; a load can be given up in between."""
@@ -31,6 +35,7 @@ class _Staging:
     def __init__(self, geometry: KvGeometry, pages: int) -> None:
         half = geometry.half_bytes
         self.rows: npt.NDArray[np.uint8] = np.empty((pages, 2, half), dtype=np.uint8)
+        self.page_size = geometry.page_size
         self._shape = (geometry.page_size, geometry.kv_heads, geometry.head_bytes)
         layout = PageLayout(pages, geometry.layers, half, page_stride=2 * half, layer_stride=0, half_stride=half)
         self.memory = PageMemory(layout, array=self.rows.reshape(-1))
@@ -40,12 +45,75 @@ class _Staging:
         return self.rows[:count].reshape(count, 2, *self._shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    heads: slice
-    mover: PageMover
-    staging: _Staging
-    is_first: bool  # No part before it has these heads.
+class _Part(Protocol):
+    """One rank's part, which is given and asked for rows of a layer: uint8 [pages, 2, half_bytes] of whole pages."""
+
+    mover: PageMover | None
+
+    def put(self, layer: int, rows: npt.NDArray[np.uint8], device_pages: PageNumbers) -> None:
+        """Have ``device_pages`` hold what of ``rows`` is the part's."""
+
+    def take(self, layer: int, device_pages: PageNumbers, rows: npt.NDArray[np.uint8]) -> None:
+        """Put into ``rows`` what the part has, and no part before it."""
+
+
+class _HeadsPart:
+    """Has some heads of every layer."""
+
+    def __init__(self, heads: range, pool: DevicePool, mover: PageMover, pages: int, *, is_first: bool) -> None:
+        """``is_first``: no part before it has these heads."""
+        self.mover: PageMover | None = mover
+        self._mover, self._heads, self._is_first = mover, slice(heads.start, heads.stop), is_first
+        self._staging = _Staging(pool.geometry, pages)
+        self._head_bytes = pool.geometry.head_bytes
+
+    def put(self, layer: int, rows: npt.NDArray[np.uint8], device_pages: PageNumbers) -> None:
+        self._staging.heads(len(rows))[...] = self._of(rows)
+        places = np.arange(len(rows), dtype=np.int32)
+        self._mover.load(self._staging.memory, range(layer, layer + 1), places, device_pages)
+
+    def take(self, layer: int, device_pages: PageNumbers, rows: npt.NDArray[np.uint8]) -> None:
+        if self._is_first:
+            places = np.arange(len(rows), dtype=np.int32)
+            self._mover.store(self._staging.memory, range(layer, layer + 1), device_pages, places)
+            self._of(rows)[...] = self._staging.heads(len(rows))
+
+    def _of(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        page_size = self._staging.page_size
+        return rows.reshape(len(rows), 2, page_size, -1, self._head_bytes)[:, :, :, self._heads]
+
+
+class _SpansPart:
+    """Has what spans say, in shared memory."""
+
+    mover: PageMover | None = None
+
+    def __init__(self, pool: DevicePool, spans: Sequence[PartSpan], read: Sequence[PartSpan], layers: int) -> None:
+        """``spans`` are all that it has, ``read`` those of what no part before it has; of whole pages of ``layers``."""
+        geometry = pool.geometry
+        self._planes = pool.bytes_view().reshape(2 * geometry.layers, pool.pages, geometry.half_bytes)
+        halves = [[(2 * layer + half, half) for half in (0, 1)] for layer in range(layers)]
+        self._spans, self._read = (
+            [[span for plane, half in both for span in of_plane(some, plane, half)] for both in halves]
+            for some in (spans, read)
+        )
+
+    def put(self, layer: int, rows: npt.NDArray[np.uint8], device_pages: PageNumbers) -> None:
+        for span in self._spans[layer]:
+            self._rows(span)[device_pages, :, _own(span)] = whole_bytes(rows, span)[:, 0]
+
+    def take(self, layer: int, device_pages: PageNumbers, rows: npt.NDArray[np.uint8]) -> None:
+        for span in self._read[layer]:
+            whole_bytes(rows, span)[:, 0] = self._rows(span)[device_pages, :, _own(span)]
+
+    def _rows(self, span: PartSpan) -> npt.NDArray[np.uint8]:
+        """Return the span's plane in all pages, as its rows."""
+        plane = self._planes[span.own_first]
+        return plane.reshape(len(plane), span.rows, -1)
+
+
+def _own(span: PartSpan) -> slice:
+    return slice(span.own_offset, span.own_offset + span.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +131,18 @@ class PartsMover:
     name: MoverName = "batched"
 
     def __init__(
-        self,
-        geometry: KvGeometry,
-        parts: Sequence[tuple[range, DevicePool]],
-        make: Callable[[DevicePool], PageMover],
+        self, geometry: KvGeometry, parts: Sequence[PartOfPool], make: Callable[[DevicePool], PageMover]
     ) -> None:
         """``geometry`` is that of whole pages, ``make`` makes the mover of one part."""
         self.piece_pages = max(1, PIECE_BYTES // (2 * geometry.half_bytes))
         self._staging = _Staging(geometry, self.piece_pages)
-        self._parts = [
-            _Part(
-                slice(heads.start, heads.stop),
-                make(pool),
-                _Staging(pool.geometry, self.piece_pages),
-                is_first=not any(heads.start in earlier for earlier, _ in parts[:index]),
-            )
-            for index, (heads, pool) in enumerate(parts)
-        ]
+        self._parts: list[_Part] = []
+        for part in parts:
+            if part.heads is None:
+                self._parts.append(_SpansPart(part.pool, part.spans, part.read_spans, geometry.layers))
+            else:
+                mover, is_first = make(part.pool), bool(part.read_spans)
+                self._parts.append(_HeadsPart(part.heads, part.pool, mover, self.piece_pages, is_first=is_first))
 
     def load(
         self,
@@ -103,21 +166,22 @@ class PartsMover:
         rows = target.host_rows()
         for layer in layers:
             for piece in self._pieces(len(pages)):
-                count = piece.stop - piece.start
-                whole, places = self._staging.heads(count), np.arange(count, dtype=np.int32)
+                whole = self._staging.rows[: piece.stop - piece.start]
+                whole[...] = 0  # What no part has.
                 for part in self._parts:
-                    if part.is_first:
-                        part.mover.store(part.staging.memory, range(layer, layer + 1), device_pages[piece], places)
-                        whole[:, :, :, part.heads] = part.staging.heads(count)
-                rows[pages[piece], layer] = self._staging.rows[:count]
+                    part.take(layer, device_pages[piece], whole)
+                rows[pages[piece], layer] = whole
 
     def fence(self) -> Fence | None:
-        fences = [fence for fence in (part.mover.fence() for part in self._parts) if fence is not None]
+        fences = [fence for fence in (mover.fence() for mover in self._movers()) if fence is not None]
         return _AllFences(fences) if fences else None
 
     def drain(self) -> None:
-        for part in self._parts:
-            part.mover.drain()
+        for mover in self._movers():
+            mover.drain()
+
+    def _movers(self) -> list[PageMover]:
+        return [part.mover for part in self._parts if part.mover is not None]
 
     def _gather(self, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None) -> Bools:
         """Stage whole rows; which of them are good."""
@@ -135,11 +199,11 @@ class PartsMover:
             yield slice(start, min(start + self.piece_pages, count))
 
     def _spread(self, layer: int, device_pages: PageNumbers, good: Bools) -> None:
-        """Give every part its heads of the staged rows that are good."""
+        """Give every part its bytes of the staged rows that are good."""
         kept = np.flatnonzero(good)
         if not len(kept):
             return
-        whole, places = self._staging.heads(len(good)), np.arange(len(kept), dtype=np.int32)
+        rows = self._staging.rows[: len(good)]
+        rows = rows if len(kept) == len(good) else rows[kept]
         for part in self._parts:
-            part.staging.heads(len(kept))[...] = whole[kept, :, :, part.heads]
-            part.mover.load(part.staging.memory, range(layer, layer + 1), places, device_pages[kept])
+            part.put(layer, rows, device_pages[kept])

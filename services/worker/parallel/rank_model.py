@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
@@ -18,13 +19,21 @@ from services.worker.engine.model_loading import (
     own_context,
     tell,
 )
-from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
-from services.worker.engine.probe import Verification, find_geometry
+from services.worker.engine.model_runner import (
+    NOTHING_TO_PROVE,
+    ModelRunner,
+    check_device,
+    check_states,
+    pack_layers,
+)
+from services.worker.engine.probe import LayoutProbe, Verification, find_kept
+from services.worker.engine.states.layers import StateModule, find_state_modules
+from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.planes import identity_map, rounded_map
 from services.worker.parallel.collectives import Collectives
-from services.worker.parallel.division import Share, check_divisible, kv_heads_of
-from services.worker.parallel.loading import connect, dtype_of, load_share
+from services.worker.parallel.division import Share, check_divisible
+from services.worker.parallel.group_layout import GroupLayout, group_layout
+from services.worker.parallel.loading import connect, dtype_of, has_sinks, load_share
 from services.worker.parallel.orders import StartRank
 from services.worker.parallel.rank_restoring import RankRestoring
 from services.worker.proving.device import prove_device
@@ -32,7 +41,7 @@ from services.worker.proving.part import Part
 from services.worker.proving.parts import parts_of
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
-from shared.errors import InvariantViolated, UnsupportedModel
+from shared.errors import InvariantViolated
 from shared.messages.pools import KvGeometry
 
 # torch leaves these functions without types.
@@ -67,31 +76,39 @@ class RankModel:
         tell(self.model, self.config, self.context)
         self.weight_bytes = model_bytes_of(self.model)
         self._collectives: Collectives | None = None
-        self._part: KvGeometry | None = None
+        self._layout: GroupLayout | None = None
+        self.states: tuple[StateModule, ...] = ()
+
+    @property
+    def layout(self) -> GroupLayout:
+        """How pages of the group lie in parts; known after :meth:`join`."""
+        if self._layout is None:
+            raise InvariantViolated("the rank has not joined its group")
+        return self._layout
 
     @property
     def part(self) -> KvGeometry:
         """The geometry of this rank's part of a page; known after :meth:`join`."""
-        if self._part is None:
-            raise InvariantViolated("the rank has not joined its group")
-        return self._part
+        return self.layout.part.geometry
 
     def _shape(self) -> ServedShape:
         """Return what :meth:`join` will find, by the configuration. Raises ConfigError where the model does not
         divide.
         """
         start, config = self._start, self.config
+        check_states(config)
         check_divisible(config, start.ranks)
-        return expected_shape(
+        shape = expected_shape(
             config,
             expected_windows(config),
             dtype=dtype_of(config, start.dtype),
-            page_size=start.page_size,
+            page_size=start.page_size or PAGE_TOKENS,
             device=self.device,
             share=self.share,
             store_port=start.store_port,
             kv_dtype=start.kv_dtype,
         )
+        return msgspec.structs.replace(shape, has_sinks=has_sinks(config, self.share))
 
     def join(self, store: Any, *, through_host: bool = False) -> None:
         """Meet the other ranks and run two tokens through the model. Raises TransportError, UnsupportedModel."""
@@ -102,13 +119,11 @@ class RankModel:
         )
         with refusing(self.config.model_type, "probed"):
             connect(self.model, self.config, self.share, self._collectives)
-            part = find_geometry(self.model, expected_windows(self.config), start.page_size, self.context)
-            if start.kv_dtype == "fp8":
-                part = rounded_map(identity_map(part)).geometry
-        heads = len(self.share.kv_heads(kv_heads_of(self.config)))
-        if part.kv_heads != heads:
-            raise UnsupportedModel(f"{type(self.model).__name__} has {part.kv_heads} KV heads in a rank, not {heads}")
-        self._part = part
+            self.states = find_state_modules(self.model, LayoutProbe())
+            found = find_kept(self.model, expected_windows(self.config), self.context, self.states)
+        layout = group_layout(found, self.config, start.ranks, start.page_size)
+        self._layout = layout.rounded() if start.kv_dtype == "fp8" else layout
+        check_device(self._layout.whole, self.device.type)
 
     def measure_room(self, wish: RoomWish, memory: DeviceMemory | None = None) -> int:
         """Pages that this rank's device has room for; every rank calls this at the same time. Raises ConfigError."""
@@ -117,7 +132,9 @@ class RankModel:
 
     def make_pool(self, pages: int) -> DevicePool:
         """Make this rank's part of the device pool."""
-        return DevicePool.create(self.part, pages, device=self.device, shm_prefix=self._start.shm_prefix)
+        return DevicePool.create(
+            self.part, pages, device=self.device, shm_prefix=self._start.shm_prefix, planes=self.layout.part
+        )
 
     def expect(self, tokens: int) -> Verification:
         """Compute what the model gives by its own attention; afterwards it is made as fast as it can be."""
@@ -129,7 +146,9 @@ class RankModel:
 
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
         """Return what computes steps of this rank over ``pool``."""
-        return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context, proofs=self.proofs)
+        return ModelRunner(
+            self.model, pool, vocab_size=vocab_size, context=self.context, proofs=self.proofs, states=self.states
+        )
 
     def restoring(self, runner: ModelRunner, staging_bytes: int) -> RankRestoring:
         """Return what restores KV in this rank; every rank calls this at the same time. Raises

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -45,17 +45,45 @@ REASON_TIMEOUT_S = 2.0
 """Longest wait for a rank that ended to have told why."""
 
 
+class RankProcess(Protocol):
+    """What is asked of the process of a rank; see ``subprocess.Popen``."""
+
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+
+
+Launch = Callable[[StartRank, socket.socket], RankProcess]
+"""Starts the process of a rank, which gets its orders on this socket."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Member:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: RankProcess
     channel: Channel
+
+
+def launch_process(start: StartRank, orders: socket.socket) -> RankProcess:
+    """Return an interpreter of its own."""
+    # Thread pools read this before any order comes.
+    threads = {"OMP_NUM_THREADS": str(start.threads)} if start.threads else {}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "services.worker.parallel", str(orders.fileno())],
+        pass_fds=(orders.fileno(),),
+        stdin=subprocess.DEVNULL,
+        env=dict(os.environ) | threads,
+    )
 
 
 class Ranks:
     """Orders come from one thread at a time."""
 
-    def __init__(self, starts: Sequence[StartRank], *, timeout_s: float) -> None:
+    def __init__(self, starts: Sequence[StartRank], *, timeout_s: float, launch: Launch = launch_process) -> None:
         """Start a process for each of ``starts`` and send it. ``timeout_s`` bounds every later wait for a rank to take
         an order.
         """
@@ -67,7 +95,7 @@ class Ranks:
         self._watchers: list[threading.Thread] = []
         try:
             for start in starts:
-                self._members.append(_spawn(start, timeout_s))
+                self._members.append(_spawn(start, timeout_s, launch))
             for member in self._members:
                 watcher = threading.Thread(target=self._watch, args=(member,), name="watch-rank", daemon=True)
                 watcher.start()
@@ -185,17 +213,10 @@ class Ranks:
             member.process.kill()
 
 
-def _spawn(start: StartRank, timeout_s: float) -> _Member:
+def _spawn(start: StartRank, timeout_s: float, launch: Launch) -> _Member:
     ours, theirs = socket.socketpair()
-    # Thread pools read this before any order comes.
-    threads = {"OMP_NUM_THREADS": str(start.threads)} if start.threads else {}
     with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "services.worker.parallel", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            env=dict(os.environ) | threads,
-        )
+        process = launch(start, theirs)
     return _Member(start.rank, process, Channel(ours, RankAnswer, timeout_s=timeout_s))
 
 

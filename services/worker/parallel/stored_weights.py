@@ -95,6 +95,23 @@ class StoredExperts:
         return torch.cat([section[number].read(dim, parts) for section in self._sections])
 
 
+class JoinedTensors:
+    """One tensor that the checkpoint has in several, one after the other: ranks have it whole, or not at all."""
+
+    def __init__(self, pieces: Sequence[StoredTensor], dim: int) -> None:
+        """``pieces`` follow one another in dimension ``dim``."""
+        self._pieces, self._dim = pieces, dim
+        sizes = list(pieces[0].shape)
+        sizes[dim] = sum(piece.shape[dim] for piece in pieces)
+        self.shape = tuple(sizes)
+
+    def read(self, dim: int, parts: Sequence[range]) -> torch.Tensor:
+        raise UnsupportedModel("the checkpoint has weights in pieces, which ranks cannot read in part")
+
+    def whole(self) -> torch.Tensor:
+        return torch.cat([piece.whole() for piece in self._pieces], self._dim)
+
+
 class StoredWeights:
     """What the files of a checkpoint hold for a model."""
 
@@ -121,12 +138,14 @@ class StoredWeights:
         """Return the tensor that the model calls ``name``; None where the checkpoint lacks it."""
         return self._of.get(name)
 
-    def _merge(self, sections: dict[str, list[StoredTensor]]) -> StoredExperts:
+    def _merge(self, sections: dict[str, list[StoredTensor]]) -> StoredExperts | JoinedTensors:
         converter = next(entry for entry in self._converters if set(sections) <= set(entry.source_patterns))
         kinds = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
         patterns = converter.source_patterns
         if len(sections) < len(patterns):
             raise UnsupportedModel(f"the checkpoint lacks weights: {', '.join(sorted(set(patterns) - set(sections)))}")
+        if [kind for kind, _ in kinds] == [Concatenate] and all(len(section) == 1 for section in sections.values()):
+            return JoinedTensors([sections[pattern][0] for pattern in patterns], kinds[0][1] or 0)
         is_merged = kinds == [(MergeModulelist, 0)] and len(patterns) == 1
         is_joined = kinds == [(MergeModulelist, 0), (Concatenate, 1)]
         if not is_merged and not is_joined:

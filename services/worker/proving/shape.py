@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from services.worker.kv.device_pool import DTYPE_NAMES
-from services.worker.parallel.division import Share, head_dim_of, kv_heads_of
+from services.worker.parallel.division import Share, head_dim_of, kv_heads_of, layer_configs
 from services.worker.proving.table import ServedShape
 from shared.messages.pools import FLOAT8, KvDtype, KvGeometry
 
@@ -34,17 +34,18 @@ def expected_shape(
     """Return what a model of ``config`` computes in one process; ``windows`` and ``chunks`` are of its layers, and
     ``kv_dtype`` is as workers have it.
     """
+    first = layer_configs(config)[0]
     geometry = KvGeometry(
         layers=len(windows),
-        kv_heads=len(share.kv_heads(kv_heads_of(config))),
-        head_dim=head_dim_of(config),
+        kv_heads=len(share.kv_heads(kv_heads_of(first))),
+        head_dim=head_dim_of(first),
         page_size=page_size,
         dtype=FLOAT8 if kv_dtype == "fp8" else DTYPE_NAMES[dtype],
     )
     return ServedShape(
         device=str(device),
         geometry=geometry,
-        query_heads=int(config.num_attention_heads) // share.ranks,
+        query_heads=int(first.num_attention_heads) // share.ranks,
         windows=tuple(dict.fromkeys(window or 0 for window in windows)),
         chunks=tuple(dict.fromkeys(chunk for chunk in chunks if chunk is not None)),
         softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from bench.model_support.group_trial import try_in_group
 from bench.model_support.rope_trials import ROPE_TRIALS
 from bench.model_support.sweep import bounded
 from bench.model_support.trial import Outcome, try_configs, try_type
@@ -21,6 +23,9 @@ from services.worker.engine.text_parts import PROVEN
 
 SAMPLE = ("nemotron", "qwen3_moe", "llava", "deepseek_v3", "falcon", "mamba", "bart")
 """Families that ``tests/checkpoints.py`` has are proved by many other tests."""
+
+IN_GROUPS = ("deepseek_v2", "kimi_linear", "olmo2", "mamba2")
+"""Of types that one rank serves, two that two ranks serve, and two that they refuse."""
 
 SAMPLE_ROPE = ("longrope, long factors", "dynamic", "proportional")
 
@@ -66,6 +71,41 @@ def test_a_sample_comes_out_as_it_was_recorded(name: str, results: dict[str, Any
     found = try_type(name, tmp_path, seed=0)
 
     assert found == Outcome(row["outcome"], row.get("reason", ""))
+
+
+@pytest.fixture(scope="module")
+def group_results() -> dict[str, Any]:
+    """The committed sweep in groups of two ranks."""
+    document = json.loads((RESULTS / "group_support.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = document["results"]
+    return found
+
+
+def test_groups_have_a_row_for_every_type_that_one_rank_serves(
+    results: dict[str, Any], group_results: dict[str, Any]
+) -> None:
+    """Text parts, which are types of their own, aside; and none crashes or answers otherwise."""
+    served = {name for name, row in results["types"].items() if row["outcome"] == "served"}
+    rows = group_results["types"]
+
+    assert set(rows) == served - set(with_text_part())
+    assert {row["outcome"] for row in rows.values()} <= {"served", "refused", "untried"}
+    assert [name for name, row in rows.items() if row["outcome"] != "served" and not row.get("reason")] == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", IN_GROUPS)
+def test_a_sample_of_groups_too(name: str, group_results: dict[str, Any]) -> None:
+    """Tried anew with real ranks, in copies of this process."""
+    row = group_results["types"][name]
+
+    found = bounded(partial(_in_group, name), cpu_s=60)
+
+    assert found == Outcome(row["outcome"], row.get("reason", ""))
+
+
+def _in_group(name: str, folder: Path) -> Outcome:
+    return try_in_group(name, 2, folder, seed=0)
 
 
 @pytest.mark.parametrize("name", SAMPLE_ROPE)

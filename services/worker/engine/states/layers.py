@@ -30,7 +30,8 @@ from shared.errors import UnsupportedModel
 STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 """Layer types, in the library's words, of layers that carry a state: instead of K and V or (hybrid) beside them."""
 
-_WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
+WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
+"""Layer types of layers that have no heads of K and V."""
 
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
@@ -85,7 +86,7 @@ def state_layers(config: Any) -> list[int]:
 def layers_with_attention(config: Any, layers: int) -> list[int]:
     """Of ``layers`` layers those that attend, by the configuration's layer types; all where it names none."""
     kinds = getattr(config, "layer_types", None)
-    return [layer for layer in range(layers) if kinds is None or kinds[layer] not in _WITHOUT_ATTENTION]
+    return [layer for layer in range(layers) if kinds is None or kinds[layer] not in WITHOUT_ATTENTION]
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, GpuAtte
 from services.worker.engine.model_loading import expected_windows, load_config, load_model, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.paged_step import PagedStep
-from services.worker.engine.probe import find_geometry
+from services.worker.engine.probe import find_planes
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import OperatorError
 
@@ -64,7 +64,7 @@ def _forwards(folder: str, dtype: str, shm_prefix: str, kernels: str) -> Iterato
     """A model as a GPU computes it, over a pool of CPU memory."""
     config: Any = load_config(Path(folder))
     model = load_model(Path(folder), config, dtype=dtype, device="cpu")
-    geometry = find_geometry(model, expected_windows(config), PAGE_SIZE, max_context_tokens(config))
+    geometry = find_planes(model, expected_windows(config), PAGE_SIZE, max_context_tokens(config)).geometry
     pool = DevicePool.create(geometry, PAGES, device="cpu", shm_prefix=shm_prefix)
     runner = ModelRunner(model, pool, vocab_size=config.vocab_size)
     backend = GpuAttention(pool, kernels)

@@ -31,7 +31,7 @@ from services.worker.engine.model_loading import (
     max_context_tokens,
 )
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.probe import find_geometry
+from services.worker.engine.probe import find_planes
 from shared.errors import ConfigError, UnsupportedModel
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
@@ -116,7 +116,7 @@ def test_what_else_attention_is_asked_for_is_refused(tmp_path: Path) -> None:
     model = load_model(path, config, dtype="float32", device="cpu")
 
     with pytest.raises(UnsupportedModel, match="attention of doge needs attention_mask, which we lack"):
-        find_geometry(model, expected_windows(config), 16, 256)
+        find_planes(model, expected_windows(config), 16, 256)
 
 
 def test_a_context_that_nobody_names_is_asked_for(tmp_path: Path) -> None:

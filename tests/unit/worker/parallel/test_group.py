@@ -58,7 +58,10 @@ def check_tokens(group: GroupRunner, model: Path) -> None:
         reference.decided(partial(next, (random_prompt(length, seed) for seed in seeds)), 12) for length in (37, 5, 70)
     ]
     tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
-    requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
+    requests = [
+        Request(list(prompt), pages, slot=slot)
+        for slot, (prompt, pages) in enumerate(zip(prompts, tables, strict=True))
+    ]
 
     decode_greedily(group, requests, [16, 5, 33], 12)
 

@@ -95,7 +95,7 @@ class Captured:
         self.group.restore(pages, segment, max(recomputed, view.geometry.absent), self.tokens[start:TOKENS], None)
 
     def wipe(self) -> None:
-        for _, part in self.group.parts.parts:
+        for part in (each.pool for each in self.group.parts.parts):
             part.tensor[:, :, torch.from_numpy(AGAIN).long()] = float("nan")
 
     def goes_on(self) -> torch.Tensor:

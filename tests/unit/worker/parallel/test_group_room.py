@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from services.worker.engine.gpu_room import RoomWish
+from services.worker.kv.planes import HeadsKept, LatentsKept
 from services.worker.parallel.group_runner import _pages
 from services.worker.parallel.orders import MeasureRoom, RankMeasured
 from services.worker.parallel.rank_model import RankModel
-from shared.messages.pools import KvGeometry
+from tests.unit.worker.parallel.layouts import layout_of
 
 WISH = RoomWish(fraction=0.5, tokens=100, rows=9, reserve_bytes=7)
 
@@ -50,13 +51,12 @@ def test_the_least_room_counts() -> None:
     assert happened == [MeasureRoom(fraction=0.5, tokens=100, rows=9, reserve_bytes=7), WISH, "collect"]
 
 
-def test_a_number_of_pages_is_taken_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_pages_is_taken_without_a_measurement() -> None:
     """What the operator said wins."""
     happened: list[Any] = []
     model = Model(happened)
-    model.part, model.config, model.model = None, None, None  # type: ignore[attr-defined]
-    geometry = KvGeometry(layers=1, kv_heads=1, head_dim=1, page_size=1, dtype="float32")
-    monkeypatch.setattr("services.worker.parallel.group_runner.whole_geometry", lambda *_: geometry)
+    model.model = None  # type: ignore[attr-defined]
+    model.layout = layout_of([HeadsKept(2, 1, 1)], 2, 1)  # type: ignore[attr-defined]
 
     def pages(**settings: int | None) -> int:
         nothing: dict[str, int | None] = {"device_kv_bytes": None, "pages": None}
@@ -64,8 +64,11 @@ def test_a_number_of_pages_is_taken_without_a_measurement(monkeypatch: pytest.Mo
         return _pages(model, Ranks(happened), sizer=None, room=WISH, **settings)  # type: ignore[arg-type]
 
     assert pages(pages=5) == 5
-    assert pages(device_kv_bytes=80) == 10
+    assert pages(device_kv_bytes=160) == 10
     assert happened == []
+    model.layout = layout_of([LatentsKept(3, 1)], 2, 1)  # type: ignore[attr-defined]
+    assert pages(pages=5) == 5
+    assert pages(device_kv_bytes=320) == 5  # Every rank keeps all latents, and half of a page holds nothing.
 
 
 def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +87,7 @@ def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.worker.parallel.rank_model.measure_room", measured)
     rank: Any = object.__new__(RankModel)
     rank.model, rank.context = object(), 64
-    rank._part = KvGeometry(layers=2, kv_heads=1, head_dim=8, page_size=16, dtype="float32")
+    rank._layout = layout_of([HeadsKept(2, 8, 8)] * 2, 2, 16)
 
     assert rank.measure_room(WISH, "memory") == 3
     assert asked == [rank.model, rank.part, 64, WISH, "memory", 2 * 2 * 16 * 8 * 4]

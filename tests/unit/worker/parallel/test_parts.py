@@ -13,9 +13,9 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
+from services.worker.kv.planes import HeadsKept
 from services.worker.kv.row_checks import RowChecks
-from services.worker.parallel.division import Share
-from services.worker.parallel.group_pool import GroupPool, attach_part
+from services.worker.parallel.group_pool import GroupPool, PartOfPool, attach_part
 from services.worker.parallel.parts_mover import PartsMover
 from shared.errors import InvariantViolated, TransportError
 from shared.memory import DevicePoolView, HostPoolView, unlink_all
@@ -23,6 +23,7 @@ from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_plans import PageLoad
 from tests.run_name import shm_prefix
+from tests.unit.worker.parallel.layouts import layout_of, pool_of
 from tests.unit.worker.pools import fill_page, identity_of
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=16, dtype="float32")
@@ -37,14 +38,15 @@ def clean() -> Iterator[None]:
     unlink_all(PREFIX)
 
 
-def group_pool(ranks: int, geometry: KvGeometry = GEOMETRY) -> GroupPool:
+def group_pool(ranks: int) -> GroupPool:
     """A pool whose parts are all in this process."""
-    parts = []
-    for rank in range(ranks):
-        heads = Share(rank, ranks).kv_heads(geometry.kv_heads)
-        part = msgspec.structs.replace(geometry, kv_heads=len(heads))
-        parts.append((heads, DevicePool.create(part, PAGES, device="cpu", shm_prefix=PREFIX)))
-    return GroupPool(geometry, parts, [pool.handle() for _, pool in parts])
+    kept = [HeadsKept(GEOMETRY.kv_heads, GEOMETRY.head_dim, GEOMETRY.head_dim)] * GEOMETRY.layers
+    return pool_of(layout_of(kept, ranks, GEOMETRY.page_size), PAGES, PREFIX)
+
+
+def heads_of(part: PartOfPool) -> slice:
+    assert part.heads is not None
+    return slice(part.heads.start, part.heads.stop)
 
 
 def host_pool(labels: list[str]) -> HostPoolView:
@@ -100,8 +102,8 @@ def test_what_a_group_computed_is_restored_by_one_rank_and_the_other_way_round()
     pool, single = group_pool(2), DevicePool.create(GEOMETRY, PAGES, device="cpu", shm_prefix=PREFIX)
     rng = np.random.default_rng(1)
     content = rng.standard_normal((3, 2, PAGES, 16, 4, 8), dtype=np.float32)
-    for heads, part in pool.parts:
-        part.tensor.numpy()[...] = content[..., heads.start : heads.stop, :]
+    for part in pool.parts:
+        part.pool.tensor.numpy()[...] = content[..., heads_of(part), :]
     host = HostPoolView.create(PREFIX, GEOMETRY, PAGES)
     view = open_device_pool(pool.handle())
 
@@ -113,8 +115,8 @@ def test_what_a_group_computed_is_restored_by_one_rank_and_the_other_way_round()
     other = group_pool(4)
     DevicePoolView.attach(single.handle()).copy_run((0, 0, PAGES), host.pages)
     mover_of(other).load(memory_of(host), range(3), everything, everything)
-    for heads, part in other.parts:
-        assert (part.tensor.numpy() == content[..., heads.start : heads.stop, :]).all()
+    for part in other.parts:
+        assert (part.pool.tensor.numpy() == content[..., heads_of(part), :]).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -141,9 +143,9 @@ def test_a_row_that_fails_its_checksum_reaches_no_rank() -> None:
     )
 
     assert wrong.wrong().tolist() == [False, True]
-    for _, part in pool.parts:
-        assert part.bytes_view()[2, :, 0].any()
-        assert not part.bytes_view()[2, :, 1].any()
+    for part in pool.parts:
+        assert part.pool.bytes_view()[2, :, 0].any()
+        assert not part.pool.bytes_view()[2, :, 1].any()
 
 
 def test_rank_0_writes_the_part_of_another_process_and_removes_its_name() -> None:
@@ -208,7 +210,7 @@ def test_a_group_of_which_a_part_is_gone_lends_nothing() -> None:
     """The load fails and says whose fault it was; what was mapped of it is let go."""
     theirs, ours = group_pool(2), group_pool(1)
     handle = theirs.handle()
-    theirs.parts[1][1].close()
+    theirs.parts[1].pool.close()
     loads = Loads(GEOMETRY, PAGES, mover_of(ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
     loads.neighbours.attach("w1", "inc-1", handle)
 

@@ -38,6 +38,14 @@ ROUTED: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": EXPERTS,
@@ -48,6 +56,12 @@ TYPES: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "afmoe": EXPERTS | {"num_dense_layers": 1},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "flint": {"head_dim": 16},
+    "granite_swa": {},
+    "deepseek_v3": ROUTED | LATENTS,
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8},
     "phi3": {},
     "glm4": {"head_dim": 16},
 }
@@ -70,7 +84,7 @@ def rejoined(name: str, whole: torch.Tensor, parts: list[torch.Tensor], dim: int
     if "qkv_proj" in name:
         sizes = [SMALL["num_attention_heads"], *[SMALL["num_key_value_heads"]] * 2]
         split = [torch.split(part, [size * 16 // len(parts) for size in sizes], dim) for part in parts]
-    elif "gate_up_proj" in name:
+    elif "gate_up_proj" in name and dim < whole.dim() - 1:  # In GPT-OSS gate and up alternate.
         split = [part.chunk(2, dim) for part in parts]
     else:
         split = [(part,) for part in parts]
@@ -98,9 +112,10 @@ def test_the_shares_of_two_ranks_are_the_model(model_type: str, tmp_path: Path) 
             divided.add(name.rpartition("layers.1.")[2])
             assert torch.equal(rejoined(name, expected, parts, dim), expected)
     assert any("self_attn" in name for name in divided)
-    assert any("down_proj" in name for name in divided)
+    assert any("down_proj" in name or "feed_forward.w2" in name for name in divided)
     experts = [name for name, _ in whole.named_parameters() if "layers.1." in name and ".experts." in name]
-    assert {name.rpartition("layers.1.")[2] for name in experts} <= divided
+    # A bias behind a sum over ranks is one rank's.
+    assert {name.rpartition("layers.1.")[2] for name in experts} - {"mlp.experts.down_proj_bias"} <= divided
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "phi3"])

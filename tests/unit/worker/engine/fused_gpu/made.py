@@ -16,7 +16,7 @@ from services.worker.engine.fused_gpu.forward import GpuForward, StepKernels
 from services.worker.engine.fused_gpu.weights import GpuModel
 from services.worker.engine.model_loading import expected_windows, load_config, load_model, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.probe import find_geometry
+from services.worker.engine.probe import find_planes
 from services.worker.kv.device_pool import DevicePool
 from tests.run_name import shm_prefix
 from tests.unit.worker.kernels import oracles
@@ -30,7 +30,7 @@ def runner_of(directory: Path, kernels: StepKernels | None, dtype: str, *, token
     config = load_config(directory)
     model = load_model(directory, config, dtype=dtype, device="cpu")
     windows, context = expected_windows(config), max_context_tokens(config)
-    geometry = find_geometry(model, windows, PAGE_SIZE, context)
+    geometry = find_planes(model, windows, PAGE_SIZE, context).geometry
     merged = None if kernels is None else GpuModel(describe(model, windows, multiple=2), context)
     pool = DevicePool.create(geometry, tokens // PAGE_SIZE, device="cpu", shm_prefix=shm_prefix("engine"))
     fused = None if merged is None or kernels is None else GpuForward(merged, kernels, pool)
