@@ -169,6 +169,16 @@ class PlaneMap:
         return self.geometry.page_bytes - self.content_bytes
 
 
+def latent_ranks(planes: PlaneMap) -> dict[int, int]:
+    """The ranks of the parts that are latents, by their numbers."""
+    return {
+        part.number: layer.kept.rank
+        for layer in planes.layers
+        if isinstance(layer.kept, LatentsKept)
+        for part in layer.parts
+    }
+
+
 def identity_map(geometry: KvGeometry) -> PlaneMap:
     """The map of a model all of whose layers keep K and V of the same heads."""
     kept = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)

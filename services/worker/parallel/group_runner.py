@@ -26,6 +26,7 @@ from services.worker.engine.model_runner import (
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.states.running import NoSlots
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import identity_map
 from services.worker.parallel.collectives import make_store
 from services.worker.parallel.division import Share, whole_geometry
 from services.worker.parallel.gates import TellingGate
@@ -312,8 +313,8 @@ def _pages(
         )
         own = model.measure_room(room)
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
-    geometry = whole_geometry(model.part, model.config)
-    return pages_of(model.model, geometry, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    planes = identity_map(whole_geometry(model.part, model.config))
+    return pages_of(model.model, planes, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
 
 
 def _prove(start: StartRank, model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:

@@ -21,6 +21,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import identity_map
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, kv_heads_of
 from services.worker.parallel.loading import connect, dtype_of, load_share
@@ -106,7 +107,7 @@ class RankModel:
 
     def measure_room(self, wish: RoomWish, memory: DeviceMemory | None = None) -> int:
         """Pages that this rank's device has room for; every rank calls this at the same time. Raises ConfigError."""
-        room = measure_room(self.model, self.part, self.context, wish, memory or CudaMemory(self.device))
+        room = measure_room(self.model, identity_map(self.part), self.context, wish, memory or CudaMemory(self.device))
         return room.pages(self.part.page_bytes)
 
     def make_pool(self, pages: int) -> DevicePool:

@@ -31,10 +31,12 @@ def expected_shape(
     store_port: int = 0,
 ) -> ServedShape:
     """What a model of ``config`` computes in one process; ``windows`` and ``chunks`` are those of its layers."""
+    # Of a model whose layers differ, the first one's; what all have is seen once it is loaded.
+    layer = next(iter(getattr(config, "per_layer_config", None) or ()), config)
     geometry = KvGeometry(
         layers=len(windows),
-        kv_heads=len(share.kv_heads(kv_heads_of(config))),
-        head_dim=head_dim_of(config),
+        kv_heads=len(share.kv_heads(kv_heads_of(layer))),
+        head_dim=head_dim_of(layer),
         page_size=page_size,
         dtype=DTYPE_NAMES[dtype],
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.engine.device_checks import check_states
 from services.worker.engine.model_loading import expected_windows, load_config, load_model
-from services.worker.engine.model_runner import check_states
 from services.worker.engine.probe import find_geometry
 from shared.errors import UnsupportedModel
 
