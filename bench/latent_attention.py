@@ -56,10 +56,10 @@ def compare(latents: Latents, rows: int, context: int, dtype: torch.dtype, round
     query = torch.randn(1, HEADS, rows, dim, generator=generator).to(dtype)
     row = torch.empty(1, 1, rows, latents.rank + latents.rope, dtype=dtype)
     call = AttentionCall(0, query, row, row[..., : latents.rank], dim**-0.5, None, None, {}, latents=latents)
-    serving = LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
+    serving = LatentAttention(pool, CpuAttention(pool, packs_single_rows=True), CpuAttention)
     ways = {form: (serving, most) for form, most in FORMS.items()}
     if rows == 1:
-        ways["by_decode"] = LatentAttention(pool, CpuAttention(pool)), math.inf
+        ways["by_decode"] = LatentAttention(pool, CpuAttention(pool), CpuAttention), math.inf
     times: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, torch.Tensor] = {}
     for _ in range(rounds + 1):  # The first warms up.

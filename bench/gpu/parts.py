@@ -33,6 +33,7 @@ PARTS = (
     Part("prefill", "How near is a prompt to what the tensor cores allow?", 14.0, 12.0),
     Part("exact", "What does exact mode cost, in products, prefills and decode steps?", 14.0, 12.0),
     Part("attention", "How near do our kernels come to PyTorch's, and to the device?", 18.0, 15.0),
+    Part("latents", "How near does attention to latents come to memory and tensor cores?", 9.0, 8.0),
     Part("restarts", "Does each process come back, and is the same answered?", 24.0, 20.0),
     Part("ipc", "How fast are pages of a neighbour's device pool?", 9.0, 8.0),
     Part("restoration", "Which way brings a prefix back fastest, with and without grouped heads?", 28.0, 25.0),

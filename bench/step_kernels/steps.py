@@ -13,10 +13,11 @@ from bench.step_kernels.counting import Counted, DeviceCounter, HostRead, on_dev
 from services.worker import kernels
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.decode_shapes import DecodeShape
+from services.worker.engine.device_checks import check_states
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse, merge
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
-from services.worker.engine.model_runner import ModelRunner, check_states
+from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import LayoutProbe
 from services.worker.engine.sampler import SampleRow, sample

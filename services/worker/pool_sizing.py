@@ -11,9 +11,9 @@ from services.worker.config import WorkerConfig
 from services.worker.device_bounds import batch_tokens
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_runner import PoolSizer
+from services.worker.kv.planes import PlaneMap
 from shared.memory.machine_memory import MachineMemory, machine_memory
 from shared.memory.pool_sizes import ModelDemand, Node, on_cpu, wanted_on_cpu
-from shared.messages.pools import KvGeometry
 
 
 def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machine_memory) -> PoolSizer:
@@ -21,7 +21,8 @@ def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machin
     free now that the weights are loaded.
     """
 
-    def pages(model: Any, geometry: KvGeometry, max_context: int) -> int:
+    def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
+        geometry = planes.geometry
         demand = ModelDemand(token_bytes=geometry.token_bytes, context_tokens=max_context, kv_heads=geometry.kv_heads)
         if config.cpu_kv_bytes:
             size = min(config.cpu_kv_bytes, wanted_on_cpu(geometry.token_bytes, max_context))
@@ -36,10 +37,10 @@ def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machin
 def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemory] = CudaMemory) -> PoolSizer:
     """For a pool on a GPU: what weights and the largest prefill leave of it."""
 
-    def pages(model: Any, geometry: KvGeometry, max_context: int) -> int:
+    def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
         device = memory(model.device)
-        room = measure_room(model, geometry, max_context, room_wish(config, device.total_bytes()), device)
-        return room.pages(geometry.page_bytes)
+        room = measure_room(model, planes, max_context, room_wish(config, device.total_bytes()), device)
+        return room.pages(planes.geometry.page_bytes)
 
     return pages
 

@@ -11,7 +11,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import UNLIKE, make_checkpoint
 from tests.engine_driver import page_tables, random_prompt
 from tests.run_name import shm_prefix
 
@@ -25,7 +25,15 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean deviation relative to the spread of a row: padding may have a product computed by another kernel."""
 
 
-@pytest.fixture(params=[("llama", "float32"), ("llama", "bfloat16"), ("gemma2", "bfloat16"), ("qwen3", "bfloat16")])
+@pytest.fixture(
+    params=[
+        ("llama", "float32"),
+        ("llama", "bfloat16"),
+        ("gemma2", "bfloat16"),
+        ("qwen3", "bfloat16"),
+        *((family, "float32") for family in UNLIKE),
+    ]
+)
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelRunner]:
     family, dtype = request.param
     made = ModelRunner.load(

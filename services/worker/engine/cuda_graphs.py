@@ -23,6 +23,7 @@ from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
 from services.worker.engine.decode_shapes import DecodeShape, decode_shapes, smallest
 from services.worker.engine.forward_meta import ForwardMeta, Segment, host_tiles, pages_for
 from services.worker.engine.static_batch import Kernels, StaticBatch, StaticStep
+from services.worker.engine.static_planes import StaticPlanesStep
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 from shared.logs import get_logger
@@ -161,7 +162,11 @@ class DecodeGraphs:
         if self._attention is not None:
             attend = self._attention.of_shape(shape)
             self._attention.plan((), None, shape)  # Padding alone, for kinds of layers that other shapes have met.
-        step = StaticStep(batch, shape, self._runner.pool, self._kernels, attend)
+        step: AttentionStep
+        if self._runner.pool.planes.is_identity:
+            step = StaticStep(batch, shape, self._runner.pool, self._kernels, attend)
+        else:
+            step = StaticPlanesStep(batch, shape, self._runner.pool, self._kernels)
         batch.clear()
 
         @torch.inference_mode()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -11,22 +13,38 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.captured_attention import CapturedAttention
 from services.worker.engine.flashinfer_attention import FlashInferAttention
 from services.worker.engine.flashinfer_graphs import FlashInferGraphs
-from services.worker.engine.forward_meta import ForwardMeta, pages_for
+from services.worker.engine.forward_meta import ForwardMeta, paged_tensors, pages_for
+from services.worker.engine.latent_attention import LatentAttention
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.torch_attention import TorchAttention
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import latent_ranks
 from services.worker.proving.parts import ATTENTION, FLASHINFER
 from services.worker.proving.table import ProofTable
-from shared.errors import ConfigError, InvariantViolated
+from shared.errors import ConfigError
 
 KERNELS = "services.worker.kernels"
 EXACT_KERNELS = "services.worker.kernels.exact"
+
+EXPANDED_BYTES = 256 * 2**20
+"""K and V that are made of latents at once, if one head does not take more: launches for fewer heads would be many."""
+
+
+class GpuPages(Protocol):
+    """What is attended over: K and V of a layer (or part) as ``DevicePool`` has them."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def k(self, layer: int, /) -> torch.Tensor: ...
+
+    def v(self, layer: int, /) -> torch.Tensor: ...
 
 
 class GpuAttention:
     """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
 
-    def __init__(self, pool: DevicePool, kernels: str = KERNELS) -> None:
+    def __init__(self, pool: GpuPages, kernels: str = KERNELS) -> None:
         """``kernels`` names a package that has ``paged_attention``."""
         # Imported here because it pulls in Triton, which machines without a GPU need not have.
         package = importlib.import_module(kernels)
@@ -34,9 +52,7 @@ class GpuAttention:
         self._kernel = package.paged_attention
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
-        tensors = meta.paged
-        if tensors is None:
-            raise InvariantViolated("the step was built for a CPU")
+        tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self._pool.device)
 
         def attend(call: AttentionCall) -> torch.Tensor:
             output: torch.Tensor = self._kernel(
@@ -55,14 +71,53 @@ class GpuAttention:
         return attend
 
 
+class GpuLatents:
+    """Attention to the latents of ``pool`` by queries that have taken in the expansion: for absorbed rows of
+    :class:`~services.worker.engine.latent_attention.LatentAttention`.
+    """
+
+    def __init__(self, pool: DevicePool, kernels: str = KERNELS) -> None:
+        """``kernels`` names a package that has ``latent_attention``."""
+        self._pool = pool
+        self._kernel = importlib.import_module(kernels).latent_attention
+        self._ranks = latent_ranks(pool.planes)
+
+    def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self._pool.device)
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            output: torch.Tensor = self._kernel(
+                call.query[0].transpose(0, 1),
+                self._pool.k(call.layer),
+                tensors,
+                rank=self._ranks[call.layer],
+                scaling=call.scaling,
+                window=call.window,
+                softcap=call.softcap,
+                chunk=call.chunk,
+                sinks=call.sinks,
+            )
+            return output
+
+        return attend
+
+
 def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> AttentionBackend:
     """Return the backend of this name: ``triton`` over a package of kernels, ``torch`` or ``flashinfer``.
 
     Raises ConfigError for one that cannot serve this pool.
     """
+    if way == FLASHINFER:
+        if not pool.planes.is_identity:
+            raise ConfigError(f"--attention flashinfer: it reads no {pool.planes.contents}; choose --attention triton")
+        return FlashInferAttention(pool)
+    over: Callable[[Any], AttentionBackend] = TorchAttention
     if way == "triton":
-        return GpuAttention(pool, kernels)
-    return TorchAttention(pool) if way == "torch" else FlashInferAttention(pool)
+        over = partial(GpuAttention, kernels=kernels)
+    if not latent_ranks(pool.planes):
+        return over(pool)
+    absorbed = GpuLatents(pool, kernels) if way == "triton" else TorchAttention(pool)
+    return LatentAttention(pool, over(pool), over, absorbed=absorbed, expanded_bytes=EXPANDED_BYTES)
 
 
 def way_of(asked: str, proofs: ProofTable) -> str:

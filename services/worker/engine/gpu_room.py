@@ -19,8 +19,8 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import PlaneMap
 from shared.errors import ConfigError
-from shared.messages.pools import KvGeometry
 
 # torch leaves these functions without types.
 _cuda: Any = torch.cuda
@@ -109,14 +109,15 @@ class Room:
         return pages
 
 
-def measure_room(model: Any, geometry: KvGeometry, max_context: int, wish: RoomWish, memory: DeviceMemory) -> Room:
+def measure_room(model: Any, planes: PlaneMap, max_context: int, wish: RoomWish, memory: DeviceMemory) -> Room:
     """Run the largest prefill over a pool that is given back afterwards. Raises ConfigError where even that does not
     fit on the device. In a group every rank calls this with the same ``wish`` at the same time.
     """
+    geometry = planes.geometry
     segments, pages = prefill_segments(wish.tokens, max_context, geometry.page_size)
     memory.start()
     try:
-        pool = DevicePool.create(geometry, pages, device=model.device, shm_prefix="room")
+        pool = DevicePool.create(geometry, pages, device=model.device, shm_prefix="room", planes=planes)
         try:
             _prefill(ModelRunner(model, pool, vocab_size=0), segments, min(wish.rows, wish.tokens))
             peak = memory.peak_bytes() - pages * geometry.page_bytes

@@ -16,24 +16,30 @@ import torch
 from torch.nn.functional import pad
 
 from services.worker.engine.attention import AttentionCall
-from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.latents import Latents
+from services.worker.engine.paged_step import AttentionBackend
+from services.worker.engine.uploads import upload
 from services.worker.kv.device_pool import DevicePool
-from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.pools import DTYPE_BYTES
 
 EXPANDED_BYTES = 32 * 2**20
-"""K and V that are made at once, if one head does not take more."""
+"""K and V that are made at once on a CPU, if one head does not take more."""
 
 _Attend = Callable[[AttentionCall], torch.Tensor]
 
 
-class _ExpandedPages:
+class ExpandedPages:
     """K and V of a few heads, which attention reads in the place of a pool: [pages, page_size, heads, dim] each."""
 
-    def __init__(self, geometry: KvGeometry) -> None:
-        self.geometry = geometry
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self.geometry = pool.geometry
         self.halves = torch.empty(2, 0)
+
+    @property
+    def device(self) -> torch.device:
+        return self._pool.device
 
     def k(self, _layer: int) -> torch.Tensor:
         return self.halves[0]
@@ -54,15 +60,28 @@ class _Share:
 class LatentAttention:
     """A backend of :class:`~services.worker.engine.planed_step.PlanedStep` for pools in which layers keep latents."""
 
-    def __init__(self, pool: DevicePool, attention: CpuAttention) -> None:
-        """``attention`` is over ``pool``, and attends for the layers without latents."""
+    def __init__(
+        self,
+        pool: DevicePool,
+        attention: AttentionBackend,
+        over: Callable[[ExpandedPages], AttentionBackend],
+        *,
+        absorbed: AttentionBackend | None = None,
+        expanded_bytes: int | None = None,
+    ) -> None:
+        """``attention`` is over ``pool``, and attends for the layers without latents; ``absorbed`` likewise to latents,
+        by default the same one. ``over`` makes what attends to K and V that were expanded, of which up to
+        ``expanded_bytes`` (by default ``EXPANDED_BYTES``) are there at once.
+        """
         self._pool = pool
-        self._attention = attention
-        self._made = _ExpandedPages(pool.geometry)
-        self._expanded = CpuAttention(self._made)
+        self._attention, self._latent = attention, absorbed or attention
+        self._made = ExpandedPages(pool)
+        self._expanded = over(self._made)
+        self._expanded_bytes = EXPANDED_BYTES if expanded_bytes is None else expanded_bytes
 
     def for_step(self, meta: ForwardMeta) -> _Attend:
         attend_all = self._attention.for_step(meta)
+        absorbed = attend_all if self._latent is self._attention else self._latent.for_step(meta)
         shares: dict[float, list[_Share]] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -70,7 +89,7 @@ class LatentAttention:
                 return attend_all(call)
             most = call.latents.absorbed_rows
             if most not in shares:  # Once per step and kind of layer.
-                shares[most] = self._divide(meta, most, attend_all)
+                shares[most] = self._divide(meta, most, absorbed)
             heads, rows = call.query.shape[1:3]
             output = call.query.new_empty(rows, heads, call.value_dim)
             for share in shares[most]:
@@ -81,7 +100,7 @@ class LatentAttention:
 
         return attend
 
-    def _divide(self, meta: ForwardMeta, most: float, attend_all: _Attend) -> list[_Share]:
+    def _divide(self, meta: ForwardMeta, most: float, absorbed: _Attend) -> list[_Share]:
         """Return the rows of segments up to ``most`` rows long, which are absorbed, and those of longer ones."""
         ends = np.cumsum([segment.rows for segment in meta.segments])
         sides: tuple[list[int], list[int]] = [], []
@@ -91,11 +110,12 @@ class LatentAttention:
             [np.arange(ends[number] - meta.segments[number].rows, ends[number]) for number in side] for side in sides
         )
         if not long:
-            return [_Share(None, attend_all)]
-        shares = [_Share(torch.from_numpy(np.concatenate(long)), *self._over_expanded(meta, sides[1]))]
+            return [_Share(None, absorbed)]
+        device = self._pool.device
+        shares = [_Share(upload([np.concatenate(long)], device)[0], *self._over_expanded(meta, sides[1]))]
         if short:
-            part = ForwardMeta.build([meta.segments[number] for number in sides[0]], meta.page_size, "cpu")
-            shares.append(_Share(torch.from_numpy(np.concatenate(short)), self._attention.for_step(part)))
+            part = ForwardMeta.build([meta.segments[number] for number in sides[0]], meta.page_size, device)
+            shares.append(_Share(upload([np.concatenate(short)], device)[0], self._latent.for_step(part)))
         return shares
 
     def _over_expanded(self, meta: ForwardMeta, numbers: list[int]) -> tuple[_Attend, torch.Tensor]:
@@ -107,8 +127,8 @@ class LatentAttention:
             pages.append(segment.pages[:count].astype(np.int64))
             segments.append(Segment(segment.rows, segment.context, np.arange(first, first + count, dtype=np.int32)))
             first += count
-        step = ForwardMeta.build(segments, meta.page_size, "cpu")
-        return self._expanded.for_step(step), torch.from_numpy(np.concatenate(pages))
+        step = ForwardMeta.build(segments, meta.page_size, self._pool.device)
+        return self._expanded.for_step(step), upload([np.concatenate(pages)], self._pool.device)[0]
 
     def _absorbed(self, call: AttentionCall, share: _Share) -> torch.Tensor:
         latents = _of(call)
@@ -118,10 +138,10 @@ class LatentAttention:
         latents = _of(call)
         assert share.pages is not None
         kept = self._pool.k(call.layer).index_select(0, share.pages)[:, :, 0]
-        heads, dim = call.query.shape[1], max(latents.nope + latents.rope, latents.value_dim)
+        heads, dim = call.query.shape[1], latents.expanded_dim
         query = pad(call.query, (0, dim - call.query.shape[-1]))
         head_bytes = 2 * kept[..., 0].numel() * dim * DTYPE_BYTES[self._pool.geometry.dtype]
-        step = min(heads, max(1, EXPANDED_BYTES // head_bytes))
+        step = min(heads, max(1, self._expanded_bytes // head_bytes))
         found = []
         for first in range(0, heads, step):
             some = slice(first, first + step)

@@ -35,6 +35,11 @@ class Latents:
         self.rank, self.rope, self.nope, self.value_dim = (int(getattr(module, size)) for size in _SIZES)
 
     @property
+    def expanded_dim(self) -> int:
+        """Values of a head of K and V, the narrower of which is padded."""
+        return max(self.nope + self.rope, self.value_dim)
+
+    @property
     def absorbed_rows(self) -> float:
         """Rows of one request up to which attention to latents takes fewer operations than expanding them: a key is
         expanded in ``rank * (nope + value_dim)`` products a head, and each row saves ``2 * (rank - nope)`` by it.

@@ -21,6 +21,7 @@ from services.worker.engine.causality import routes_tokens
 from services.worker.engine.chunks import expected_chunks
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
+from services.worker.engine.device_checks import check_device, check_states
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.found_model import FoundModel, find_model
@@ -42,19 +43,20 @@ from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
-from services.worker.engine.probe import LayoutProbe, Verification, has_sinks
+from services.worker.engine.probe import LayoutProbe, Verification
 from services.worker.engine.quantised.codes import detach_all
 from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
+from services.worker.engine.seen_shape import seen_shape
 from services.worker.engine.shared_prefixes import MEMBERS
-from services.worker.engine.states.layers import StateModule, carrying, state_layers
+from services.worker.engine.states.layers import StateModule, carrying
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
 from services.worker.engine.states.step import StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
-from services.worker.kv.planes import LatentsKept, PlaneMap, rounded_map
+from services.worker.kv.planes import PlaneMap, latent_ranks, rounded_map
 from services.worker.kv.settled import settle
 from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
@@ -75,8 +77,8 @@ Prove = Callable[[ServedShape], ProofTable]
 NOTHING_TO_PROVE = ProofTable()
 """On a CPU, and for who measures a way of its own choice: the best ways serve."""
 
-PoolSizer = Callable[[Any, KvGeometry, int], int]
-"""Pages of the device pool of a model, given its geometry and longest context; the model is not changed."""
+PoolSizer = Callable[[Any, PlaneMap, int], int]
+"""Pages of the device pool of a model, given its plane map and longest context; the model is not changed."""
 
 
 class ModelRunner:
@@ -191,11 +193,11 @@ class ModelRunner:
         model, planes = found.model, kept_planes(found, kv_dtype)
         geometry = planes.geometry
         operators = replaced_operators("CUDA") if exact else None
-        check_device(planes, device)
+        check_device(planes, device, is_exact=exact)
         if shape is not None and prove is not None:
-            # What a configuration does not tell: other heads, and sinks.
-            sinks = not found.attends_itself and has_sinks(model)
-            seen = msgspec.structs.replace(shape, geometry=geometry, has_sinks=sinks)
+            # What a configuration does not tell: other heads, latents, and sinks.
+            seen = msgspec.structs.replace(shape, geometry=geometry)
+            seen = seen if found.attends_itself else seen_shape(shape, model, planes)
             proofs = proofs if seen == shape else prove(seen)
         if forward == "fused" and not planes.is_identity:
             raise ConfigError(f"--forward fused: it reads no {planes.contents}")
@@ -204,7 +206,7 @@ class ModelRunner:
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
-        count = pages_of(model, geometry, longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+        count = pages_of(model, planes, longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(
             geometry,
             count,
@@ -428,8 +430,8 @@ def pack_layers(model: Any) -> None:
 
 def cpu_attention(pool: DevicePool, dtype: torch.dtype) -> AttentionBackend:
     """Return the backend on a CPU, for queries of ``dtype``."""
-    if any(isinstance(layer.kept, LatentsKept) for layer in pool.planes.layers):
-        return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True))
+    if latent_ranks(pool.planes):
+        return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True), CpuAttention)
     return CpuAttention(pool, dtype=dtype)
 
 
@@ -442,23 +444,9 @@ def kept_planes(found: FoundModel, kv_dtype: KvDtype) -> PlaneMap:
     return rounded_map(found.planes)
 
 
-def check_states(config: Any) -> None:
-    """Raise UnsupportedModel for a model that only workers on CPUs serve, before it is loaded."""
-    if state_layers(config):
-        raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
-
-
-def check_device(planes: PlaneMap, device: str) -> None:
-    """Raise UnsupportedModel for pages that attention on ``device`` cannot read."""
-    if not planes.is_identity and torch.device(device).type != "cpu":
-        raise UnsupportedModel(
-            f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"
-        )
-
-
 def pages_of(
     model: Any,
-    geometry: KvGeometry,
+    planes: PlaneMap,
     context: int,
     *,
     pages: int | None,
@@ -472,8 +460,8 @@ def pages_of(
     if pages is not None:
         return pages
     if device_kv_bytes is not None or sizer is None:
-        return (device_kv_bytes or 0) // geometry.page_bytes
-    return sizer(model, geometry, context)
+        return (device_kv_bytes or 0) // planes.geometry.page_bytes
+    return sizer(model, planes, context)
 
 
 class _Warmed(Protocol):

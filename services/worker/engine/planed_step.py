@@ -6,6 +6,7 @@ layer of its own, with the query heads that read it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,34 +20,64 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import Part, SharedKept
 
 
-class PlanedStep:
+class PlanesStep(ABC):
     """An :class:`~services.worker.engine.attention.AttentionStep`. All rows of a layer are written before any is
     read.
     """
 
-    def __init__(self, meta: ForwardMeta, pool: DevicePool, backend: AttentionBackend) -> None:
-        self._meta = meta
+    def __init__(self, pool: DevicePool) -> None:
         self._pool = pool
         self._planes = pool.planes
-        self._attention = backend.for_step(meta)
+
+    @abstractmethod
+    def _write_heads(self, call: AttentionCall) -> None:
+        """Put K and V of a part of a layer into their slots."""
+
+    @abstractmethod
+    def _write_latents(self, call: AttentionCall) -> None:
+        """Put latents into their slots."""
+
+    @abstractmethod
+    def _attend_part(self, call: AttentionCall) -> torch.Tensor:
+        """Attention to one part, which is written: [T, heads, value_dim of the part]."""
+
+    @abstractmethod
+    def _await_layer(self, layer: int) -> None:
+        """Return once every plane that ``layer`` reads has landed."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """See ``AttentionStep``."""
-        parts = self._planes.parts_of(call.layer)
-        calls = list(_calls(call, parts))
+        calls = list(_calls(call, self._planes.parts_of(call.layer)))
         if not isinstance(self._planes.layers[call.layer].kept, SharedKept):
-            self._write(calls, parts)
-        if self._meta.gate is not None:
-            self._meta.gate.wait(self._planes.last_unit(call.layer))
+            for each in calls:
+                self._write_heads(each) if each.latents is None else self._write_latents(each)
+        self._await_layer(call.layer)
         if call.latents is not None:
-            return self._attention(calls[0])
-        return torch.cat([self._attention(each) for each in calls], dim=1)[:, :, : call.value_dim]
+            return self._attend_part(calls[0])
+        return torch.cat([self._attend_part(each) for each in calls], dim=1)[:, :, : call.value_dim]
 
-    def _write(self, calls: list[AttentionCall], parts: tuple[Part, ...]) -> None:
-        for call, part in zip(calls, parts, strict=True):
-            write_rows(self._pool.k(part.number), call.key, self._meta)
-            if part.v_plane != part.k_plane:
-                write_rows(self._pool.v(part.number), call.value, self._meta)
+
+class PlanedStep(PlanesStep):
+    """An ordinary step: by a backend, behind the gate of its loads."""
+
+    def __init__(self, meta: ForwardMeta, pool: DevicePool, backend: AttentionBackend) -> None:
+        super().__init__(pool)
+        self._meta = meta
+        self._attention = backend.for_step(meta)
+
+    def _write_heads(self, call: AttentionCall) -> None:
+        write_rows(self._pool.k(call.layer), call.key, self._meta)
+        write_rows(self._pool.v(call.layer), call.value, self._meta)
+
+    def _write_latents(self, call: AttentionCall) -> None:
+        write_rows(self._pool.k(call.layer), call.key, self._meta)
+
+    def _await_layer(self, layer: int) -> None:
+        if self._meta.gate is not None:
+            self._meta.gate.wait(self._planes.last_unit(layer))
+
+    def _attend_part(self, call: AttentionCall) -> torch.Tensor:
+        return self._attention(call)
 
 
 def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCall]:

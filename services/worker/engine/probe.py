@@ -103,7 +103,7 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
     configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch
     is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
-    name, calls = model.config.model_type, _layout(model, (1, 2))
+    name, calls = model.config.model_type, layout_of(model, (1, 2))
     attending_layers = layers_with_attention(model.config, len(windows))
     if [call.layer for call in calls] != attending_layers:
         kind = "layers" if len(attending_layers) == len(windows) else "layers with attention"
@@ -119,7 +119,7 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
             raise UnsupportedModel(f"attention of {name} needs both directions, which we lack")
         if odd:
             raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd)}, which we lack")
-    _check_batch_independence(calls, _layout(model, (1, context - 1)), name)
+    _check_batch_independence(calls, layout_of(model, (1, context - 1)), name)
     for call in calls:
         _check_shapes(call, calls[0], name)
     kept: list[Kept] = [NothingKept()] * len(windows)
@@ -143,13 +143,8 @@ def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
     return planes
 
 
-def has_sinks(model: Any) -> bool:
-    """Whether any layer of ``model`` has attention sinks."""
-    return any(call.sinks is not None for call in _layout(model, (1, 2)))
-
-
 @torch.inference_mode()
-def _layout(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
+def layout_of(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
     """Return what two tokens at ``positions`` ask of attention. At position 0 rotary embeddings of all kinds are
     alike.
     """

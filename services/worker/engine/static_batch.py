@@ -46,6 +46,22 @@ class Kernels(Protocol):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
+    def latent_write(self, rows: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None: ...
+
+    def latent_attention(
+        self,
+        q: torch.Tensor,
+        pool: torch.Tensor,
+        paged: PagedTensors,
+        *,
+        rank: int,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
 
 class StaticBatch:
     """One memory for the graphs of all shapes; a graph of n rows has the first n.
@@ -133,7 +149,7 @@ class StaticStep(PooledStep):
     ) -> None:
         self._pool, self._kernels = pool, kernels
         self._slots = batch.slots[: shape.rows]
-        paged = PagedTensors(
+        self.paged = PagedTensors(
             cu_rows=batch.cu_rows[: shape.rows + 1],
             context=batch.context[: shape.rows],
             page_table=batch.page_table[: shape.rows],
@@ -142,19 +158,23 @@ class StaticStep(PooledStep):
             # A single request shares nothing, and the launch would be for nothing.
             shared=None if shape.rows == 1 else _shared_of(batch, shape.rows),
         )
-        self._attend = attend or partial(_by_kernels, kernels, paged)
+        self._attend = attend or partial(_by_kernels, kernels, self.paged)
 
     @property
     def slots(self) -> torch.Tensor:
         return self._slots
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
+        self.write(call)
+        return self.attend_written(call)
+
+    def write(self, call: AttentionCall) -> None:
+        """Put K and V of a call into their slots."""
         k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
         key, value = call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)
         if key.stride() != value.stride():  # The kernel takes them alike; K, which was rotated, may lie otherwise.
             key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
         self._kernels.kv_write(key, value, k_pool, v_pool, self._slots)
-        return self.attend_written(call)
 
     def attend_written(self, call: AttentionCall) -> torch.Tensor:
         return self._attend(

@@ -46,7 +46,37 @@ def block_sizes(head_dim: int, group: int, itemsize: int, *, is_rounded: bool = 
         group=padded_group,
         decode_rows=max(MIN_BLOCK, padded_group),
         extend_rows=max(extend_rows, padded_group),
-        block_n=64 if is_small else 16 if is_rounded and itemsize == 4 else 32,
+        block_n=64 if is_small else 16 if is_rounded and itemsize == 4 else 32 if row_bytes <= 1024 else MIN_BLOCK,
         num_warps=4 if is_small and not is_rounded else 8,
+        num_stages=2,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """block_r and block_p: rank and rope, padded. heads: query heads, padded. rows: rows of a tile, tokens times
+    heads. block_n: keys at a time.
+    """
+
+    block_r: int
+    block_p: int
+    heads: int
+    rows: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def latent_sizes(rank: int, rope: int, heads: int, itemsize: int) -> LatentSizes:
+    """Sizes for latents of ``rank + rope`` values; ``itemsize`` is that of the pool's dtype, bytes."""
+    block_r, padded = max(MIN_BLOCK, next_power_of_two(rank)), next_power_of_two(heads)
+    is_small = block_r * itemsize <= 1024
+    return LatentSizes(
+        block_r=block_r,
+        block_p=max(MIN_BLOCK, next_power_of_two(rope)),
+        heads=padded,
+        rows=max(MIN_BLOCK, min(32 if is_small else MIN_BLOCK, padded)),
+        block_n=32 if is_small else 16,
+        num_warps=8,
         num_stages=2,
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 from services.worker.engine.forward_meta import PagedTensors
+from services.worker.engine.kernel_limits import MAX_HEAD_DIM
 from services.worker.kernels.block_sizes import block_sizes
 from services.worker.kernels.decode import decode
 from services.worker.kernels.extend import extend
 from services.worker.kernels.float8 import kept_width
 from shared.errors import InvariantViolated
-
-MAX_HEAD_DIM = 256
 
 
 def paged_attention(

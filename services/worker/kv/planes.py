@@ -183,6 +183,16 @@ class PlaneMap:
         return self.geometry.page_bytes - self.content_bytes
 
 
+def latent_ranks(planes: PlaneMap) -> dict[int, int]:
+    """Return the ranks of the parts that are latents, by their numbers."""
+    return {
+        part.number: layer.kept.rank
+        for layer in planes.layers
+        if isinstance(layer.kept, LatentsKept)
+        for part in layer.parts
+    }
+
+
 def identity_map(geometry: KvGeometry) -> PlaneMap:
     """Return the map of a model whose layers all keep K and V of the same heads."""
     kept = HeadsKept(geometry.kv_heads, geometry.head_dim, geometry.head_dim)

@@ -318,10 +318,10 @@ def _pages(
         )
         own = model.measure_room(room)
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
-    layout, geometry = model.layout, model.layout.whole.geometry
-    count = pages_of(model.model, geometry, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    layout, planes = model.layout, model.layout.whole
+    count = pages_of(model.model, planes, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
     # Bytes are those of all ranks, and several may keep the same.
-    return count if pages is not None else count * geometry.page_bytes // layout.group_page_bytes
+    return count if pages is not None else count * planes.geometry.page_bytes // layout.group_page_bytes
 
 
 def _prove(model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:

@@ -30,6 +30,7 @@ from services.worker.engine.probe import LayoutProbe, Verification, find_kept
 from services.worker.engine.states.layers import StateModule, find_state_modules
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.planes import identity_map
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible
 from services.worker.parallel.group_layout import GroupLayout, group_layout
@@ -127,7 +128,7 @@ class RankModel:
 
     def measure_room(self, wish: RoomWish, memory: DeviceMemory | None = None) -> int:
         """Pages that this rank's device has room for; every rank calls this at the same time. Raises ConfigError."""
-        room = measure_room(self.model, self.part, self.context, wish, memory or CudaMemory(self.device))
+        room = measure_room(self.model, identity_map(self.part), self.context, wish, memory or CudaMemory(self.device))
         return room.pages(self.part.page_bytes)
 
     def make_pool(self, pages: int) -> DevicePool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -14,7 +15,8 @@ from services.worker.engine.forward_meta import PagedTensors, Segment, paged_ten
 from services.worker.kv.device_pool import TORCH_DTYPES, kept_as
 from services.worker.kv.float8 import from_float8, to_float8
 from services.worker.proving.part import WrongResult
-from services.worker.proving.table import ServedShape
+from services.worker.proving.table import HeadsShape, ServedShape
+from shared.messages.pools import KvGeometry
 
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 0), (1, 511), (1, 1300), (1, 2)),
@@ -54,10 +56,11 @@ def make_step(
     first ``shared_tokens`` in common, as far as those are whole.
     """
     geometry, random = shape.geometry, np.random.default_rng(seed)
+    values = geometry.kv_heads * geometry.head_dim
     page_size, device = geometry.page_size, torch.device(shape.device)
     counts = [pages_for(rows + context, page_size) for rows, context in segments]
     order = random.permutation(sum(counts) + 3).astype(np.int32)
-    halves = np.full((2, len(order) * page_size, geometry.kv_heads, geometry.head_dim), np.nan, dtype=np.float32)
+    halves = np.full((2, len(order) * page_size, _row_values(shape)), np.nan, dtype=np.float32)
     made: list[Segment] = []
     taken = 0
     for (rows, context), count in zip(segments, counts, strict=True):
@@ -67,13 +70,12 @@ def make_step(
         pages[:common] = made[0].pages[:common] if made else pages[:common]
         slots = (pages[:, None].astype(np.int64) * page_size + np.arange(page_size)).reshape(-1)[: rows + context]
         slots = slots[common * page_size :]
-        halves[:, slots] = random.standard_normal((2, len(slots), *halves.shape[2:]), dtype=np.float32)
+        halves[:, slots, :values] = random.standard_normal((2, len(slots), values), dtype=np.float32)
         made.append(Segment(rows, context, pages))
     dtype = TORCH_DTYPES[shape.computed_dtype]
     # The second of two layers, as far into the pool as layers are.
     pool = torch.from_numpy(np.stack([np.full_like(halves, np.nan), halves])).to(dtype)
-    pool = (to_float8(pool) if geometry.is_rounded else pool).to(device)
-    k, v = pool[1].view(2, len(order), page_size, geometry.kv_heads, -1)
+    k, v = _heads(_kept(pool, geometry).to(device)[1].view(2, len(order), page_size, -1), geometry)
     total = sum(rows for rows, _ in segments)
     # Models hand over Q as [heads, T, head_dim], transposed.
     q = torch.from_numpy(random.standard_normal((shape.query_heads, total, geometry.head_dim), dtype=np.float32))
@@ -98,9 +100,54 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
     pages = np.arange(rows * count, dtype=np.int32).reshape(rows, count)
     segments = tuple(Segment(1, context, each) for each in pages)
     kind, width = kept_as(geometry)
-    k, v = torch.zeros((2, rows * count, geometry.page_size, geometry.kv_heads, width), dtype=kind, device=device)
+    row = geometry.kv_heads * width if geometry.is_rounded else _row_values(shape)
+    k, v = _heads(torch.zeros((2, rows * count, geometry.page_size, row), dtype=kind, device=device), geometry)
     q = torch.zeros((rows, shape.query_heads, geometry.head_dim), dtype=dtype, device=device)
     return Step(q, k, v, segments, paged_tensors(segments, geometry.page_size, device))
+
+
+def attended(shape: ServedShape) -> Iterator[ServedShape]:
+    """``shape`` for each kind of K and V: with one kind of heads, of which its geometry is, too."""
+    if shape.is_uniform:
+        yield shape
+    for heads in shape.heads:
+        yield _of_heads(msgspec.structs.replace(shape, latents=()), heads)
+
+
+def attended_latents(shape: ServedShape) -> Iterator[ServedShape]:
+    """``shape`` for each kind of latents, as K of one head that is as wide as they are."""
+    for kept in shape.latents:
+        heads = HeadsShape(
+            query_heads=kept.query_heads, kv_heads=1, head_dim=kept.rank + kept.rope, row_values=kept.row_values
+        )
+        yield _of_heads(msgspec.structs.replace(shape, latents=(kept,)), heads)
+
+
+def _of_heads(shape: ServedShape, heads: HeadsShape) -> ServedShape:
+    geometry = msgspec.structs.replace(shape.geometry, kv_heads=heads.kv_heads, head_dim=heads.head_dim)
+    return msgspec.structs.replace(shape, geometry=geometry, query_heads=heads.query_heads, heads=(heads,))
+
+
+def _row_values(shape: ServedShape) -> int:
+    """Values of a row of K or V in its page."""
+    return shape.heads[0].row_values if shape.heads else shape.geometry.kv_heads * shape.geometry.head_dim
+
+
+def _kept(rows: torch.Tensor, geometry: KvGeometry) -> torch.Tensor:
+    """Return rows [..., kv_heads * head_dim] as pools keep them."""
+    if not geometry.is_rounded:
+        return rows
+    return to_float8(rows.unflatten(-1, (geometry.kv_heads, geometry.head_dim))).flatten(-2)
+
+
+def _heads(halves: torch.Tensor, geometry: KvGeometry) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V ``[pages, page_size, kv_heads, head_dim]`` in ``halves`` [2, pages, page_size, row values]."""
+    pages, page_size, row = halves.shape[1:]
+    _, width = kept_as(geometry)
+    sizes = (pages, page_size, geometry.kv_heads, width)
+    strides = (page_size * row, row, width, 1)
+    k, v = (half.as_strided(sizes, strides) for half in halves)
+    return k, v
 
 
 def kinds(shape: ServedShape) -> list[dict[str, Any]]:
@@ -165,6 +212,15 @@ def expected(
 def values_of(kept: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Return what a pool, or a part of one, stands for: [..., head_dim]."""
     return from_float8(kept, head_dim, torch.float32) if kept.dtype == torch.uint8 else kept
+
+
+def oracle_of(shape: ServedShape, step: Step, **settings: Any) -> torch.Tensor:
+    """Return :func:`expected` of a step of a shape with one kind of heads; of latents, whose values are their first
+    part.
+    """
+    if not shape.latents:
+        return expected(step, **settings)
+    return expected(replace(step, v=step.k), **settings)[..., : shape.latents[0].rank]
 
 
 def compare(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:

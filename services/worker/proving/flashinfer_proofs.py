@@ -35,6 +35,8 @@ def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device],
     """Prove steps and graphs. Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
     device = torch.device(shape.device)
     faults = unfit_layers(has_sinks=shape.has_sinks, has_chunks=bool(shape.chunks)) + unfit(shape.geometry, device)
+    if not shape.is_uniform:
+        faults.append("not all layers keep K and V of the same heads, as its pools do")
     if faults:
         raise WayAbsent("; ".join(faults))
     planner = Planner(shape.geometry, device)

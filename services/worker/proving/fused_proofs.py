@@ -10,6 +10,7 @@ import torch
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.kv.float8 import to_float8
 from services.worker.proving.cases import compare, compare_bytes, seconds_of
+from services.worker.proving.part import WayAbsent
 from services.worker.proving.table import ServedShape, Speed
 
 ROWS = 19
@@ -21,6 +22,8 @@ def prove_fused(shape: ServedShape) -> Speed | None:
     """Sum and norm, rotation and write, activation and product, against the same in float64. The speed is that of sum
     and norm, in bytes read and written.
     """
+    if not shape.is_uniform:
+        raise WayAbsent("the fused forward is for models whose layers all keep K and V of the same heads")
     kernels: Any = importlib.import_module("services.worker.kernels")
     _prove_norm(kernels, shape)
     _prove_activation(kernels, shape)

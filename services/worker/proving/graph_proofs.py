@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from services.worker.engine.cuda_capture import Capture, CudaCapture
 from services.worker.kv.float8 import to_float8
-from services.worker.proving.cases import compare, expected, kinds, make_step, seconds_of, values_of
+from services.worker.proving.cases import (
+    Step,
+    attended,
+    attended_latents,
+    compare,
+    kinds,
+    make_step,
+    oracle_of,
+    seconds_of,
+    values_of,
+)
 from services.worker.proving.table import ServedShape, Speed
 
 SEGMENTS = ((1, 0), (1, 300), (1, 1100))
@@ -24,37 +37,62 @@ def prove_graphs(shape: ServedShape) -> Speed | None:
 
 def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
     """Prove that a captured write and attention give an oracle's values for inputs that were not there at the
-    capture.
+    capture, for each kind of K and V and of latents. The speed is the last one's.
     """
     kernels: Any = importlib.import_module("services.worker.kernels")
+
+    def heads(step: Step, rows: Sequence[torch.Tensor], slots: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+        kernels.kv_write(rows[0], rows[1], step.k, step.v, slots)
+        found: torch.Tensor = kernels.paged_attention(step.q, step.k, step.v, step.paged, **settings)
+        return found
+
+    def latents(
+        rank: int, step: Step, rows: Sequence[torch.Tensor], slots: torch.Tensor, settings: dict[str, Any]
+    ) -> torch.Tensor:
+        kernels.latent_write(rows[0], step.k, slots)
+        found: torch.Tensor = kernels.latent_attention(step.q, step.k, step.paged, rank=rank, **settings)
+        return found
+
+    speeds = [_prove_kind(each, capture, heads) for each in attended(shape)]
+    speeds += [_prove_kind(each, capture, partial(latents, each.latents[0].rank)) for each in attended_latents(shape)]
+    return speeds[-1]
+
+
+def _prove_kind(shape: ServedShape, capture: Capture, compute: Callable[..., torch.Tensor]) -> Speed | None:
+    """``compute`` writes rows into slots, and attends."""
     step, other = make_step(shape, SEGMENTS), make_step(shape, SEGMENTS, seed=1)
-    scaling = shape.geometry.head_dim**-0.5
-    settings = {"scaling": scaling, **kinds(shape)[0]}
+    settings = {"scaling": shape.geometry.head_dim**-0.5, **kinds(shape)[0]}
     page_size = shape.geometry.page_size
     slots = torch.tensor(
         [int(each.pages[each.context // page_size]) * page_size + each.context % page_size for each in step.segments],
         device=step.q.device,
     )
     head_dim = step.q.shape[2]
-    rows = [values_of(half.flatten(0, 1)[slots], head_dim).to(step.q.dtype) for half in (step.k, step.v)]
-    q, out = step.q.clone(memory_format=torch.contiguous_format), torch.empty_like(step.q)
+    rows = [values_of(_in_slots(half, slots), head_dim).to(step.q.dtype) for half in (step.k, step.v)]
+    step = replace(step, q=step.q.clone(memory_format=torch.contiguous_format))
+    out = torch.empty_like(oracle_of(shape, step, **settings), dtype=step.q.dtype, device=step.q.device)
 
     @torch.inference_mode()
     def run() -> None:
         for _ in range(REPEATED):
-            kernels.kv_write(rows[0], rows[1], step.k, step.v, slots)
-            out.copy_(kernels.paged_attention(q, step.k, step.v, step.paged, **settings))
+            out.copy_(compute(step, rows, slots, settings))
 
     graph = capture.graph_of(run)
-    q.copy_(other.q)
+    step.q.copy_(other.q)
     for mine, theirs in zip(rows, (other.k, other.v), strict=True):
-        mine.copy_(values_of(theirs.flatten(0, 1)[slots], head_dim).nan_to_num(nan=0.5))
+        mine.copy_(values_of(_in_slots(theirs, slots), head_dim).nan_to_num(nan=0.5))
     out.zero_()
     graph.replay()
     found = out.clone()
+    pages = slots // page_size, slots % page_size
     for half, mine in zip((step.k, step.v), rows, strict=True):
-        half.flatten(0, 1)[slots] = to_float8(mine) if half.dtype == torch.uint8 else mine
-    step.q.copy_(q)
-    compare(found, expected(step, **settings), "a replayed graph of attention")
+        half[pages] = to_float8(mine) if half.dtype == torch.uint8 else mine
+    compare(found, oracle_of(shape, step, **settings), "a replayed graph of attention")
     spent = seconds_of(graph.replay, shape.device, rounds=10)
     return None if spent is None else Speed(value=spent * 1e6, unit=f"us for one launch of {REPEATED} layers")
+
+
+def _in_slots(half: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return the rows of K or V in ``slots``."""
+    page_size = half.shape[1]
+    return half[slots // page_size, slots % page_size]

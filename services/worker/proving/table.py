@@ -10,11 +10,33 @@ from shared.messages.base import Message
 from shared.messages.pools import KvGeometry
 
 
+class HeadsShape(Message, frozen=True):
+    """K and V of some layers, where not all are alike: heads that one call of attention takes, as wide as they lie in
+    pages, whose rows have ``row_values`` values.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    row_values: int
+
+
+class LatentsShape(Message, frozen=True):
+    """Latents of some layers, in rows of ``row_values`` values, to which ``query_heads`` heads attend."""
+
+    query_heads: int
+    rank: int
+    rope: int
+    row_values: int
+
+
 class ServedShape(Message, frozen=True):
     """What a worker will compute, as far as its kernels differ by it.
 
-    ``device`` is torch's name of it. ``windows`` are the sliding windows of layers, each once, 0 for full attention;
-    ``chunks`` are those of layers that attend in chunks; ``softcap`` is that of scores, 0 without.
+    ``device`` is torch's name of it. ``heads`` and ``latents`` are what attention reads of pages whose layers are not
+    all alike, each once; without any it is what the geometry says. ``windows`` are the sliding windows of layers, each
+    once, 0 for full attention; ``chunks`` are those of layers that attend in chunks; ``softcap`` is that of scores, 0
+    without.
     """
 
     device: str
@@ -24,6 +46,8 @@ class ServedShape(Message, frozen=True):
     softcap: float = 0.0
     chunks: tuple[int, ...] = ()
     has_sinks: bool = False
+    heads: tuple[HeadsShape, ...] = ()
+    latents: tuple[LatentsShape, ...] = ()
     rank: int = 0  # Of a group, and how many it has, and where they find one another (``parallel.collectives``).
     ranks: int = 1
     store_port: int = 0
@@ -33,6 +57,11 @@ class ServedShape(Message, frozen=True):
     def computed_dtype(self) -> str:
         """The data type of activations."""
         return self.dtype or self.geometry.dtype
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers keep K and V of the same heads."""
+        return not self.heads and not self.latents
 
 
 class Speed(Message, frozen=True):

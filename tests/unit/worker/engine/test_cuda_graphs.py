@@ -22,6 +22,7 @@ from services.worker.engine.static_batch import PADDING, StaticBatch
 from services.worker.engine.unread_tokens import Following
 from services.worker.restore.attention_inputs import AttentionInputs
 from shared.messages.requests import SamplingParams
+from tests.checkpoints import UNLIKE
 from tests.engine_driver import page_tables, random_prompt
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.runners import LoadRunner
@@ -94,7 +95,7 @@ class Decoding:
         return self.runner.pool.tensor.clone()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", *UNLIKE])
 def test_every_batch_size_gives_the_logits_of_an_ordinary_step(family: str, load_runner: LoadRunner) -> None:
     """Padding changes nothing: not the logits, and of the pool only the slots of the step's own tokens."""
     runner = load_runner(family, tokens=512)

@@ -11,6 +11,7 @@ import torch
 from services.worker.config import WorkerConfig
 from services.worker.engine.gpu_room import Room, RoomWish, measure_room, prefill_segments
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.planes import identity_map
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer
 from shared.errors import ConfigError
 from shared.memory.machine_memory import MachineMemory
@@ -89,7 +90,7 @@ def test_the_largest_prefill_is_run(load_runner: LoadRunner, monkeypatch: pytest
 
     monkeypatch.setattr(ModelRunner, "forward", spy)
 
-    room = measure_room(runner.model, runner.geometry, 2048, RoomWish(0.9, 300, 7, GIB), memory)
+    room = measure_room(runner.model, runner.pool.planes, 2048, RoomWish(0.9, 300, 7, GIB), memory)
 
     assert memory.calls == ["start", "forward", "peak"]
     assert rows == [300, 7]
@@ -108,7 +109,7 @@ def test_a_prefill_that_does_not_fit_is_refused(load_runner: LoadRunner, monkeyp
     with pytest.raises(
         ConfigError, match=r"300 tokens does not fit.*--max-batch-tokens.*\(CUDA out of memory. Tried\)"
     ):
-        measure_room(runner.model, runner.geometry, 2048, RoomWish(0.9, 300), StandIn())
+        measure_room(runner.model, runner.pool.planes, 2048, RoomWish(0.9, 300), StandIn())
 
 
 def test_the_settings_of_a_worker_reach_the_measurement(load_runner: LoadRunner) -> None:
@@ -119,7 +120,7 @@ def test_the_settings_of_a_worker_reach_the_measurement(load_runner: LoadRunner)
         model="m", device_memory_fraction=0.5, max_batch_tokens=64, restore_staging_bytes=GIB, device="cuda"
     )
 
-    pages = gpu_sizer(config, lambda device: StandIn(pool_bytes=4 * page_bytes))(runner.model, runner.geometry, 2048)
+    pages = gpu_sizer(config, lambda device: StandIn(pool_bytes=4 * page_bytes))(runner.model, runner.pool.planes, 2048)
 
     assert pages == 17 * GIB // page_bytes
 
@@ -129,7 +130,9 @@ def test_a_pool_on_a_cpu_is_what_the_model_wants_within_what_was_handed_to_the_w
     wanted = 8 * 4096 * GEOMETRY.token_bytes // GEOMETRY.page_bytes
 
     def pages(cpu_kv_bytes: int) -> int:
-        return cpu_sizer(WorkerConfig(model="m", cpu_kv_bytes=cpu_kv_bytes), _no_look)(None, GEOMETRY, 4096)
+        return cpu_sizer(WorkerConfig(model="m", cpu_kv_bytes=cpu_kv_bytes), _no_look)(
+            None, identity_map(GEOMETRY), 4096
+        )
 
     assert pages(GIB) == wanted
     assert pages(96 * MIB) == 1024
@@ -139,7 +142,7 @@ def test_a_worker_alone_takes_its_part_of_what_is_free() -> None:
     """A quarter of shared memory, divided by the workers of the machine."""
     config = WorkerConfig(model="m", node_workers=2)
 
-    pages = cpu_sizer(config, lambda: MachineMemory(64 * GIB, 96 * 8 * MIB))(None, GEOMETRY, 4096)
+    pages = cpu_sizer(config, lambda: MachineMemory(64 * GIB, 96 * 8 * MIB))(None, identity_map(GEOMETRY), 4096)
 
     assert pages == 1024
 

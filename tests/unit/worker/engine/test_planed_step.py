@@ -17,12 +17,13 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import latent_attention, latents
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.cpu_attention import CpuAttention
+from services.worker.engine.device_checks import check_device
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.model_runner import ModelRunner, check_device
+from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.planed_step import PlanedStep
 from services.worker.evaluation.runner_scorer import RunnerScorer
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.planes import HeadsKept, identity_map, map_planes
+from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, StateKept, identity_map, map_planes
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared.errors import ConfigError, UnsupportedModel
@@ -190,14 +191,25 @@ def test_expanding_begins_where_it_takes_fewer_operations(load_runner: LoadRunne
     assert module.latents.absorbed_rows == 24 * (8 + 12) / (2 * (24 - 8))
 
 
-def test_other_devices_are_refused() -> None:
-    """Kernels of GPUs know no plane map; a model with the identity is none of its business."""
-    planes = map_planes([HeadsKept(2, 16, 16), HeadsKept(2, 32, 32)], 16, "float32")
+def test_what_kernels_for_gpus_do_not_read_is_refused() -> None:
+    """States, rows that are too wide, latents in exact mode; no bound is of a CPU, or of layers that are alike."""
+    heads, latents = map_planes([HeadsKept(2, 16, 16), HeadsKept(2, 32, 24)], 16, "float32"), LatentsKept(512, 64)
+    refused: dict[str, list[Kept]] = {
+        "its pages hold latents and states, which only workers on CPUs": [latents, StateKept(64)],
+        r"latents of 1024 \+ 64 values \(at most 512 \+ 128\).*choose --device cpu": [LatentsKept(1024, 64)],
+        r"heads of 640 values \(at most 512\)": [HeadsKept(1, 640, 128), HeadsKept(1, 64, 64)],
+    }
 
-    with pytest.raises(UnsupportedModel, match=r"K and V of different sizes.*choose --device cpu"):
-        check_device(planes, "cuda:0")
-    check_device(planes, "cpu")
-    check_device(identity_map(planes.geometry), "cuda:0")
+    for match, kept in refused.items():
+        planes = map_planes(kept, 16, "float32")
+        check_device(planes, "cpu")
+        with pytest.raises(UnsupportedModel, match=match):
+            check_device(planes, "cuda:0")
+    with pytest.raises(UnsupportedModel, match="--exact: its pages hold latents, for which there is no exact kernel"):
+        check_device(map_planes([latents], 16, "float32"), "cuda:0", is_exact=True)
+    for planes in (heads, identity_map(heads.geometry), map_planes([HeadsKept(1, 640, 640)] * 2, 16, "float32")):
+        check_device(planes, "cuda:0", is_exact=True)
+    check_device(map_planes([latents], 16, "float32"), "cuda:0")
 
 
 @pytest.mark.parametrize(("family", "contents"), [("mla", "latents"), ("gemma4", "K and V of different sizes")])

@@ -17,6 +17,8 @@ from services.worker.engine.forward_meta import Segment, paged_tensors
 from services.worker.kernels import (
     add_rms_norm,
     kv_write,
+    latent_attention,
+    latent_write,
     page_gather,
     paged_attention,
     rope_write,
@@ -81,6 +83,31 @@ def shared_attention(
     query = torch.empty((1, heads, len(segments), head_dim), dtype=dtype)[0].transpose(0, 1)
     paged = paged_tensors(segments, page_size, CPU)
     paged_attention(query, pool, pool, paged, scaling=0.1, window=None, softcap=None)
+
+
+def latents(
+    dtype: torch.dtype,
+    heads: int,
+    rank: int,
+    rope: int,
+    page_size: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    has_sinks: bool = False,
+) -> None:
+    """A prompt beside a long decode, and a short decode alone, over planes wider than rows; then rows are written."""
+    width = rank + rope
+    plane = torch.empty((4, page_size, width + 64), dtype=dtype)
+    pool = plane.as_strided((4, page_size, 1, width), (plane.stride(0), plane.stride(1), width, 1))
+    table = np.zeros(8192, dtype=np.int32)
+    for segments in ([Segment(100, 28, table), Segment(1, 8000, table)], [Segment(1, 99, table)]):
+        rows = sum(segment.rows for segment in segments)
+        query = torch.empty((1, heads, rows, width), dtype=dtype)[0].transpose(0, 1)
+        sinks = torch.empty(heads, dtype=dtype) if has_sinks else None
+        paged = paged_tensors(segments, page_size, CPU)
+        latent_attention(query, pool, paged, rank=rank, scaling=0.1, window=window, softcap=softcap, sinks=sinks)
+    latent_write(torch.empty((3, 1, width), dtype=dtype), pool, torch.zeros(3, dtype=torch.int64))
 
 
 def write(dtype: torch.dtype, kv_heads: int, head_dim: int, *, is_rounded: bool = False) -> None:
@@ -175,6 +202,20 @@ CASES: dict[str, Callable[[], None]] = {
     "attention fp32 64/8x64 page 32, softcap": partial(attention, paged_attention, FP32, 64, 8, 64, 32, None, 30.0),
     "attention fp32 32/8x128 page 16": partial(attention, paged_attention, FP32, 32, 8, 128, 16),
     "attention fp32 8/8x256 page 16": partial(attention, paged_attention, FP32, 8, 8, 256, 16),
+    # Gemma 4: layers without a window have heads of 512, in planes of as many values; MiMo V2: K of 192, V of 128.
+    "attention bf16 8/1x512 page 16": partial(attention, paged_attention, BF16, 8, 1, 512, 16),
+    "attention fp32 8/1x512 page 16": partial(attention, paged_attention, FP32, 8, 1, 512, 16),
+    "attention bf16 64/4x192 page 16, window, sinks": partial(
+        attention, paged_attention, BF16, 64, 4, 192, 16, 128, has_sinks=True
+    ),
+    # DeepSeek V2 Lite, V2 and V3; MiniCPM 3; and what differs most from both.
+    "latents bf16 16x512+64 page 16": partial(latents, BF16, 16, 512, 64, 16),
+    "latents bf16 128x512+64 page 64": partial(latents, BF16, 128, 512, 64, 64),
+    "latents bf16 40x256+32 page 16": partial(latents, BF16, 40, 256, 32, 16),
+    "latents fp32 16x512+64 page 1": partial(latents, FP32, 16, 512, 64, 1),
+    "latents fp16 20x192+96 page 16, window, softcap, sinks": partial(
+        latents, FP16, 20, 192, 96, 16, 4096, 30.0, has_sinks=True
+    ),
     **{
         f"shared attention {name} {heads}/{kv_heads}x{head_dim} page 16": partial(
             shared_attention, dtype, heads, kv_heads, head_dim, 16

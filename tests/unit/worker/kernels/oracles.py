@@ -44,6 +44,48 @@ def paged_attention(
     return out
 
 
+def latent_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    paged: PagedTensors,
+    *,
+    rank: int,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As ``services.worker.kernels.latent_attention``, row by row in float64, of q's dtype ``[T, heads, rank]``."""
+    edges, contexts = paged.cu_rows.tolist(), paged.context.tolist()
+    out = torch.empty((*q.shape[:2], rank), dtype=torch.float64, device=q.device)
+    for segment, context in enumerate(contexts):
+        for row in range(edges[segment], edges[segment + 1]):
+            position = context + row - edges[segment]
+            keys = torch.arange(position + 1, device=q.device)
+            if window is not None:
+                keys = keys[keys > position - window]
+            if chunk is not None:
+                keys = keys[keys // chunk == position // chunk]
+            pages = paged.page_table[segment][keys // pool.shape[1]].long()
+            kept = pool[pages, keys % pool.shape[1], 0].double()
+            scores = q[row].double() @ kept.T * scaling
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+            out[row] = torch.softmax(scores, dim=-1)[:, : len(keys)] @ kept[:, :rank]
+    return out.to(q.dtype)
+
+
+def latent_write(rows: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+    """As ``services.worker.kernels.latent_write``, row by row."""
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            page, offset = divmod(slot, pool.shape[1])
+            pool[page, offset] = rows[row]
+
+
 def kv_write(k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor) -> None:
     """As ``services.worker.kernels.kv_write``, row by row."""
     for row, slot in enumerate(slots.tolist()):

@@ -70,6 +70,10 @@ def _played(part: Part) -> Part:
 
 PARTS = tuple(_played(part) for part in parts.parts_of() if part.name != parts.IPC)
 
+ATTENDING = tuple(
+    part for part in PARTS if part.name in (parts.TRITON, parts.ATTENTION, parts.KV_WRITE, parts.FUSED, parts.GRAPHS)
+)
+
 STALE = (Part(parts.GRAPHS, (Way("graphs", _stale_graphs), Way("eager"))),)
 
 COLLECTIVES = tuple(part for part in parts.PARTS if part.name == parts.COLLECTIVES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,7 +28,7 @@ from services.worker.proving.cases import SHARED_TOKENS, Step, steps
 from services.worker.proving.device import proofs_of
 from services.worker.proving.memory_proofs import prove_mover
 from services.worker.proving.part import Part, Way, WrongResult
-from services.worker.proving.table import ProofTable, ServedShape, Speed
+from services.worker.proving.table import HeadsShape, LatentsShape, ProofTable, ServedShape, Speed
 from shared.memory import unlink_all
 from shared.messages.pools import FLOAT8, KvGeometry
 
@@ -53,11 +54,22 @@ def _no_segments_left() -> Iterator[None]:
     unlink_all("thermocline-proof")
 
 
+ATTENDING = tuple(
+    part
+    for part in parts.parts_of()
+    if part.name in (parts.TRITON, parts.ATTENTION, parts.KV_WRITE, parts.FUSED, parts.GRAPHS)
+)
+
+
 def _interpreted(name: str, shape: ServedShape = SHAPE, *, names: list[str] | None = None) -> ProofTable:
     """The table of a list of parts of that module, by a process in which Triton interprets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        listed: tuple[Part, ...] = {"PARTS": parts.parts_of(), "COLLECTIVES": parts.PARTS[:1]}.get(name, ())
+        listed: tuple[Part, ...] = {
+            "PARTS": parts.parts_of(),
+            "COLLECTIVES": parts.PARTS[:1],
+            "ATTENDING": ATTENDING,
+        }.get(name, ())
         listed = tuple(part for part in listed if part.name != parts.IPC) or _named(names or [])
         return proofs_of(shape, listed, f"{INTERPRETED}:{name}")
 
@@ -106,6 +118,53 @@ def test_every_kernel_passes_its_proof_over_rounded_kv() -> None:
 def test_attention_in_torch_reads_rounded_kv() -> None:
     """What serves where no kernel does."""
     prove_torch_attention(ROUNDED)
+
+
+UNLIKE = msgspec.structs.replace(
+    SHAPE,
+    geometry=KvGeometry(layers=2, kv_heads=1, head_dim=40, page_size=16, dtype="float32"),
+    windows=(0,),
+    heads=(HeadsShape(query_heads=4, kv_heads=2, head_dim=16, row_values=40),),
+    latents=(LatentsShape(query_heads=3, rank=24, rope=8, row_values=40),),
+)
+"""Pages that hold latents of some layers, and K and V of others."""
+
+
+def test_layers_that_are_not_alike_pass_their_proofs() -> None:
+    """Each kind is attended to, written and captured; what is for layers that are alike is not there, and no fault."""
+    table = _interpreted("ATTENDING", UNLIKE)
+
+    ways = {proof.part: proof.way for proof in table.proofs}
+    assert ways == {
+        parts.TRITON: "compiled",
+        parts.ATTENTION: "triton",
+        parts.KV_WRITE: "triton",
+        parts.FUSED: "separate",
+        parts.GRAPHS: "graphs",
+    }
+    assert [(each.way, each.is_absent) for each in table.lost()] == [(parts.FLASHINFER, True), ("fused", True)]
+
+
+@pytest.mark.parametrize("shape", [UNLIKE, msgspec.structs.replace(UNLIKE, heads=())], ids=["both", "latents alone"])
+def test_attention_in_torch_reads_layers_that_are_not_alike(shape: ServedShape) -> None:
+    """K and V of some heads, and latents, in rows that are wider than they are."""
+    prove_torch_attention(shape)
+
+
+def test_attention_to_latents_that_is_wrong_is_found() -> None:
+    """Values that are not the first part of a row, and a backend that knows no latents."""
+
+    def attend(step: Step, **settings: Any) -> torch.Tensor:
+        tables = page_tables(step.segments, UNLIKE.geometry.page_size, step.q.device)
+        return torch_attention(step.q, step.k, step.v, step.segments, tables, **settings)
+
+    def last_part(step: Step, rank: int, **settings: Any) -> torch.Tensor:
+        return attend(dataclasses.replace(step, v=step.k), **settings)[..., -rank:]
+
+    with pytest.raises(WrongResult, match="attention to latents of"):
+        prove_attention(UNLIKE, attend, last_part)
+    with pytest.raises(WrongResult, match="it attends to no latents"):
+        prove_attention(UNLIKE, attend)
 
 
 def test_all_movers_are_proven(interpreted: ProofTable) -> None:

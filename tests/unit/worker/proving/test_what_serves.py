@@ -30,7 +30,7 @@ from services.worker.parallel.rank_model import RankModel
 from services.worker.proving import parts
 from services.worker.proving.device import group_proofs, prove_device, tell
 from services.worker.proving.shape import expected_shape
-from services.worker.proving.table import Attempt, Proof, ProofTable, ServedShape
+from services.worker.proving.table import Attempt, HeadsShape, LatentsShape, Proof, ProofTable, ServedShape
 from services.worker.shortfalls import shortfalls
 from services.worker.step_rows import StepRows
 from shared.degradations import line
@@ -380,7 +380,7 @@ def load_on_gpu(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
         done.append("exported" if is_exported else "not exported")
         raise Loaded
 
-    def load(prove: Any) -> list[str]:
+    def load(prove: Any, family: str = "gemma2", *, exact: bool = False) -> list[str]:
         monkeypatch.setattr(found_model, "load_model", load_model)
         monkeypatch.setattr(DevicePool, "create", create)
 
@@ -391,8 +391,8 @@ def load_on_gpu(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
 
         with pytest.raises(Loaded):
             ModelRunner.load(
-                checkpoint("gemma2"), dtype="auto", device="cuda:0", page_size=16, device_kv_bytes=None, pages=4,
-                threads=1, shm_prefix="unused", prove=told,
+                checkpoint(family), dtype="auto", device="cuda:0", page_size=16, device_kv_bytes=None, pages=4,
+                threads=1, shm_prefix="unused", prove=told, exact=exact,
             )  # fmt: skip
         return done
 
@@ -437,20 +437,49 @@ def test_a_model_with_other_heads_than_its_configuration_says_is_proven_again(
     assert not done[2].endswith("heads of 1")
 
 
-def test_a_model_with_sinks_is_proven_with_them(
-    load_on_gpu: Callable[[Any], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which its configuration does not tell, so it is proven again when they are seen."""
+def shapes_of(load_on_gpu: Callable[..., list[str]], family: str) -> list[ServedShape]:
+    """What a GPU is proven with for a model."""
     shapes: list[ServedShape] = []
 
     def prove(shape: ServedShape) -> ProofTable:
         shapes.append(shape)
         return table(cuda_ipc=("both ways",))
 
-    monkeypatch.setattr(model_runner, "has_sinks", lambda model: True)
-    load_on_gpu(prove)
+    load_on_gpu(prove, family)
+    return shapes
 
-    assert [shape.has_sinks for shape in shapes] == [False, True]
+
+def test_a_model_with_sinks_is_proven_with_them(load_on_gpu: Callable[..., list[str]]) -> None:
+    """Which its configuration does not tell, so it is proven again when they are seen."""
+    assert [shape.has_sinks for shape in shapes_of(load_on_gpu, "gpt_oss")] == [False, True]
+
+
+def test_a_model_whose_pages_hold_latents_is_proven_with_them(load_on_gpu: Callable[..., list[str]]) -> None:
+    """With the latents of its pages, and with heads as wide as those that are expanded."""
+    before, seen = shapes_of(load_on_gpu, "mla")
+
+    assert before.is_uniform
+    assert seen.latents == (LatentsShape(query_heads=4, rank=24, rope=8, row_values=32),)
+    assert seen.heads == (HeadsShape(query_heads=2, kv_heads=2, head_dim=16, row_values=32),)
+    assert (seen.geometry.kv_heads, seen.geometry.head_dim) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "heads"),
+    [
+        ("gemma4_padded", {(4, 2, 16), (4, 2, 24)}),
+        ("mimo", {(4, 2, 24), (2, 2, 24)}),
+    ],
+)
+def test_a_model_with_layers_of_several_kinds_is_proven_with_each(
+    load_on_gpu: Callable[..., list[str]], family: str, heads: set[tuple[int, int, int]]
+) -> None:
+    """Query heads, KV heads and width of what one call of attention takes."""
+    _, seen = shapes_of(load_on_gpu, family)
+
+    assert {(each.query_heads, each.kv_heads, each.head_dim) for each in seen.heads} == heads
+    assert {each.row_values for each in seen.heads} == {seen.geometry.head_dim}
+    assert seen.latents == ()
 
 
 def test_each_rank_proves_its_share_before_it_reads_weights(

@@ -229,6 +229,8 @@ def test_captured_steps_write_where_they_rotate(family: str, checkpoint: Checkpo
 
         class NoWrites:
             paged_attention = staticmethod(oracles.paged_attention)
+            latent_attention = staticmethod(oracles.latent_attention)
+            latent_write = staticmethod(oracles.latent_write)
 
             @staticmethod
             def kv_write(*_: object) -> None:

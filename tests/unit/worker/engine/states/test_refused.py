@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.engine.device_checks import check_states
 from services.worker.engine.model_loading import load_config
-from services.worker.engine.model_runner import check_states
 from shared.errors import UnsupportedModel
 
 
