@@ -32,9 +32,9 @@ from services.scheduler.core.tiers.host_admission import (
     Admission,
     register_admission,
 )
-from shared.config import fault_of_choice
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
+from shared.spelling import fault_of_choice
 
 GROUP = "thermocline.policies"
 """Of entry points: in a package's ``pyproject.toml``, ``[project.entry-points."thermocline.policies"]``."""

@@ -70,8 +70,8 @@ class LatentAttention:
         expanded_bytes: int | None = None,
     ) -> None:
         """``attention`` is over ``pool``, and attends for the layers without latents; ``absorbed`` likewise to latents,
-        by default the same one. ``over`` makes what attends to K and V that were expanded, of which up to
-        ``expanded_bytes`` (by default ``EXPANDED_BYTES``) are there at once.
+        by default the same one. ``over`` makes what attends to K and V that were expanded, up to
+        ``expanded_bytes`` (by default ``EXPANDED_BYTES``) at once.
         """
         self._pool = pool
         self._attention, self._latent = attention, absorbed or attention

@@ -36,7 +36,7 @@ class Latents:
 
     @property
     def expanded_dim(self) -> int:
-        """Values of a head of K and V, the narrower of which is padded."""
+        """Values of a head of K and V; the narrower of both is padded."""
         return max(self.nope + self.rope, self.value_dim)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from services.worker.engine.device_checks import check_device, check_states
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import (
@@ -19,13 +20,7 @@ from services.worker.engine.model_loading import (
     own_context,
     tell,
 )
-from services.worker.engine.model_runner import (
-    NOTHING_TO_PROVE,
-    ModelRunner,
-    check_device,
-    check_states,
-    pack_layers,
-)
+from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.probe import LayoutProbe, Verification, find_kept
 from services.worker.engine.states.layers import StateModule, find_state_modules
 from services.worker.engine.states.page_sizes import PAGE_TOKENS

@@ -107,7 +107,7 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
 
 
 def attended(shape: ServedShape) -> Iterator[ServedShape]:
-    """``shape`` for each kind of K and V: with one kind of heads, of which its geometry is, too."""
+    """``shape`` for each kind of K and V: with one kind of heads, in its geometry, too."""
     if shape.is_uniform:
         yield shape
     for heads in shape.heads:
@@ -137,7 +137,8 @@ def _kept(rows: torch.Tensor, geometry: KvGeometry) -> torch.Tensor:
     """Return rows [..., kv_heads * head_dim] as pools keep them."""
     if not geometry.is_rounded:
         return rows
-    return to_float8(rows.unflatten(-1, (geometry.kv_heads, geometry.head_dim))).flatten(-2)
+    heads = rows.view(*rows.shape[:-1], geometry.kv_heads, geometry.head_dim)
+    return to_float8(heads).flatten(-2)
 
 
 def _heads(halves: torch.Tensor, geometry: KvGeometry) -> tuple[torch.Tensor, torch.Tensor]:
