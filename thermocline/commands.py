@@ -59,6 +59,12 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             asks_broker=True,
             asks_none=("prewarm",),
         ),
+        Command(
+            "kv-events",
+            "services.scheduler.kv_events.__main__",
+            "tell outer routers what is cached, over ZeroMQ",
+            asks_broker=True,
+        ),
         Command("keys", "thermocline.keys.__main__", "make, add, revoke and list API keys of tenants"),
         Command("broker-config", "thermocline.broker.__main__", "write users and permissions for a NATS server"),
         Command(

@@ -151,6 +151,14 @@ def _pin(entry: str) -> Pin:
     return Pin(Requirement(requirement.strip()), tuple(each.strip() for each in hashes))
 
 
+def _is_place(entry: str) -> bool:
+    return entry.startswith("-") or "://" in entry
+
+
+def _pins(text: str) -> list[Pin]:
+    return [_pin(entry) for entry in _entries(text) if not _is_place(entry)]
+
+
 def _applies(marker: Marker | None, environment: dict[str, str]) -> bool:
     return marker is None or marker.evaluate(environment)
 
@@ -158,9 +166,8 @@ def _applies(marker: Marker | None, environment: dict[str, str]) -> bool:
 def faults(project: dict[str, Any], texts: dict[str, str]) -> Iterator[str]:
     """How the lock files differ from what ``pyproject.toml`` asks for, or from what a lock must be."""
     for name, text in texts.items():
-        entries = list(_entries(text))
-        places = [entry for entry in entries if entry.startswith("-") or "://" in entry]
-        pins = [_pin(entry) for entry in entries if entry not in places]
+        places = [entry for entry in _entries(text) if _is_place(entry)]
+        pins = _pins(text)
         if digest_line(project) not in text.splitlines():
             yield f"{name} was made from other requirements than those of pyproject.toml: run ./task lock"
         for place in places:
@@ -178,10 +185,11 @@ def faults(project: dict[str, Any], texts: dict[str, str]) -> Iterator[str]:
                 if canonicalize_name(requirement.name) not in UNLOCKED:
                     yield from _misfits(name, where, requirement, here)
     if RUNTIME in texts and DEV in texts:
-        in_dev = set(_entries(texts[DEV]))
-        for entry in _entries(texts[RUNTIME]):
-            if entry not in in_dev:
-                yield f"{DEV} does not hold {entry.split()[0]} as {RUNTIME} does"
+        # Markers may be wider there: what tests need may need a package on more platforms.
+        in_dev = {(pin.name, pin.requirement.specifier, pin.hashes) for pin in _pins(texts[DEV])}
+        for pin in _pins(texts[RUNTIME]):
+            if (pin.name, pin.requirement.specifier, pin.hashes) not in in_dev:
+                yield f"{DEV} does not hold {pin.name}{pin.requirement.specifier} as {RUNTIME} does"
 
 
 def _misfits(name: str, where: str, requirement: Requirement, pins: list[Pin]) -> Iterator[str]:
