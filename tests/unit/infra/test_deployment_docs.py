@@ -76,3 +76,17 @@ def test_metrics_in_the_text_exist(page: Path) -> None:
     known = set(exported) | set(series_of(exported)) | {facts.series for facts in exported.values()}
 
     assert metric_names(page.read_text()) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_objects_of_commands_are_the_charts(page: Path) -> None:
+    """What ``kubectl`` is asked about is rendered, with the pool of the examples."""
+    pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
+    from tests.unit.infra.chart_rendering import render
+
+    pools = [{"name": "h100", "device": "cpu"}]
+    made = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in [*render(), *render({"pools": pools})]}
+    named = set(re.findall(r"\b(?:deployment|statefulset|service)/[a-z0-9-]+", page.read_text()))
+
+    assert named <= made
+    assert named or page.name != "kubernetes.md"
