@@ -192,10 +192,22 @@ def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
 
 def positive(text: str) -> float:
     """Return a number above 0, and not infinite. Raises ArgumentTypeError."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
+    number = _number(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def not_negative(text: str) -> float:
+    """Return a number of at least 0, and not infinite. Raises ArgumentTypeError."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

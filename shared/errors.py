@@ -225,9 +225,10 @@ def _subclasses(root: type[ThermoclineError]) -> list[type[ThermoclineError]]:
 
 def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> ThermoclineError:
     """Return the typed error that a notice's code stands for; an unknown code is an InternalError."""
-    # From the leaves up: a group may share its code with one of its members.
+    # From the leaves up: a group may share its code with one of its members. A kind without a code of its own is a
+    # detail of the module that raises it.
     for kind in reversed(_subclasses(ThermoclineError)):
-        if kind.code == code:
+        if kind.code == code and "code" in vars(kind):
             return kind(message, retry_after_ms=retry_after_ms)
     return InternalError(message, code=code)
 

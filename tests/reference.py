@@ -80,6 +80,9 @@ class Reference:
         """Least distance between the two highest logits of a decided greedy token."""
         return LOGIT_MARGIN
 
+    rounds = False
+    """Whether K and V of an answer are kept otherwise than the model computes them."""
+
     def cache(self) -> DynamicCache:
         """Where the model keeps K and V of an answer."""
         return DynamicCache(config=self._model.config)
@@ -97,7 +100,7 @@ class Reference:
                     do_sample=False,
                     output_logits=True,
                     return_dict_in_generate=True,
-                    past_key_values=self.cache(),
+                    **({"past_key_values": self.cache()} if self.rounds else {}),
                     **self._positions(len(prompt)),
                     **({"eos_token_id": -1, "pad_token_id": 0} if ignore_eos else {}),
                 )

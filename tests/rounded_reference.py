@@ -35,6 +35,8 @@ class _RoundingCache(DynamicCache):  # type: ignore[misc]  # The library has no 
 class RoundedReference(Reference):
     """Answers over rounded K and V. Their tokens stand off from others by :data:`MARGIN`."""
 
+    rounds = True
+
     @property
     def margin(self) -> float:
         return MARGIN

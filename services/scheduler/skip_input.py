@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from services.scheduler.quarantine import read_skips
 from shared import subjects
-from shared.arguments import ArgumentParser, positive, whole_number
+from shared.arguments import ArgumentParser, not_negative, whole_number
 from shared.broker import BrokerSettings, add_broker_flags, broker_of
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
@@ -92,7 +92,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--wait-s",
         metavar="S",
-        type=positive,
+        type=not_negative,
         default=WAIT_S,
         help="longest wait for a scheduler to pass it, in seconds",
     )

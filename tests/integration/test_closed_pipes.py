@@ -29,6 +29,7 @@ NOT_FOR_PEOPLE = {
     Path("services/worker/proving/child.py"),
     Path("services/worker/proving/ipc_proofs.py"),
     Path("thermocline/load/null_server.py"),
+    Path("thermocline/testing/other_process.py"),
 }
 """Processes that another one starts, and that end with it."""
 

@@ -70,7 +70,7 @@ def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--policy", "clairvoyant"], "no policy 'clairvoyant'; known are"),
+        (["--policy", "clairvoyant"], "policy: 'clairvoyant' is none of"),
         (["--set", "eviction_expression=frequency -"], "eviction_expression"),
         (["--set", "nonsense=1"], "--set nonsense: unknown setting; of the cell there are"),
         (["--set", "max_running=none"], "--set max_running=none: Expected `int`"),

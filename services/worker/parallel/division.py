@@ -62,10 +62,12 @@ class Share:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """Return the configuration of each layer: where layers differ, the library has one for each."""
+    """Return the configuration of each layer: where layers differ, the library has one for each. One stands for all
+    where ``config`` does not say how many there are.
+    """
     if getattr(config, "is_heterogeneous", False):
         return list(config.per_layer_config)
-    return [config] * int(config.num_hidden_layers)
+    return [config] * int(getattr(config, "num_hidden_layers", 1))
 
 
 def head_dim_of(config: Any) -> int:

@@ -23,7 +23,7 @@ def options(**other: object) -> argparse.Namespace:
         "network_gb_s": 12.5,
         "hardware": "h800",
         "model": "llama-3.1-8b",
-        "speed": 1.0,
+        "time_scale": 1.0,
     }
     return argparse.Namespace(**known | other)
 

@@ -30,6 +30,18 @@ def test_error_survives_the_way_back(error: ThermoclineError) -> None:
     )
 
 
+def test_a_kind_without_a_code_of_its_own_arrives_as_the_kind_above() -> None:
+    """Whatever other modules have derived from that, and wherever they were imported."""
+
+    class Detail(InvalidRequest):
+        pass
+
+    told = decode_error(encode_error(Detail("no")))
+
+    assert type(told) is InvalidRequest
+    assert type(decode_error(encode_error(InvalidRequest("no")))) is InvalidRequest
+
+
 def test_garbage_is_a_transport_error() -> None:
     """A body that is no error does not raise something untyped at the caller."""
     assert isinstance(decode_error(b"\xff\xff"), TransportError)

@@ -55,9 +55,9 @@ def test_changes_are_only_what_was_named() -> None:
         ("lease_tokens=many", "lease_tokens=many: Expected `int`"),
         ("lease_tokens=0", "lease_tokens=0: Expected `int` >= 1"),
         ("reserve_fraction=1.5", "Expected `float` < 1"),
-        ("schedule=random", "Invalid enum value 'random'"),
+        ("schedule=random", "schedule: 'random' is none of"),
         ("bubble_filling=perhaps", "Expected `bool`"),
-        ("policy=clairvoyant", "no policy 'clairvoyant'; known are"),
+        ("policy=clairvoyant", "policy: 'clairvoyant' is none of"),
         ("eviction_expression=frequency **", "eviction_expression"),
     ],
 )

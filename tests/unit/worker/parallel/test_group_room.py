@@ -90,4 +90,4 @@ def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     rank._layout = layout_of([HeadsKept(2, 8, 8)] * 2, 2, 16)
 
     assert rank.measure_room(WISH, "memory") == 3
-    assert asked == [rank.model, rank.part, 64, WISH, "memory", 2 * 2 * 16 * 8 * 4]
+    assert asked == [rank.model, rank.layout.part, 64, WISH, "memory", 2 * 2 * 16 * 8 * 4]

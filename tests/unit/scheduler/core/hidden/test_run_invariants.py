@@ -148,5 +148,5 @@ def test_a_run_of_a_request_that_is_being_stopped_need_not_go_on(
     assert not request.hidden.run.fetch
     check_invariants(cell.state)
     request.state = RequestState.PREFILLING
-    with pytest.raises(InvariantViolated, match="nobody fetches"):
+    with pytest.raises(InvariantViolated, match="that are not fetched"):
         check_invariants(cell.state)
