@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.accounts import OPEN, Account
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.cache import (
     MAX_LISTED,
     CacheNodes,
@@ -82,7 +82,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             page = await calls.page(namespace, after=after, limit=limit)
         nodes = [node_view(node, gateway.tokenizer.decode(unpack_int32(node.head))) for node in page.nodes]
         more = page.next_after or None
-        return _json(CacheNodes(data=nodes, has_more=more is not None, next_after=more))
+        return json_response(CacheNodes(data=nodes, has_more=more is not None, next_after=more))
 
     @router.get(
         "/v1/cache/divergences",
@@ -97,7 +97,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def divergences(http: Request) -> Response:
         with slots.taken():
             found = await calls.divergences(whole_number(http, "limit", DIVERGENCES, 1, MOST_DIVERGENCES))
-        return _json(divergences_view(found, gateway.tokenizer.decode))
+        return json_response(divergences_view(found, gateway.tokenizer.decode))
 
     @router.get(
         "/v1/cache/stats",
@@ -108,7 +108,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def stats() -> Response:
         with slots.taken():
             status = await calls.status()
-            return _json(stats_view(status, await calls.inventories(status.storages)))
+            return json_response(stats_view(status, await calls.inventories(status.storages)))
 
     _add_keeping(router, gateway, calls, slots)
 
@@ -133,7 +133,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             await calls.status()
             data = await prewarm(gateway, http.receive, prompts)
         failed = sum(warmed.prompt_tokens_details is None for warmed in data)
-        return _json(PrewarmReport(data=data, failed=failed))
+        return json_response(PrewarmReport(data=data, failed=failed))
 
     @router.post(
         "/v1/cache/flush",
@@ -144,7 +144,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def flush(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, FlushRequest, is_optional=True)
-            return _json(await _flush(gateway, calls, request))
+            return json_response(await _flush(gateway, calls, request))
 
     @router.post(
         "/v1/cache/verify",
@@ -154,7 +154,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     )
     async def verify(http: Request) -> Response:
         with slots.taken():
-            return _json(await scrub_next(calls, await _body(gateway, http, VerifyRequest, is_optional=True)))
+            return json_response(await scrub_next(calls, await _body(gateway, http, VerifyRequest, is_optional=True)))
 
     return router
 
@@ -180,14 +180,14 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
                 tokens=pack_int32(tokens),
                 ttl_ms=max(1, round(request.ttl_s * 1000)),
             )
-            return _json(pin_view(await calls.pin(order)))
+            return json_response(pin_view(await calls.pin(order)))
 
     @router.get(
         "/v1/cache/pins", response_model=None, openapi_extra=describes(None, PinList), summary="All pins of the cell"
     )
     async def list_pins() -> Response:
         with slots.taken():
-            return _json(PinList(data=[pin_view(pin) for pin in await calls.pins()]))
+            return json_response(PinList(data=[pin_view(pin) for pin in await calls.pins()]))
 
     @router.get(
         "/v1/cache/leases",
@@ -209,7 +209,9 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
             query = http.query_params
             namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
             limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
-            return _json(LeaseList(data=[lease_view(each) for each in await calls.leases(namespace, limit=limit)]))
+            return json_response(
+                LeaseList(data=[lease_view(each) for each in await calls.leases(namespace, limit=limit)])
+            )
 
     @router.delete(
         "/v1/cache/pins/{name}",
@@ -222,7 +224,7 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
             raise NotFound(f"there is no pin {name[:64]!r}", code="pin_not_found")
         with slots.taken():
             await calls.unpin(name)
-        return _json(PinDeleted(name=name))
+        return json_response(PinDeleted(name=name))
 
 
 async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional: bool = False) -> T:
@@ -272,7 +274,3 @@ def _namespace(gateway: Gateway, namespace: str | None, salt: str | None, tenant
     if namespace and (len(namespace) != 32 or set(namespace) - set("0123456789abcdef")):
         raise InvalidRequest("a namespace is 32 hex digits", param="namespace")
     return namespace or ""
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Response
 
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.cell_events import CellEvents
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.cell import CellReport
 from services.gateway.openapi import describes
 from services.gateway.pending import Slots
@@ -34,7 +34,7 @@ def cell_router(gateway: Gateway) -> APIRouter:
     async def cell() -> Response:
         with slots.taken():
             report = cell_view(await calls.status(), gateway.callers.owners, models=gateway.model_names())
-        return Response(msgspec.json.encode(report), media_type="application/json")
+        return json_response(report)
 
     @router.get(
         "/v1/cell/events",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.admission import unsupported
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openapi import describes
 from services.gateway.query import whole_number
 from services.gateway.responses.items import Item, ItemList
@@ -41,7 +41,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
         if http.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise unsupported("stream", "the response is over")
         kept = await gateway.kept.find(caller_of(http), http.query_params.get("cache_salt"), response_id)
-        return _json(kept.response)
+        return json_response(kept.response)
 
     @router.delete(
         "/v1/responses/{response_id}",
@@ -51,7 +51,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
     )
     async def delete_response(http: Request, response_id: str) -> Response:
         await gateway.kept.erase(caller_of(http), http.query_params.get("cache_salt"), response_id)
-        return _json(ResponseDeleted(id=response_id))
+        return json_response(ResponseDeleted(id=response_id))
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
@@ -63,7 +63,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
         query = http.query_params
         limit = whole_number(http, "limit", LISTED, 1, MOST_LISTED)
         kept = await gateway.kept.find(caller_of(http), query.get("cache_salt"), response_id)
-        return _json(_page(kept.items, query.get("order", "desc"), query.get("after"), limit))
+        return json_response(_page(kept.items, query.get("order", "desc"), query.get("after"), limit))
 
     @router.post(
         "/v1/responses/{response_id}/cancel",
@@ -91,7 +91,3 @@ def _page(items: Sequence[Item], order: str, after: str | None, limit: int) -> I
     page = ordered[:limit]
     first, last = (page[0].id or "", page[-1].id or "") if page else ("", "")
     return ItemList(data=page, first_id=first, last_id=last, has_more=len(ordered) > limit)
-
-
-def _json(body: msgspec.Struct | msgspec.Raw) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

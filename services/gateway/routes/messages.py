@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
@@ -13,6 +12,7 @@ from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import count_chat
 from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.messages_api.answers import EVENTS, MessagesResponse, TokenCount
 from services.gateway.messages_api.conversion import RENAMES, chat_request
 from services.gateway.messages_api.errors import MessagesError
@@ -55,7 +55,7 @@ def messages_router(gateway: Gateway) -> APIRouter:
             chat = await _chat_request(gateway, request, len(body))
             with fields_named(RENAMES):
                 tokens = await count_chat(gateway, account, chat)
-        return Response(msgspec.json.encode(TokenCount(input_tokens=tokens)), media_type="application/json")
+        return json_response(TokenCount(input_tokens=tokens))
 
     return router
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.messages_api.models import ANTHROPIC_VERSION, ModelInfo, ModelInfoList
 from services.gateway.openai_schema.models import ModelCard, ModelList
 from services.gateway.openapi import describes
@@ -34,8 +34,8 @@ def models_router(gateway: Gateway) -> APIRouter:
     async def list_models(http: Request) -> Response:
         cards = [card(name) for name in gateway.model_names()]
         if ANTHROPIC_VERSION in http.headers:
-            return _json(ModelInfoList.of([_info(each) for each in cards]))
-        return _json(ModelList(data=cards))
+            return json_response(ModelInfoList.of([_info(each) for each in cards]))
+        return json_response(ModelList(data=cards))
 
     @router.get(
         "/v1/models/{model:path}",
@@ -45,7 +45,7 @@ def models_router(gateway: Gateway) -> APIRouter:
     )
     async def get_model(http: Request, model: str) -> Response:
         found = card(model)
-        return _json(_info(found) if ANTHROPIC_VERSION in http.headers else found)
+        return json_response(_info(found) if ANTHROPIC_VERSION in http.headers else found)
 
     return router
 
@@ -53,7 +53,3 @@ def models_router(gateway: Gateway) -> APIRouter:
 def _info(card: ModelCard) -> ModelInfo:
     created = datetime.fromtimestamp(card.created, UTC).isoformat(timespec="seconds")
     return ModelInfo(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

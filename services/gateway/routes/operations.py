@@ -13,6 +13,7 @@ from msgspec import UNSET
 from services.gateway.admin_key import holds_admin_key
 from services.gateway.error_answers import error_headers
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.listening import ApiMetrics
 from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.models import Health, Shortfall, Version
@@ -45,7 +46,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
     )
     @router.head("/health/live", response_model=None, include_in_schema=False)
     async def live() -> Response:
-        return Response(msgspec.json.encode(Health(status="live")), media_type="application/json")
+        return json_response(Health(status="live"))
 
     @router.get(
         "/health/ready",
@@ -68,7 +69,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
                 degraded=degraded or UNSET,
                 serving=UNSET if status is None else serving_view(status, gateway.context_limit),
             )
-            return Response(msgspec.json.encode(health), media_type="application/json")
+            return json_response(health)
         error = Unavailable("not ready: " + "; ".join(reasons))
         body = Health(status="not_ready", degraded=degraded or UNSET, reasons=reasons, error=error_detail(error))
         return Response(
@@ -83,7 +84,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/version", response_model=None, openapi_extra=describes(None, Version), summary="Version")
     async def get_version() -> Response:
-        return Response(msgspec.json.encode(Version(version=own_version)), media_type="application/json")
+        return json_response(Version(version=own_version))
 
     @router.get("/", response_model=None, include_in_schema=False)
     async def page() -> Response:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.cell import PageCode, PageKey, PageLink
 from services.gateway.openapi import describes
 from services.gateway.page_links import KEPT_S, PageLinks
 from shared.errors import NotFound
+
+_UNCACHED = {"cache-control": "no-store"}
 
 
 def page_links_router(gateway: Gateway) -> APIRouter:
@@ -25,7 +27,7 @@ def page_links_router(gateway: Gateway) -> APIRouter:
     )
     async def make() -> Response:
         code = links.make()
-        return _json(PageLink(code=code, path=f"/ui#once={code}", expires_in_s=KEPT_S))
+        return json_response(PageLink(code=code, path=f"/ui#once={code}", expires_in_s=KEPT_S), _UNCACHED)
 
     @router.post(
         "/ui/key",
@@ -41,10 +43,6 @@ def page_links_router(gateway: Gateway) -> APIRouter:
                 "this link was used before, or is too old: `thermocline top --link` prints another",
                 code="page_link_used",
             )
-        return _json(PageKey(admin_key=gateway.config.admin_key))
+        return json_response(PageKey(admin_key=gateway.config.admin_key), _UNCACHED)
 
     return router
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json", headers={"cache-control": "no-store"})

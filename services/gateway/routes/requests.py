@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.admin_key import check_admin
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.explanation import Explanation, ExplanationList
 from services.gateway.openapi import describes
 from services.gateway.pending import Slots
@@ -49,7 +49,7 @@ def requests_router(gateway: Gateway) -> APIRouter:
             own = own[ahead + 1 :]
         with slots.taken():
             data = await gateway.explainer.explain(own[:limit], is_admin=_is_admin(http))
-        return _json(ExplanationList(data=data, has_more=len(own) > limit))
+        return json_response(ExplanationList(data=data, has_more=len(own) > limit))
 
     @router.get(
         "/v1/requests/{name}/explain",
@@ -63,7 +63,7 @@ def requests_router(gateway: Gateway) -> APIRouter:
             raise NotFound(f"there is no recent request {name[:64]!r} at this gateway", code="request_not_found")
         with slots.taken():
             (found,) = await gateway.explainer.explain([known], is_admin=_is_admin(http))
-        return _json(found)
+        return json_response(found)
 
     return router
 
@@ -74,7 +74,3 @@ def _is_admin(http: Request) -> bool:
 
 def _may_see(http: Request, known: RecentRequest) -> bool:
     return _is_admin(http) or known.tenant == http.scope.get("state", {}).get("tenant", "")
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

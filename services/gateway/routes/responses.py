@@ -10,6 +10,7 @@ from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import count_chat
 from services.gateway.field_names import fields_named
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
@@ -61,7 +62,7 @@ def responses_router(gateway: Gateway) -> APIRouter:
             _, chat = await _conversation(gateway, http, request, len(body))
             with fields_named(RENAMES):
                 tokens = await count_chat(gateway, account, chat)
-        return Response(msgspec.json.encode(InputTokens(input_tokens=tokens)), media_type="application/json")
+        return json_response(InputTokens(input_tokens=tokens))
 
     return router
 

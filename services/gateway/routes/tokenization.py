@@ -11,6 +11,7 @@ from services.gateway import admission
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import tokenize_chat
 from services.gateway.gateway import Gateway
+from services.gateway.json_response import json_response
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.tokenization import (
     DetokenizeRequest,
@@ -45,7 +46,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             text = gateway.tokenizer.texts.text
             strings = await _json_list(gateway, tokens, text) if request.return_token_strs else None
         # In the form of TokenizeResponse.
-        return _json({"count": len(tokens), "max_model_len": gateway.max_context, "tokens": ids, "token_strs": strings})
+        return json_response(
+            {"count": len(tokens), "max_model_len": gateway.max_context, "tokens": ids, "token_strs": strings}
+        )
 
     @router.post(
         "/detokenize",
@@ -64,7 +67,7 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             account.spend_tokens(len(tokens))
             admission.check_vocabulary(tokens, gateway.facts.vocab_size, param="tokens")
             text = await tokenizer.run(lambda: tokenizer.decode(tokens), len(tokens))
-        return _json(DetokenizeResponse(prompt=text))
+        return json_response(DetokenizeResponse(prompt=text))
 
     return router
 
@@ -103,7 +106,3 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest, namespace: str) 
     )
     admission.check_chat(chat)
     return await tokenize_chat(gateway, chat, namespace=namespace)
-
-
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
