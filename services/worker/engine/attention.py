@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 from transformers import AttentionInterface
@@ -26,6 +26,16 @@ ATTENTION_NAME = "thermocline"
 
 CHUNK = "thermocline_attention_chunk"
 """Attribute of attention modules that attend in chunks: keys of a chunk (:mod:`services.worker.engine.chunks`)."""
+
+
+class Scoring(TypedDict):
+    """What is said of keys beside where they are; :class:`AttentionCall` says what each is."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    chunk: int | None
+    sinks: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,13 @@ class AttentionCall:
     chunk: int | None = None
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
+
+    @property
+    def scoring(self) -> Scoring:
+        """How keys are scored, as every kernel takes it."""
+        return Scoring(
+            scaling=self.scaling, window=self.window, softcap=self.softcap, chunk=self.chunk, sinks=self.sinks
+        )
 
     @property
     def value_dim(self) -> int:

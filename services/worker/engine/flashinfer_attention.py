@@ -51,11 +51,7 @@ class FlashInferAttention:
                 call.query[0].transpose(0, 1),
                 self._pool.k(call.layer),
                 self._pool.v(call.layer),
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                chunk=call.chunk,
-                sinks=call.sinks,
+                **call.scoring,
             )
 
         return attend_call

@@ -60,11 +60,7 @@ class GpuAttention:
                 self._pool.k(call.layer),
                 self._pool.v(call.layer),
                 tensors,
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                chunk=call.chunk,
-                sinks=call.sinks,
+                **call.scoring,
             )
             return output
 
@@ -91,11 +87,7 @@ class GpuLatents:
                 self._pool.k(call.layer),
                 tensors,
                 rank=self._ranks[call.layer],
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                chunk=call.chunk,
-                sinks=call.sinks,
+                **call.scoring,
             )
             return output
 

@@ -181,11 +181,7 @@ class StaticStep(PooledStep):
             call.query[0].transpose(0, 1),
             self._pool.k(call.layer),
             self._pool.v(call.layer),
-            scaling=call.scaling,
-            window=call.window,
-            softcap=call.softcap,
-            chunk=call.chunk,
-            sinks=call.sinks,
+            **call.scoring,
         )
 
 

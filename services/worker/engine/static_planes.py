@@ -42,10 +42,6 @@ class StaticPlanesStep(PlanesStep):
                 self._pool.k(call.layer),
                 self._parts.paged,
                 rank=self._ranks[call.layer],
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                chunk=call.chunk,
-                sinks=call.sinks,
+                **call.scoring,
             )
         )

@@ -40,11 +40,7 @@ class TorchAttention:
                 self._pool.v(call.layer),
                 meta.segments,
                 tables,
-                scaling=call.scaling,
-                window=call.window,
-                softcap=call.softcap,
-                chunk=call.chunk,
-                sinks=call.sinks,
+                **call.scoring,
             )
 
         return attend

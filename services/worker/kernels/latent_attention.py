@@ -23,6 +23,7 @@ from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS, splits_for
 from services.worker.engine.visibility import most_visible
 from services.worker.kernels.block_sizes import LatentSizes, latent_sizes
 from services.worker.kernels.decode import decode_join_kernel, keys_per_split
+from services.worker.kernels.layer_checks import check_layer
 from services.worker.kernels.online_softmax import bound_of, first_visible, sunk
 from shared.errors import InvariantViolated
 
@@ -259,9 +260,4 @@ def check_latents(
         raise InvariantViolated(f"latents of {rank} + {width - rank} are beyond {MAX_RANK} + {MAX_ROPE}")
     if q.stride(2) != 1 or pool.stride(3) != 1:
         raise InvariantViolated("the numbers of one row must be adjacent in memory")
-    if window is not None and (window < 1 or chunk is not None):
-        raise InvariantViolated(f"a layer cannot attend in a window of {window} and in chunks of {chunk}")
-    if chunk is not None and chunk < 1:
-        raise InvariantViolated(f"a layer cannot attend in chunks of {chunk}")
-    if sinks is not None and (sinks.shape != (heads,) or not sinks.is_contiguous()):
-        raise InvariantViolated(f"sinks {tuple(sinks.shape)} are not one of each of {heads} heads")
+    check_layer(heads, window, chunk, sinks)

@@ -10,6 +10,7 @@ from services.worker.kernels.block_sizes import block_sizes
 from services.worker.kernels.decode import decode
 from services.worker.kernels.extend import extend
 from services.worker.kernels.float8 import kept_width
+from services.worker.kernels.layer_checks import check_layer
 from shared.errors import InvariantViolated
 
 
@@ -75,9 +76,4 @@ def check_attention(
         raise InvariantViolated(f"{heads} heads of {head_dim} cannot attend to {kv_heads} of {k_pool.shape[3]}")
     if q.stride(2) != 1 or k_pool.stride(3) != 1:
         raise InvariantViolated("the numbers of one head must be adjacent in memory")
-    if window is not None and window < 1:
-        raise InvariantViolated(f"a window of {window} sees nothing, not even itself")
-    if chunk is not None and (chunk < 1 or window is not None):
-        raise InvariantViolated(f"a layer cannot attend in chunks of {chunk} with a window of {window}")
-    if sinks is not None and (sinks.shape != (heads,) or not sinks.is_contiguous()):
-        raise InvariantViolated(f"sinks {tuple(sinks.shape)} are not one of each of {heads} heads")
+    check_layer(heads, window, chunk, sinks)
