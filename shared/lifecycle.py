@@ -148,11 +148,16 @@ async def beat(
         await asyncio.sleep(HEARTBEAT_S)
 
 
-def die_with_parent() -> None:
-    """Linux: get SIGTERM when the parent dies, so that a killed supervisor leaves no orphans."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Linux: get SIGTERM when the parent dies, so that a killed supervisor leaves no orphans.
+
+    The kernel tells nothing of a parent that died before this call: with its pid the process ends at once then.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(EXIT_FAILED)
 
 
 @contextmanager
@@ -200,8 +205,6 @@ def run_process(
     Exit codes: 0 stopped as asked, 1 failed (a supervisor restarts it), 2 refused to start (it does not).
     """
     log = logs.get_logger(service)
-    if os.environ.get("THERMOCLINE_SUPERVISED"):
-        die_with_parent()
 
     async def body() -> int:
         quiet_collector()

@@ -110,6 +110,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tail(self) -> Tail | None:
         """How the holder leaves the stream to its successor; None where no holder has said anything yet."""
+        if self.folded_from is None and not self.lead_ms:
+            # One of 0.1 spoke before it knew, and its record has no room for what its predecessors left.
+            return Tail(self.release, 0, published=self.published, epoch=self.epoch)
         if self.folded_from is None:
             return self.before
         return Tail(self.release, self.folded_from, self.said_to, self.published, self.epoch, self.policies)

@@ -16,8 +16,14 @@ from collections.abc import Callable
 from shared import subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
-from shared.errors import TransportError
+from shared.errors import TransportError, Unavailable
 from shared.messages.status import GetStanding, Standing
+
+PATIENCE_S = 20.0
+"""How long no scheduler may answer before what was read is given up: one takes over from another, or the broker is
+away. It is less than the deadline of a save."""
+
+_PAUSE_S = 0.2
 
 
 class StandingCheck:
@@ -35,14 +41,27 @@ class StandingCheck:
     async def confirm(self) -> None:
         """Return if this storage was a member of the cell after now.
 
-        Raises TransportError when it is none any more, Unavailable when no scheduler says so in time.
+        Raises TransportError when it is none any more, Unavailable when no scheduler says so in ``PATIENCE_S``.
         """
         read_ns = self._clock_ns()
         async with self._asking:
             if self._asked_ns >= read_ns:
                 return
-            asked_ns = self._clock_ns()
-            answer = decode(await self._bus.call(subjects.rpc("scheduler", "standing"), self._question), Standing)
+            asked_ns, answer = await self._ask()
             if not answer.is_member:
                 raise TransportError("the cell has given this storage up: what it read may be the KV of others")
             self._asked_ns = asked_ns
+
+    async def _ask(self) -> tuple[int, Standing]:
+        """Return when the question was asked that was answered, and the answer."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        while True:
+            asked_ns = self._clock_ns()
+            try:
+                answered = await self._bus.call(subjects.rpc("scheduler", "standing"), self._question)
+                return asked_ns, decode(answered, Standing)
+            except Unavailable:
+                if loop.time() >= deadline_s:
+                    raise
+            await asyncio.sleep(_PAUSE_S)

@@ -9,7 +9,7 @@ import pytest
 
 from services.scheduler import core
 from services.scheduler.fold import Fold
-from services.scheduler.leadership import Progress, Tail
+from services.scheduler.leadership import LEAD_RECORD, Progress, Tail, read_tail
 from services.scheduler.outbox import Outbox
 from services.scheduler.recording import InputFrame, read_frames
 from services.scheduler.restore import find_start, fold_tail
@@ -75,6 +75,20 @@ async def test_what_the_earlier_release_decided_is_not_decided_again(
     assert (start.seq, start.is_lost, start.fold.position) == (len(inputs), True, len(inputs))
     assert start.highest_epoch == start.fold.state.epoch == decode_snapshot(golden.load("0.1.0").snapshot).epoch + 1
     assert (start.fold.state.requests, start.fold.state.workers) == ({}, {})
+
+
+async def test_without_a_snapshot_the_lead_of_the_earlier_release_counts(
+    broker: MemoryBroker, inputs: list[InputFrame]
+) -> None:
+    """One that was ended while it started has left neither a snapshot nor word of what those before it had said."""
+    bus = broker.connect("this")
+    await SnapshotStore(bus).delete(BEHIND)
+    left = {"holder": "", "scheduler_id": "old", "epoch": 3, "duration_ms": 1000, "release": "of 0.1.0"}
+    await bus.write_record(LEAD_RECORD, msgspec.json.encode(left), revision=0)
+
+    start = await find_start(bus, release="this", tail=await read_tail(bus))
+
+    assert (start.seq, start.is_lost, start.fold.state.epoch) == (len(inputs), True, 4)
 
 
 async def test_what_nobody_said_anything_about_is_folded(broker: MemoryBroker, inputs: list[InputFrame]) -> None:

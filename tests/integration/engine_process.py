@@ -11,25 +11,41 @@ import sys
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from services.storage.sharing.engine import LateRead
 from services.storage.sharing.nixl_engine import NixlEngine
+from shared import logs
 from shared.errors import TransportError
 
 NBYTES = 1 << 20
 WRITTEN = 7
+REGISTER_S = 60.0
+"""On a loaded machine UCX may refuse memory for longer than an engine tries by itself; a storage then offers it again
+with the next read."""
+
+
+def _registered(engine: NixlEngine, memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    deadline = time.monotonic() + REGISTER_S
+    while True:
+        try:
+            engine.register(memory)
+            return memory
+        except TransportError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def _lend() -> None:
-    engine, memory = NixlEngine("lender"), np.full(NBYTES, WRITTEN, np.uint8)
-    engine.register(memory)
+    engine = NixlEngine("lender")
+    memory = _registered(engine, np.full(NBYTES, WRITTEN, np.uint8))
     print(engine.metadata().hex(), memory.ctypes.data, flush=True)
     sys.stdin.read()
 
 
 def _read(metadata: bytes, address: int) -> None:
-    engine, memory = NixlEngine("reader"), np.zeros(NBYTES, np.uint8)
-    engine.register(memory)
+    engine = NixlEngine("reader")
+    memory = _registered(engine, np.zeros(NBYTES, np.uint8))
     late: list[LateRead] = []
     for line in sys.stdin:
         order, _, seconds = line.strip().partition(" ")
@@ -54,6 +70,7 @@ def _read(metadata: bytes, address: int) -> None:
 
 
 if __name__ == "__main__":
+    logs.configure("engine", sys.argv[1])  # To the standard error: answers are read from the standard output.
     if sys.argv[1] == "lend":
         _lend()
     else:

@@ -16,6 +16,7 @@ from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.idle import hears_of_chunks
 from tests.nats_server import NatsServer
 from thermocline.cache.__main__ import main
 from thermocline.supervisor.ports import free_port
@@ -54,9 +55,7 @@ class Operated:
 
     async def saved(self, chunks: int) -> None:
         """Wait until so many chunks are on the disk."""
-        async with asyncio.timeout(30):
-            while (await self.cell.status()).chunks < chunks:
-                await asyncio.sleep(0.02)
+        await hears_of_chunks(self.cell.status, chunks)
 
     async def run(self, *argv: str, over_nats: bool = True) -> tuple[int, str]:
         """Exit code and output of a command line; what it said on stderr is in ``error``."""

@@ -162,7 +162,9 @@ def engine_on(networks: NodeNetworks, name: str, *arguments: str) -> Iterator[Ca
             assert process.stdout is not None
             if order:
                 print(order, file=process.stdin, flush=True)
-            return process.stdout.readline().split()
+            said = process.stdout.readline().split()
+            assert said, f"the engine on node {name} ended with {process.wait()}; its reason is on the standard error"
+            return said
 
         try:
             yield say

@@ -21,6 +21,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.worker.torch_gpus import TorchGpus
+from shared.lifecycle import EXIT_FAILED
 from shared.memory.segment import SHM_DIRECTORY
 from tests.reference import Reference
 from thermocline.supervisor.api import RunningCell, running
@@ -242,6 +243,17 @@ def test_a_killed_supervisor_leaves_no_orphans_and_its_streams_can_be_used_again
     assert ask(successor.cell) == successor.answer
     assert successor.cell.shm_prefix != successor.record.shm_prefix
     assert segments(successor.record.shm_prefix) == []
+
+
+def test_a_cell_whose_starter_is_gone_does_not_start() -> None:
+    """The demo was ended by Ctrl-C a moment after it had started the cell: the kernel tells a later child nothing."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait(60)
+    command = [sys.executable, "-m", "thermocline", "up", "--port", "0"]
+    environ = {**os.environ, "THERMOCLINE_SUPERVISED": str(gone.pid)}
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_FAILED, b"", b"")
 
 
 def test_a_stopped_cell_leaves_nothing(successor: Successor) -> None:

@@ -154,6 +154,13 @@ def test_a_stopped_cell_of_the_earlier_release_is_started_by_this_one(earlier: E
     assert (idle.queued, idle.running, len(idle.storages)) == (0, 0, 1)
 
 
+def has_begun_anew(scheduler: SchedulerProcess) -> bool:
+    """Whether it leads, and has given up what 0.1.0 decided."""
+    log = scheduler.log()
+    assert '"state_lost": false' not in log, "it has gone on from what 0.1.0 decided"
+    return '"event": "state_lost"' in log
+
+
 def ended_until_it_leads(scheduler: SchedulerProcess, cell: RunningCell, number: signal.Signals) -> int:
     """End that of 0.1.0 until today's has taken over; returns how often the old one has led until then.
 
@@ -163,10 +170,10 @@ def ended_until_it_leads(scheduler: SchedulerProcess, cell: RunningCell, number:
         led = cell.logs("scheduler").count('"lease_taken"')
         cell.kill("scheduler", number)
         wait_until(
-            lambda: "state_lost" in scheduler.log() or cell.logs("scheduler").count('"lease_taken"') > led,  # noqa: B023
+            lambda: has_begun_anew(scheduler) or cell.logs("scheduler").count('"lease_taken"') > led,  # noqa: B023
             timeout_s=60,
         )
-        if "state_lost" in scheduler.log():
+        if has_begun_anew(scheduler):
             return led
     raise AssertionError("the old scheduler came back first four times")
 

@@ -99,9 +99,7 @@ def _raise_failure(future: Future[Row], run: Run) -> None:
 
 def _begin(parent: int) -> None:
     """Leave Ctrl-C to the process that started this one, and end when that does."""
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(*GC_THRESHOLDS)
 

@@ -94,8 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     flags = vars(parsed)
     file = flags.pop("config")
     flags.pop("help_all")
-    if os.environ.get("THERMOCLINE_SUPERVISED"):
-        die_with_parent()
+    if starter := os.environ.get("THERMOCLINE_SUPERVISED"):
+        die_with_parent(int(starter))
     try:
         config = _settings(file, flags, strays)
         # What the children log is in their files; here only what an operator should see is shown.

@@ -163,7 +163,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **_import_path(), **(environ or {}), "THERMOCLINE_SUPERVISED": "1"},
+            env={**os.environ, **_import_path(), **(environ or {}), "THERMOCLINE_SUPERVISED": str(os.getpid())},
             process_group=0,
         )
         cell = RunningCell(process, output)

@@ -167,7 +167,7 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
     user = "scheduler" if service == "scheduler" else name
     threads = cell.threads if service == "worker" else 1
     env = {
-        "THERMOCLINE_SUPERVISED": "1",
+        "THERMOCLINE_SUPERVISED": str(os.getpid()),
         # Thread pools read this before any flag is parsed.
         "OMP_NUM_THREADS": str(threads),
         # The tokenizer's own pool would only fight the gateway's event loop for cores.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from services.scheduler.leadership import LEAD_RECORD, MARGIN, Claim, Leadership, Progress, Tail
+from services.scheduler.leadership import LEAD_RECORD, MARGIN, Claim, Leadership, Progress, Tail, read_tail
 from shared.errors import Unavailable
 from tests.memory_bus import MemoryBroker, MemoryBus
 
@@ -344,3 +344,14 @@ async def test_a_record_of_0_1_is_honoured(first: Rival, holder: str) -> None:
 
     assert at_once is (holder == "")
     assert await first.try_to_take()
+
+
+async def test_what_a_record_of_0_1_does_not_tell_may_have_been_said(first: Rival) -> None:
+    """Its holder spoke while it folded the tail, before it knew since when, and forgot what its predecessors left."""
+    claim = EarlierClaim(holder="", scheduler_id="old", epoch=3, duration_ms=DURATION_MS, release="0.1")
+    await first.bus.write_record(LEAD_RECORD, msgspec.json.encode(claim), revision=0)
+    tail = await read_tail(first.bus)
+
+    assert tail is not None
+    assert (tail.epoch, tail.release) == (3, "0.1")
+    assert not any(tail.may_be_continued(seq, "today") for seq in (0, 5, 10**9))

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from services.storage.standing import StandingCheck
+from services.storage.standing import PATIENCE_S, StandingCheck
 from shared import subjects
 from shared.codec import decode, encode
 from shared.errors import TransportError, Unavailable
 from shared.messages.status import GetStanding, Standing
 from tests.memory_bus import MemoryBroker
+from tests.virtual_loop import run_virtually
 
 
 class Cell:
@@ -70,7 +71,26 @@ async def test_an_answer_serves_only_those_who_had_read_before_it_was_asked_for(
     assert len(cell.asked) == 2
 
 
-async def test_silence_is_no_yes() -> None:
+def test_silence_is_no_yes() -> None:
     """Without a scheduler nothing is kept."""
-    with pytest.raises(Unavailable):
-        await Cell().check.confirm()
+
+    async def silent() -> float:
+        with pytest.raises(Unavailable):
+            await Cell().check.confirm()
+        return asyncio.get_running_loop().time()
+
+    assert PATIENCE_S <= run_virtually(silent()) < 2 * PATIENCE_S
+
+
+def test_what_was_read_during_a_take_over_is_kept() -> None:
+    """No scheduler answers for some seconds; the one that leads then says that the storage is a member."""
+
+    async def taken_over() -> list[GetStanding]:
+        cell = Cell()
+        reading = asyncio.create_task(cell.check.confirm())
+        await asyncio.sleep(PATIENCE_S / 2)
+        await cell.serve()
+        await reading
+        return cell.asked
+
+    assert run_virtually(taken_over()) == [GetStanding(storage_id="s0", incarnation="one")]
