@@ -13,7 +13,8 @@ The systems build on each other as in the paper. ``recompute`` keeps nothing; ``
 of 64 tokens, the paper's chunks; ``identification`` asks the probe heads; ``blocks`` reads blocks as small as the disk
 allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``policy``
 evicts by Thermocline's own policy; with ``score`` that unites importance with hotness, and what is hot comes up to host
-memory: Thermocline as it comes. ``on_demand`` is the same without reading ahead (HyperInfer IV-C).
+memory. ``on_demand`` is the same without reading ahead (HyperInfer IV-C). All of these read in part wherever they can;
+``planned`` only where that is expected to be faster than computing and than all KV: Thermocline as it comes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class System:
     settings: dict[str, str] = field(default_factory=dict)
 
 
-_ORDERED = {"IMPORTANCE_CACHING": "false"}
+_ALWAYS = {"RESTORING": "important"}
+_ORDERED = _ALWAYS | {"IMPORTANCE_CACHING": "false"}
 _BLOCKS = _ORDERED | {"SPARSE_REORDER_BYTES_PER_S": "0"}
 _CHUNKS = _BLOCKS | {"SPARSE_BLOCK_TOKENS": PAPER_CHUNK}
 _ALL_KEYS = {"IMPORTANCE_ALPHA": "0", "IMPORTANCE_PROBE_HEADS": "3"}
@@ -79,8 +81,9 @@ SYSTEMS = {
     "blocks": System(True, {"POLICY": "lfu"} | _BLOCKS),
     "reordering": System(True, {"POLICY": "lfu"} | _ORDERED),
     "policy": System(True, _ORDERED),
-    "score": System(True),
-    "on_demand": System(True, {"SPECULATION": "off"}),
+    "score": System(True, _ALWAYS),
+    "on_demand": System(True, _ALWAYS | {"SPECULATION": "off"}),
+    "planned": System(True),
 }
 
 

@@ -151,7 +151,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         ),
     ] = _CELL.hidden_form
     restoring: Annotated[
-        Literal["planned", "kv", "hidden", "recompute"],
+        Literal["planned", "kv", "hidden", "recompute", "important"],
         Meta(description="how a prefix comes back from below host memory: by cost, or always by one means"),
     ] = "planned"
     importance_caching: Annotated[

@@ -11,7 +11,7 @@ from shared.messages.base import Message
 Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
 HostWrites = Literal["through", "selective", "on_evict"]
 DiskWrites = Literal["through", "selective", "on_evict", "off"]
-Restoring = Literal["planned", "kv", "state", "recompute"]
+Restoring = Literal["planned", "kv", "state", "recompute", "important"]
 PrefetchWait = Literal["best_effort", "deadline", "full"]
 
 

@@ -111,7 +111,7 @@ async def test_exact_answers_stay_exact_beside_lossy_ones(
         nats_server.url,
         model,
         worker_settings={"page_size": page_size, "device_pages": 1024 // page_size},
-        scheduler_settings={"prefetch_wait": "full"},
+        scheduler_settings={"prefetch_wait": "full", "restoring": "important"},
         storage_settings={"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "sparse": True},
         gateway_settings={"importance": "on"},
     ) as cell:

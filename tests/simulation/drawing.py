@@ -117,7 +117,7 @@ def _config(chance: random.Random, style: str) -> CellConfig:
         varied |= {"min_prefetch_tokens": 1, "prefetch_fraction": chance.choice([0.5, 1.0])}
     budgets = {"shallow": [3, 24, 200], "long": [300, 2_000]}
     forms = ["0/1/0"] if style == "hidden" else ["off", "auto", "0/1/0", "0/1/0"]
-    ways: Any = {"hidden": ["planned", HIDDEN], "sparse": ["planned"]}.get(
+    ways: Any = {"hidden": ["planned", HIDDEN], "sparse": ["important", "important", "important", "planned"]}.get(
         style, ["planned", "planned", "planned", HIDDEN, "kv", "recompute"]
     )
     return CellConfig(

@@ -76,7 +76,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         lease_tokens=chance.choice([8, 64]),
         admission=chance.choice(["all", "selective"]),
         admission_frequency=chance.choice([1, 2]),
-        restoring=chance.choice(["planned", "planned", "planned", "planned", "kv"]),
+        restoring=chance.choice(["important", "important", "planned", "planned", "kv"]),
         prefetch_wait=chance.choice(["best_effort", "deadline", "full"]),
         prefetch_fraction=chance.choice([0.5, 1.0]),
         defer_tokens=chance.choice([0, 2, 100]),

@@ -63,7 +63,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         int | None, Meta(description="memory for that on its way, such as 256MiB; 0 keeps none")
     ] = None
     restoring: Annotated[
-        str | None, Meta(description="how prefixes come back from disk: planned, or always by kv, hidden or recompute")
+        str | None,
+        Meta(description="how prefixes come back from disk: planned, or always by kv, hidden, recompute or important"),
     ] = None
     importance: Annotated[
         str | None, Meta(description="whether requests may load prefixes in part, which is lossy: off, gated or on")

@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tools.train_model.export import export_model
 from tools.train_model.init import build_model
 from tools.train_model.model import VARIANTS, LanguageModel
 from tools.train_model.optimiser import MuonAdamW
-from tools.train_model.schedule import CONTINUED, FROM_SCRATCH
+from tools.train_model.schedule import CONTINUED, DEEP, FROM_SCRATCH
 from tools.train_model.tokenizer import PieceEncoder, train_tokenizer
 from tools.train_model.train import Budget, train
 
@@ -24,7 +25,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the exported model")
     parser.add_argument("--state", type=Path, help="run state (default .train/VARIANT.pt)")
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=float, help="budget of training time")
+    length.add_argument("--minutes", type=float, help="budget of training time; of processor time on one CPU thread")
     length.add_argument("--steps", type=int, help="budget of steps: repeatable exactly")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -63,9 +64,11 @@ def main(arguments: list[str] | None = None) -> None:
     state_path = options.state or Path(".train") / f"{options.variant}.pt"
     if options.resume:
         load_run(run, state_path)
-    schedule = CONTINUED if options.init is not None else FROM_SCRATCH
+    schedule = CONTINUED if options.init is not None else DEEP if model.config.layers > 4 else FROM_SCRATCH
     budget = Budget(steps=options.steps, minutes=options.minutes)
-    train(run, schedule, PieceEncoder(tokenizer), budget, state_path)
+    # Other work on the machine does not shorten a run then.
+    clock = time.process_time if options.device == "cpu" and options.threads == 1 else time.monotonic
+    train(run, schedule, PieceEncoder(tokenizer), budget, state_path, clock=clock)
     export_model(model, tokenizer, options.out)
     print(f"{run.step} steps, {run.tokens} tokens, {run.elapsed_s / 60:.1f} minutes: {options.out}")
 

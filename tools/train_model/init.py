@@ -89,8 +89,12 @@ def _init_attention(
     constant: float,
     scales: InitScales,
     generator: torch.Generator,
+    match_scale: float = 1.0,
 ) -> None:
-    """Set the four projections; ``constant`` is what the norm makes of the constant dimension."""
+    """Set the four projections; ``constant`` is what the norm makes of the constant dimension.
+
+    ``match_scale`` is for what matching heads copy: many layers of them make the stream grow no more than two do.
+    """
     config = attention.config
     size, half, group = config.head_size, config.head_size // 2, config.heads // config.kv_heads
     slow = [plane for plane in range(half) if frequencies[plane] < SLOW_FREQUENCY]
@@ -114,7 +118,7 @@ def _init_attention(
             output[:, head] = _orthonormal(size, config.hidden, generator).T * scales.copy
         else:
             query[head, slow] = key[head // group, slow]
-            output[:, head] = value[head // group].T * scales.copy
+            output[:, head] = value[head // group].T * (scales.copy * match_scale)
 
     def noisy(tensor: Tensor) -> Tensor:
         return tensor + torch.randn(tensor.shape, generator=generator) * scales.noise
@@ -143,6 +147,7 @@ def build_model(
     constant = scales.constant / math.sqrt(scales.embedding**2 + (scales.constant**2 + scales.space**2) / config.hidden)
     for index, block in enumerate(model.model.blocks()):
         heads = OFFSET_HEADS.get(index, ())
-        _init_attention(block.self_attn, heads, model.frequencies, constant, scales, generator)
+        match_scale = 1.0 if heads else math.sqrt(2 / max(2, config.layers - len(OFFSET_HEADS)))
+        _init_attention(block.self_attn, heads, model.frequencies, constant, scales, generator, match_scale)
         block.mlp.down_proj.weight.mul_(scales.down / math.sqrt(2 * config.layers))
     return model

@@ -32,7 +32,13 @@ class ModelConfig:
         return asdict(self)
 
 
-VARIANTS = {"mha": ModelConfig(kv_heads=6), "gqa": ModelConfig(kv_heads=3)}
+VARIANTS = {
+    "mha": ModelConfig(kv_heads=6),
+    "gqa": ModelConfig(kv_heads=3),
+    "deep-mha": ModelConfig(layers=12, kv_heads=6, feed_forward=384),
+    "deep-gqa": ModelConfig(layers=12, kv_heads=3, feed_forward=384),
+}
+"""The deep ones are not shipped: they show what loading by importance does to a model with many layers."""
 
 
 class RMSNorm(nn.Module):

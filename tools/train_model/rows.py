@@ -5,13 +5,15 @@ between the positions of consecutive sentences, so that a short row exercises lo
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thermocline.documents import grammar
+from thermocline.documents import grammar, linked
 from thermocline.documents.filler import filler_sentence
 from tools.train_model.noise import noisy_sentence
 from tools.train_model.tokenizer import PAD, PieceEncoder
@@ -37,6 +39,7 @@ class RowMix:
     easy: float = 0.6
     repetition: float = 0.0
     gapped: float = 0.4
+    linked: float = 0.0
     context_tokens: int = 2048
     """Positions reach up to here."""
 
@@ -72,9 +75,9 @@ def _draw_facts(rng: random.Random, count: int, split: grammar.Split, easy: floa
     return draw(rng, max(2, count), split)
 
 
-def repetition_row(rng: random.Random, row: Row, length: int, split: grammar.Split, easy: float) -> None:
+def repetition_row(rng: random.Random, row: Row, length: int, split: grammar.Split, mix: RowMix) -> None:
     """Fill ``row`` with facts and then the same facts in new orders: an early, dense signal."""
-    facts = _draw_facts(rng, int(length * rng.uniform(0.3, 0.5) / 17), split, easy)
+    facts = _draw_facts(rng, int(length * rng.uniform(0.3, 0.5) / 17), split, mix.easy)
     sentences = [(grammar.fact_sentence(rng, fact), fact.value) for fact in facts]
     repeated = False
     while len(row) < length:
@@ -86,12 +89,14 @@ def repetition_row(rng: random.Random, row: Row, length: int, split: grammar.Spl
         repeated = True
 
 
-def conversation_row(rng: random.Random, row: Row, length: int, split: grammar.Split, easy: float) -> None:
+def conversation_row(rng: random.Random, row: Row, length: int, split: grammar.Split, mix: RowMix) -> None:
     """Fill ``row`` with a document, then questions about its facts and their answers."""
     document_tokens = int(length * rng.uniform(0.4, 0.65))
     filler_share = rng.uniform(0.05, 0.5)
     question_in_first_message = rng.random() < 0.3
-    facts = _draw_facts(rng, document_tokens // 12, split, easy)
+    is_linked = rng.random() < mix.linked
+    draw = linked.linked_facts if is_linked else partial(_draw_facts, easy=mix.easy)
+    facts = draw(rng, document_tokens // 12, split)
     row.special("<|user|>" if question_in_first_message else "<|system|>")
     stated: list[grammar.Fact] = []
     separator = ""
@@ -105,12 +110,10 @@ def conversation_row(rng: random.Random, row: Row, length: int, split: grammar.S
         row.text(separator + sentence, gap=True)
         separator = " "
     stated = stated or facts[:1]
-    queue: list[grammar.Fact] = []
+    questions = _questions(rng, stated, is_linked)
     is_first = True
     while len(row) < length:
-        if not queue:
-            queue = rng.sample(stated, len(stated))
-        question = grammar.question_about(rng, queue.pop())
+        question = next(questions)
         if is_first and question_in_first_message:
             row.text("\n\n" + question.text)
         else:
@@ -123,6 +126,15 @@ def conversation_row(rng: random.Random, row: Row, length: int, split: grammar.S
         row.text(question.answer, Role.ANSWER)
         row.special("<|end|>", Role.ANSWER)
         is_first = False
+
+
+def _questions(rng: random.Random, stated: list[grammar.Fact], is_linked: bool) -> Iterator[grammar.Question]:
+    """Yield questions about a document for ever, in random orders."""
+    while True:
+        if is_linked:
+            yield from (asked.question for asked in linked.questions_about(rng, stated))
+        else:
+            yield from (grammar.question_about(rng, fact) for fact in reversed(rng.sample(stated, len(stated))))
 
 
 def positions(rng: random.Random, gap_allowed: list[bool], context_tokens: int) -> Array:
@@ -144,7 +156,7 @@ def make_row(
     row = Row(encoder)
     row.special("<s>")
     kind = repetition_row if rng.random() < mix.repetition else conversation_row
-    kind(rng, row, length, split, mix.easy)
+    kind(rng, row, length, split, mix)
     if mix.context_tokens > length and rng.random() < mix.gapped:
         where = positions(rng, row.gap_allowed[:length], mix.context_tokens)
     else:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tools.train_model.rows import RowMix
 
@@ -28,6 +28,9 @@ class Schedule:
     from_scratch: bool = True
     tokens: int = 4096
     """Of one step; half as many early in a run from scratch, where more steps are worth more."""
+    linked: float = 0.0
+    """The chance that a row's questions take more than one sentence to answer, after a fifth of the run."""
+    context_tokens: int = 2048
 
     def row_tokens(self, progress: float, rng: random.Random) -> int:
         """Draw a row length for one step."""
@@ -54,7 +57,12 @@ class Schedule:
         if not self.from_scratch:
             return RowMix(easy=0.7, repetition=0.02)
         early = max(0.0, 1 - progress / 0.2)
-        return RowMix(easy=0.8 if progress < 0.2 else 0.7, repetition=0.5 * early + 0.02)
+        return RowMix(
+            easy=0.8 if progress < 0.2 else 0.7,
+            repetition=0.5 * early + 0.02,
+            linked=0.0 if progress < 0.2 else self.linked,
+            context_tokens=self.context_tokens,
+        )
 
     def context_loss_share(self, progress: float) -> float:
         """The share of context tokens that enter the loss."""
@@ -74,6 +82,7 @@ FROM_SCRATCH = Schedule(
     warm_fraction=0.01,
     constant_until=0.5,
 )
+DEEP = replace(FROM_SCRATCH, linked=0.5, context_tokens=4096)
 CONTINUED = Schedule(
     stages=(Stage(0.0, 256), Stage(0.0, 512), Stage(0.7, 1024), Stage(1.0, 2048)),
     replay=0.5,

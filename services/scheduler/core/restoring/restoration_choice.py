@@ -23,19 +23,18 @@ Of a stretch either all is worth bringing or nothing: a token costs more to comp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Literal
 
 from services.scheduler.core.hidden.hidden_form import layout_for
-from services.scheduler.core.hidden.partition import layer_costs, layer_times, made, pipelined_us
-from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us, queued_bytes
+from services.scheduler.core.hidden.partition import LayerCosts, layer_costs, layer_times, made, pipelined_us
+from services.scheduler.core.rates import compute_fit, disk_bytes_per_us, loaded_token_us, queued_bytes
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.scheduler.core.hidden.partition import LayerCosts
     from services.scheduler.core.sparse.sparse_costs import SparsePrices
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.pools import KvGeometry
@@ -249,6 +248,35 @@ def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: floa
         link_bytes_per_us=profile.link_bytes_per_us,
         loaded_us=loaded_token_us(state, worker),
         restored_us=1 / observed if observed > 0 else 0.0,
+        layout=layout_for(storage, worker),
+        ahead_us=ahead_us,
+    )
+
+
+def observed_prices(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
+    """Return the same by what the cell has observed of computing and loading, without a profile; None before anything
+    was computed. Restoring from hidden states costs as much as computing there. Does not mutate.
+    """
+    geometry, fit = state.geometry, compute_fit(state, worker)
+    if geometry is None or not fit.reports:
+        return None
+    token_us, pair_us = (us / geometry.layers for us in fit.token_and_pair_us())
+    kv_bytes = geometry.token_bytes / geometry.layers
+    loaded_us = loaded_token_us(state, worker)
+    return Prices(
+        costs=LayerCosts(
+            layers=geometry.layers,
+            kv_bytes=kv_bytes,
+            hidden_bytes=kv_bytes,
+            hidden_us=token_us,
+            token_us=token_us,
+            pair_us=pair_us,
+        ),
+        disk_bytes_per_us=disk_bytes_per_us(storage),
+        queued_bytes=queued_bytes(state, storage),
+        link_bytes_per_us=geometry.token_bytes / loaded_us if loaded_us > 0 else inf,
+        loaded_us=loaded_us,
+        restored_us=0.0,
         layout=layout_for(storage, worker),
         ahead_us=ahead_us,
     )

@@ -1,9 +1,9 @@
 """What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
 
 ``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`).
-Where a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and hidden states only in its
-stead; a prefix that may be lossy is read in part wherever it can be. ``kv`` and ``hidden`` take that form wherever it
-exists.
+Where a worker has no profile, KV is fetched wherever there is any, and hidden states only in its stead. A prefix that
+may be lossy is weighed all the same, by what was observed: it is read in part only where no exact way is as fast.
+``kv``, ``hidden`` and ``important`` take that form wherever it exists.
 
 Where no disk of the node is known to have the chunks, an object store is asked for them in one form or the other. Of
 the store nothing is known beforehand: a fetch is the question, and what comes of it the answer. Chunks are asked for
@@ -29,7 +29,15 @@ from services.scheduler.core.restoring.exploration import (
     is_trial_due,
     left_us,
 )
-from services.scheduler.core.restoring.restoration_choice import Choice, Prices, Ways, choose, hidden_kind, prices_of
+from services.scheduler.core.restoring.restoration_choice import (
+    Choice,
+    Prices,
+    Ways,
+    choose,
+    hidden_kind,
+    observed_prices,
+    prices_of,
+)
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
@@ -100,6 +108,8 @@ def choose_way(
     end_of_sparse = min(end_of_sparse, first + HIDDEN_FETCH_CHUNKS)
     later = later if end_of_hidden > first or kv_end == first else ()
     prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
+    if is_planned and prices is None and end_of_sparse > first:
+        prices = observed_prices(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
     if is_planned and prices is not None:
         known = first
         while known < kv_end and names[known] in storage.disk.chunks:
@@ -126,7 +136,7 @@ def choose_way(
             choice = _fastest(state, request, storage, prices, ways)
             is_unknown = choice.form == "recompute" and known == first and kv_end > first
             return choice if not is_unknown else Choice("kv", 0.0, kind=KV_FROM_DISK)
-    if is_planned and end_of_sparse > first:
+    if end_of_sparse > first:
         return Choice("sparse", 0.0, kind=IMPORTANT_FROM_DISK)
     takes_hidden = (end_of_hidden > first or later) and (state.config.restoring == HIDDEN or kv_end == first)
     if not takes_hidden:

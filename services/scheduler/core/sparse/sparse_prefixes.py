@@ -42,12 +42,12 @@ NOT_LOADED = -1
 def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
     """Whether a part of a request's prompt may be read in part from this storage, if it has any. Does not mutate.
 
-    Only ``planned`` does so: the other settings of ``restoring`` are for comparing ways that lose nothing.
+    ``planned`` weighs it, ``important`` always does so: the other settings of ``restoring`` lose nothing.
     """
     importance = request.submit.cache.importance
     is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
     is_possible = bool(storage.sparse.chunks) and not request.sparse.is_refused
-    return is_allowed and is_possible and state.config.restoring == "planned"
+    return is_allowed and is_possible and state.config.restoring in ("planned", "important")
 
 
 def usable_sparse_end(

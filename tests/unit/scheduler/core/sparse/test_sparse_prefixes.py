@@ -117,6 +117,24 @@ def test_a_request_that_does_not_allow_it_is_exact(cell_that: MakeCell, ordered:
     assert len(ordered(cell, FetchChunks)) == 1
 
 
+@pytest.mark.parametrize(
+    ("restoring", "token_us", "is_sparse"),
+    [("planned", 1, False), ("planned", 100_000, True), ("important", 1, True)],
+)
+def test_without_a_profile_what_was_observed_decides(
+    cell_that: MakeCell, restoring: str, token_us: int, is_sparse: bool
+) -> None:
+    """Computing that was seen to be faster than the calls of reading in part is taken, unless that is forbidden."""
+    cell = cell_that(restoring=restoring)
+    put_in_parts(cell, prompt(4))
+    cell.state.workers["worker-0"].speed.note_compute(100, 0, 100 * token_us)
+
+    order = answered(cell, prompt(4), importance=QUARTER)
+
+    assert cell.state.workers["worker-0"].restoration is None
+    assert (order.sparse is not None) is is_sparse
+
+
 def test_what_the_worker_can_reuse_is_used_exactly(cell_that: MakeCell) -> None:
     """Two chunks are on the device: they are shared, and only what follows is sparse."""
     cell = cell_that()

@@ -1,0 +1,110 @@
+"""Documents with questions that take more than one sentence to answer, beside those that take one.
+
+Some facts link one entity to another ("The supplier of project Tabor is the Braxol clinic."). Kinds of questions:
+
+* ``one``: the value of an attribute of an entity;
+* ``several``: two values from two places of the document;
+* ``hops``: an attribute of what an entity is linked to, which the question does not name.
+
+Entities and attributes recur, so every fact has distractors that share one of the two with it. Like :mod:`grammar`,
+this module does not import torch, and everything random comes from the ``random.Random`` that is passed in.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from thermocline.documents.filler import filler_sentence
+from thermocline.documents.grammar import (
+    FILLER,
+    FILLER_SHARE,
+    Fact,
+    Question,
+    Split,
+    Tokenizer,
+    fact_sentence,
+    question_about,
+    shared_facts,
+)
+
+Kind = Literal["one", "several", "hops"]
+KINDS: tuple[Kind, ...] = ("one", "several", "hops")
+
+LINKS = ("supplier", "partner", "successor", "neighbour")
+"""Attributes whose value is another entity."""
+
+LINKS_SHARE = 0.15
+"""Of the facts of a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question and its kind."""
+
+    question: Question
+    kind: Kind
+
+
+def linked_facts(rng: random.Random, count: int, split: Split) -> list[Fact]:
+    """Draw about ``count`` facts in a random order; a part of them link entities of the others to one another."""
+    facts = shared_facts(rng, max(4, round(count * (1 - LINKS_SHARE))), split)
+    entities = list(dict.fromkeys(fact.entity for fact in facts))
+    places = [(entity, link) for entity in entities for link in LINKS]
+    for entity, link in rng.sample(places, min(len(places), max(1, round(count * LINKS_SHARE)))):
+        others = [other for other in entities if other != entity]
+        if others:
+            facts.append(Fact(entity, link, rng.choice(others)))
+    rng.shuffle(facts)
+    return facts
+
+
+def questions_about(rng: random.Random, stated: list[Fact]) -> list[Asked]:
+    """Return one question for each fact, about half as many for two facts at once, and all hops that can be answered,
+    in a random order.
+    """
+    asked = [Asked(question_about(rng, fact), "one") for fact in stated]
+    plain = [fact for fact in stated if fact.attribute not in LINKS]
+    for first, second in zip(*(rng.sample(plain, len(plain)) for _ in range(2)), strict=True):
+        if first is not second and rng.random() < 0.5:
+            asked.append(Asked(_several(first, second), "several"))
+    for link in stated:
+        if link.attribute in LINKS:
+            ends = [fact for fact in plain if fact.entity == link.value]
+            asked += [Asked(_hop(link, fact), "hops") for fact in rng.sample(ends, min(2, len(ends)))]
+    rng.shuffle(asked)
+    return asked
+
+
+def make_linked_document(
+    rng: random.Random,
+    target_tokens: int,
+    tokenizer: Tokenizer,
+    *,
+    split: Split = Split.HELDOUT,
+    filler_share: float = FILLER_SHARE,
+) -> tuple[str, list[Asked]]:
+    """Make a document of at most about ``target_tokens`` tokens and its questions, as :func:`make_document` does."""
+    facts = linked_facts(rng, max(4, target_tokens // 10), split)
+    sentences: list[str] = []
+    stated: list[Fact] = []
+    used_tokens = 0
+    while len(stated) < len(facts):
+        is_filler = rng.random() < filler_share
+        fact = facts[len(stated)]
+        sentence = filler_sentence(rng, FILLER[split]) if is_filler else fact_sentence(rng, fact)
+        used_tokens += len(tokenizer.encode(" " + sentence))
+        if stated and used_tokens > target_tokens:
+            break
+        sentences.append(sentence)
+        if not is_filler:
+            stated.append(fact)
+    return " ".join(sentences), questions_about(rng, stated)
+
+
+def _several(first: Fact, second: Fact) -> Question:
+    text = f"What are the {first.attribute} of {first.entity} and the {second.attribute} of {second.entity}?"
+    return Question(text, f"{first.value} and {second.value}")
+
+
+def _hop(link: Fact, fact: Fact) -> Question:
+    return Question(f"What is the {fact.attribute} of the {link.attribute} of {link.entity}?", fact.value)
