@@ -94,7 +94,7 @@ def conversation_row(rng: random.Random, row: Row, length: int, split: grammar.S
     document_tokens = int(length * rng.uniform(0.4, 0.65))
     filler_share = rng.uniform(0.05, 0.5)
     question_in_first_message = rng.random() < 0.3
-    is_linked = rng.random() < mix.linked
+    is_linked = mix.linked > 0 and rng.random() < mix.linked
     draw = linked.linked_facts if is_linked else partial(_draw_facts, easy=mix.easy)
     facts = draw(rng, document_tokens // 12, split)
     row.special("<|user|>" if question_in_first_message else "<|system|>")
