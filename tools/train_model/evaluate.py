@@ -16,10 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from thermocline.documents.grammar import Question, make_document
+from thermocline.documents.linked import KINDS, make_linked_document
 
-ANSWER_TOKENS = 16
+ANSWER_TOKENS = 32
 """Longer than any answer: a reply cut off here is wrong."""
-SETS = ("easy", "hard")
+SETS = ("easy", "hard", *KINDS)
+"""Each fact with an entity of its own; entities and attributes that recur; and one kind of question about documents
+whose facts are linked."""
 PLACEMENTS = ("system", "user")
 
 
@@ -75,17 +78,29 @@ def score(
     questions: int,
     seed: int,
     *,
-    shared: bool = False,
+    which: str = "easy",
     placement: str = "system",
 ) -> Score:
     """Ask ``questions`` questions, each of a held-out document of its own."""
-    rng = random.Random(f"{seed} {document_tokens} {shared}")
+    rng = random.Random(f"{seed} {document_tokens} {which == 'hard'}")
     correct = 0
     for _ in range(questions):
-        document, asked = make_document(rng, document_tokens, answerer.tokenizer, shared=shared)
-        reply = answerer.answer(conversation(document, asked[0], placement))
-        correct += reply == asked[0].answer
+        document, question = _asked(rng, document_tokens, answerer.tokenizer, which)
+        reply = answerer.answer(conversation(document, question, placement))
+        correct += reply == question.answer
     return Score(correct, questions)
+
+
+def _asked(rng: random.Random, document_tokens: int, tokenizer: Any, which: str) -> tuple[str, Question]:
+    """Draw a document and a question about it; documents without a question of that kind are passed over."""
+    if which not in KINDS:
+        document, asked = make_document(rng, document_tokens, tokenizer, shared=which == "hard")
+        return document, asked[0]
+    while True:
+        document, linked = make_linked_document(rng, document_tokens, tokenizer)
+        for each in linked:
+            if each.kind == which:
+                return document, each.question
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -113,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
             length,
             options.questions,
             options.seed,
-            shared=options.which == "hard",
+            which=options.which,
             placement=options.placement,
         )
         scores[str(length)] = {"accuracy": round(result.accuracy, 4), "n": result.questions}
