@@ -2,6 +2,7 @@
 
 ``documents``: a document, and a question about it. ``few_shot``: the document is followed by examples, questions about
 other facts of it with their answers, and all of that is the prefix: what a benchmark with shuffled questions shares.
+``linked``: a document whose questions may take several sentences to answer (:mod:`thermocline.documents.linked`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thermocline.documents.grammar import Question, make_document
+from thermocline.documents.linked import make_linked_document
 
 WORKLOADS = ("documents", "few_shot")
 EXAMPLES = 8
@@ -37,7 +39,11 @@ def prefixes(
 
 
 def _prefix(workload: str, document_tokens: int, questions: int, tokenizer: Any, rng: random.Random) -> Prefix:
-    document, asked = make_document(rng, document_tokens, tokenizer)
+    if workload == "linked":
+        document, found = make_linked_document(rng, document_tokens, tokenizer)
+        asked = [each.question for each in found]
+    else:
+        document, asked = make_document(rng, document_tokens, tokenizer)
     examples = asked[:EXAMPLES] if workload == "few_shot" else []
     targets = asked[len(examples) : len(examples) + questions]
     if len(targets) < questions:

@@ -1,7 +1,7 @@
 """TTFT and bytes from the disk when only important tokens are loaded, by technique (IMPRESS, Figures 16 to 21).
 
     python -m bench.importance_serving [--ratio 0.1] [--probe-heads 1] [--mb-per-s 5,20,80] [--systems NAME,...]
-    [--documents 12] [--questions 120] [--rounds 2] [--add FILE] [--name NAME] [--save]
+    [--workload linked] [--documents 12] [--questions 120] [--rounds 2] [--add FILE] [--name NAME] [--save]
 
 Whole cells with a bundled model, whose storage reads its disk through a token bucket. Documents share nothing; each is
 asked about as often as a normal distribution has it, as in the paper, and the pools on the device and in host memory
@@ -237,6 +237,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--document-tokens", type=int, default=3000)
+    parser.add_argument("--workload", choices=("documents", "linked"), default="documents")
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--own-bytes", type=int, default=8 * 2**20, help="device memory for requests' own tokens")
@@ -246,7 +247,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write it")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    documents = prefixes("documents", options.documents, options.document_tokens, 8, tokenizer, options.seed)
+    documents = prefixes(options.workload, options.documents, options.document_tokens, 8, tokenizer, options.seed)
     figures = earlier(options)
     results = {
         key: str(value) if isinstance(value, Path) else value

@@ -1,19 +1,21 @@
 """Do heads, and neighbouring layers, look at the same tokens of a prefix, and what does it cost to load only those?
 
     python -m bench.importance_similarity [--models mha,gqa] [--document-tokens 1024] [--prefixes 6] [--questions 5]
-    [--save]
+    [--name importance_similarity] [--save]
 
-After IMPRESS (Figures 7, 8, 11 and 15) and HyperInfer (Figure 12), on the bundled models in float32: documents, and
+After IMPRESS (Figures 7, 8, 11 and 15) and HyperInfer (Figure 12), in float32, on the bundled models or on others of
+the same tokenizer (``--models deep-mha=DIR``, see ``models/README.md``): documents, and
 few-shot examples after a document. Similarity is the mean Jaccard index of the KV heads' sets of important tokens, and
 of the voted sets of neighbouring layers. Loading is the real thing: a forward pass over what was chosen, with a thread
 that reads ahead, and greedy decoding after it; bytes are counted, and the answer is compared with the one that is
-right. Nothing here is a time. ``--save`` writes ``bench/results/importance_similarity.json``, and ``python -m
-tools.reference_docs`` then makes the page.
+right. Nothing here is a time. ``--save`` writes ``bench/results/NAME.json``, and ``python -m tools.reference_docs``
+then makes the page.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -195,13 +197,20 @@ def _reading_ahead() -> Iterator[ReadAhead]:
         made.close()
 
 
-def bench_model(name: str, document_tokens: int, count: int, questions: int) -> dict[str, Any]:
-    """One bundled model under all workloads."""
-    asker = Asker(ROOT / "models" / f"thermocline-{name}", 2 * document_tokens + 512)
+def folder_of(model: str) -> tuple[str, Path]:
+    """(Name, folder) of what ``--models`` says of a model: a bundled one's name, or NAME=DIR."""
+    name, _, folder = model.partition("=")
+    return name, Path(folder) if folder else ROOT / "models" / f"thermocline-{name}"
+
+
+def bench_model(folder: Path, document_tokens: int, count: int, questions: int) -> dict[str, Any]:
+    """One model under all workloads."""
+    asker = Asker(folder, 2 * document_tokens + 512)
     try:
         heads = int(asker.runner.model.config.num_attention_heads)
         geometry = asker.runner.geometry
         figures: dict[str, Any] = {"layers": geometry.layers, "query_heads": heads, "kv_heads": geometry.kv_heads}
+        figures["weights_sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         with _reading_ahead() as read_ahead:
             for workload in WORKLOADS:
                 made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
@@ -217,15 +226,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--document-tokens", type=int, default=1024)
     parser.add_argument("--prefixes", type=int, default=6)
     parser.add_argument("--questions", type=int, default=5, help="about each prefix")
+    parser.add_argument("--name", default="importance_similarity", help="of the file in bench/results")
     parser.add_argument("--save", action="store_true", help="write the results")
     options = parser.parse_args(argv)
     results = {
-        name: bench_model(name, options.document_tokens, options.prefixes, options.questions)
-        for name in options.models.split(",")
+        name: bench_model(folder, options.document_tokens, options.prefixes, options.questions)
+        for name, folder in map(folder_of, options.models.split(","))
     }
     sys.stdout.write(json.dumps(results, indent=1) + "\n")
     if options.save:
-        results_file.write("importance_similarity", results, seed=SEED)
+        results_file.write(options.name, results, seed=SEED)
     return 0
 
 
