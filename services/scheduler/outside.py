@@ -16,7 +16,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -41,6 +42,23 @@ GROUP = "thermocline.policies"
 
 MOST_FILES = 2000
 """Sources of one package that are compared between schedulers; a larger one is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Registry:
+    """Where the core keeps what is registered of one kind, classes or objects, beside the ``built_in`` names."""
+
+    base: type[Any]
+    registered: Mapping[str, Any]
+    register: Callable[[type[Any]], object]
+    built_in: tuple[str, ...] = ()
+
+
+_REGISTRIES: dict[Kind, _Registry] = {
+    "policy": _Registry(Policy, POLICIES, register_policy),
+    "schedule": _Registry(Schedule, SCHEDULES, register_schedule),
+    "admission": _Registry(Admission, ADMISSIONS, register_admission, tuple(BUILT_IN_ADMISSIONS)),
+}
 
 _OURS = ("services.", "shared.", "thermocline.")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -118,20 +136,18 @@ def digest() -> bytes:
 
 
 def _known(kind: Kind) -> list[str]:
-    if kind == "policy":
-        return list(POLICIES)
-    return list(SCHEDULES) if kind == "schedule" else [*BUILT_IN_ADMISSIONS, *ADMISSIONS]
+    registry = _REGISTRIES[kind]
+    return [*registry.built_in, *registry.registered]
 
 
 def _outside() -> Iterator[tuple[str, type[Any]]]:
     """Label and class of everything registered that is not defined in our packages."""
     load_installed()
-    found: list[tuple[Kind, str, type[Any]]] = [("policy", name, each) for name, each in POLICIES.items()]
-    found += [("schedule", name, type(each)) for name, each in SCHEDULES.items()]
-    found += [("admission", name, type(each)) for name, each in ADMISSIONS.items()]
-    for kind, name, each in found:
-        if not each.__module__.startswith(_OURS):
-            yield f"{kind} {name}", each
+    for kind, registry in _REGISTRIES.items():
+        for name, each in registry.registered.items():
+            found = each if isinstance(each, type) else type(each)
+            if not found.__module__.startswith(_OURS):
+                yield f"{kind} {name}", found
 
 
 def _load_point(point: EntryPoint) -> None:
@@ -161,7 +177,7 @@ def _load_class(given: str, importable: Any = importlib.import_module) -> type[A
     if not isinstance(version, int) or version < 1:
         raise ConfigError(f"{given!r} has the state_version {version!r}, which must be a number from 1 on")
     try:
-        _register(found)
+        _REGISTRIES[_kind_of(found)].register(found)
         _sources(found.__module__)
     except ConfigError:
         raise
@@ -170,19 +186,8 @@ def _load_class(given: str, importable: Any = importlib.import_module) -> type[A
     return found
 
 
-def _register(found: type[Any]) -> None:
-    if issubclass(found, Policy):
-        register_policy(found)
-    elif issubclass(found, Schedule):
-        register_schedule(found)
-    else:
-        register_admission(found)
-
-
 def _kind_of(found: type[Any]) -> Kind:
-    if issubclass(found, Policy):
-        return "policy"
-    return "schedule" if issubclass(found, Schedule) else "admission"
+    return next(kind for kind, registry in _REGISTRIES.items() if issubclass(found, registry.base))
 
 
 def _import_from_here(module_name: str) -> Any:

@@ -18,6 +18,9 @@ from thermocline.simulate.cost import Io
 
 MOST_RUNS = 1000
 
+Row = dict[str, Any]
+"""What one simulation was of, and its figures, by one name each."""
+
 OPTIONS: Mapping[str, type] = {
     "policy": str,
     "hardware": str,

@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 
 from shared.progress_line import shown
-from thermocline.simulate.axes import Axis, read_axes
+from thermocline.simulate.axes import Axis, Row, read_axes
 from thermocline.simulate.sweep_report import (
     check_outputs,
     show_sweep,
@@ -18,7 +18,7 @@ from thermocline.simulate.sweep_report import (
     write_parquet,
     write_plot,
 )
-from thermocline.simulate.sweeping import Row, sweep_rows
+from thermocline.simulate.sweeping import sweep_rows
 
 _PIPED_WIDTH = 160
 

@@ -14,9 +14,7 @@ from rich.table import Table
 from shared.errors import ConfigError, OperatorError
 from thermocline.charts.drawing import Svg
 from thermocline.charts.line_chart import line_chart
-from thermocline.simulate.axes import Axis
-
-Row = dict[str, Any]
+from thermocline.simulate.axes import Axis, Row
 
 FIGURES = {
     "hit_ratio": "hit tokens / prompt tokens",

@@ -19,9 +19,8 @@ from typing import Any
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from shared.lifecycle import die_with_parent
 from thermocline.simulate.__main__ import GC_THRESHOLDS, described, parse, prepare
-from thermocline.simulate.axes import Axis, Run, read_axes, runs_of
+from thermocline.simulate.axes import Axis, Row, Run, read_axes, runs_of
 
-Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 """Told how many simulations are over, and how many there are."""
 

@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from shared.errors import ConfigError, OperatorError
-from thermocline.simulate.axes import Axis
+from thermocline.simulate.axes import Axis, Row
 from thermocline.simulate.sweep_report import (
     FIGURES,
-    Row,
     check_outputs,
     show_sweep,
     sweep_chart,
