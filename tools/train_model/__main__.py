@@ -1,6 +1,8 @@
 """``python -m tools.train_model``: train one variant and export it."""
 
 import argparse
+import hashlib
+import os
 import random
 import time
 from dataclasses import replace
@@ -22,7 +24,7 @@ from tools.train_model.train import Budget, train
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.train_model", description=__doc__)
     parser.add_argument("--variant", choices=sorted(VARIANTS), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the exported model")
+    parser.add_argument("--out", type=Path, help="folder for the exported model (default: in the user's cache)")
     parser.add_argument("--state", type=Path, help="run state (default .train/VARIANT.pt)")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--minutes", type=float, help="budget of training time; of processor time on one CPU thread")
@@ -50,8 +52,24 @@ def starting_point(
     return build_model(config, tokenizer.get_vocab(), arguments.seed), tokenizer
 
 
+def cached(variant: str) -> Path:
+    """The folder of a model that is made where it is needed, and kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "thermocline" / "models" / variant
+
+
+def describe(folder: Path) -> str:
+    """What results say of a model, to tell it from others."""
+    return f"{folder}, weights of SHA-256 {hashlib.sha256((folder / 'model.safetensors').read_bytes()).hexdigest()}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
+    if options.out is None:
+        options.out = cached(options.variant)
+        if (options.out / "model.safetensors").exists() and not options.resume:
+            print(f"made before: {describe(options.out)}")
+            return
     torch.set_num_threads(options.threads)
     model, tokenizer = starting_point(options)
     model.to(options.device)
@@ -70,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     clock = time.process_time if options.device == "cpu" and options.threads == 1 else time.monotonic
     train(run, schedule, PieceEncoder(tokenizer), budget, state_path, clock=clock)
     export_model(model, tokenizer, options.out)
-    print(f"{run.step} steps, {run.tokens} tokens, {run.elapsed_s / 60:.1f} minutes: {options.out}")
+    print(f"{run.step} steps, {run.tokens} tokens, {run.elapsed_s / 60:.1f} minutes: {describe(options.out)}")
 
 
 if __name__ == "__main__":
