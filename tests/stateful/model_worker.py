@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared import codec
@@ -34,6 +34,7 @@ class RunningRequest:
     asked_at: int = -1  # Pages held when it last asked for a lease.
     saving: Saving | None = None
     has_read_sparse: bool = False
+    chains: dict[int, list[bytes]] = field(default_factory=dict)  # Identities of pages, by the token they begin behind.
 
     @property
     def output(self) -> list[int]:
@@ -581,15 +582,20 @@ class ModelWorker:
 
     def _identity(self, request: RunningRequest, index: int) -> bytes:
         """The identity that page ``index`` of the request must have; -1 is the root."""
-        digest = chain_root(request.namespace)
         size = self.cell.page_size
         sparse = request.admit.sparse
-        first = 0
+        root, first = chain_root(request.namespace), 0
         if sparse is not None and (index + 1) * size >= sparse.end:
-            digest, first = lossy_root(request), sparse.end
-        for start in range(first, (index + 1) * size, size):
-            digest = chain_page(digest, pack_int32(request.tokens[start : start + size]))
-        return digest
+            root, first = lossy_root(request), sparse.end
+        # Tokens are only ever added, so a page that is whole stays as it is.
+        chain = request.chains.setdefault(first, [root])
+        wanted = max(0, index + 1 - first // size)
+        while len(chain) <= wanted:
+            start = first + (len(chain) - 1) * size
+            tokens = request.tokens[start : start + size]
+            assert len(tokens) == size, "a page that is not whole has no identity yet"
+            chain.append(chain_page(chain[-1], pack_int32(tokens)))
+        return chain[wanted]
 
     def _check_prefix(self, request: RunningRequest, end: int) -> None:
         """Attention is about to read the KV of tokens [0, end): each page must hold exactly those."""
