@@ -7,9 +7,11 @@ other facts of it with their answers, and all of that is the prefix: what a benc
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from thermocline.documents.grammar import Question, make_document
@@ -25,6 +27,11 @@ class Prefix:
 
     tokens: list[int]
     questions: list[tuple[list[int], str]]
+
+
+def weights_sha256(model: Path) -> str:
+    """Tells a model from others of its name: those that are made where they are needed differ from run to run."""
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
 def prefixes(

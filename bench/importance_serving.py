@@ -36,7 +36,7 @@ from transformers import AutoTokenizer
 
 from bench import results_file
 from bench.emptying import rest
-from bench.importance_prompts import Prefix, prefixes
+from bench.importance_prompts import Prefix, prefixes, weights_sha256
 from services.gateway.cache_calls import CacheCalls
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK
 from shared import subjects
@@ -253,7 +253,11 @@ def main() -> None:
         key: str(value) if isinstance(value, Path) else value
         for key, value in vars(options).items()
         if key not in ("save", "add", "name")
-    } | {"prefix_tokens": [len(document.tokens) for document in documents], "figures": figures}
+    } | {
+        "weights_sha256": weights_sha256(options.model),
+        "prefix_tokens": [len(document.tokens) for document in documents],
+        "figures": figures,
+    }
     for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.systems.split(",")}
         with tempfile.TemporaryDirectory() as scratch:

@@ -15,7 +15,6 @@ then makes the page.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import sys
@@ -30,7 +29,7 @@ import torch
 
 from bench import results_file
 from bench.importance_asking import COMPARED_METRICS, Asker, Watching
-from bench.importance_prompts import WORKLOADS, Prefix, prefixes
+from bench.importance_prompts import WORKLOADS, Prefix, prefixes, weights_sha256
 from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads, heads_read, identify
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
@@ -210,7 +209,7 @@ def bench_model(folder: Path, document_tokens: int, count: int, questions: int) 
         heads = int(asker.runner.model.config.num_attention_heads)
         geometry = asker.runner.geometry
         figures: dict[str, Any] = {"layers": geometry.layers, "query_heads": heads, "kv_heads": geometry.kv_heads}
-        figures["weights_sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        figures["weights_sha256"] = weights_sha256(folder)
         with _reading_ahead() as read_ahead:
             for workload in WORKLOADS:
                 made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
