@@ -93,6 +93,7 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
         gate=gate,
         default_ratio=config.importance_ratio,
         ratio_by_tenant={tenant_id(key.encode()): ratio for key, ratio in config.ratio_by_key.items()},
+        probe_heads=config.importance_probe_heads,
     )
 
 

@@ -13,7 +13,7 @@ from services.gateway.config import ImportanceMode
 from services.gateway.importance_gate import ImportanceGate
 from services.gateway.openai_schema.sampling import CacheOptions
 from shared.errors import InvalidRequest
-from shared.importance import DEFAULT_METRIC
+from shared.importance import DEFAULT_METRIC, PROBE_HEADS
 from shared.messages.requests import Importance
 
 
@@ -28,6 +28,7 @@ class FidelityRules:
     gate: ImportanceGate | None = None
     default_ratio: float = 0.0
     ratio_by_tenant: Mapping[str, float] = field(default_factory=dict)
+    probe_heads: int = PROBE_HEADS
 
     def importance(
         self, asked: CacheOptions, *, is_scored: bool, tenant: str, is_adapted: bool = False
@@ -80,4 +81,5 @@ class FidelityRules:
             metric=metric if asked.metric is None else asked.metric,
             first_tokens=first_tokens if asked.first_tokens is None else asked.first_tokens,
             recent_tokens=recent_tokens if asked.recent_tokens is None else asked.recent_tokens,
+            probe_heads=self.probe_heads,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shared.compact_tokens import count_compact
-from shared.importance import DEFAULT_METRIC
+from shared.importance import DEFAULT_METRIC, PROBE_HEADS
 from shared.messages.base import Message, count_int32
 
 MAX_GRAMMAR_BYTES = 65_536
@@ -59,6 +59,7 @@ class Importance(Message, frozen=True):
     metric: str = DEFAULT_METRIC
     first_tokens: int = 0
     recent_tokens: int = 0
+    probe_heads: int = PROBE_HEADS  # That the cell's workers ask, by which such reads are priced.
 
 
 class Lease(Message, frozen=True):

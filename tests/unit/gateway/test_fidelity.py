@@ -49,6 +49,13 @@ def test_what_is_asked_for_is_what_is_loaded() -> None:
     assert chosen(rules, SILENT) is None
 
 
+def test_the_scheduler_is_told_how_many_heads_workers_ask() -> None:
+    """Reading the keys of three of six heads costs more than it saves where one was enough."""
+    rules = FidelityRules(mode="on", probe_heads=1)
+
+    assert chosen(rules, ASKED) == Importance(ratio=0.3, probe_heads=1)
+
+
 def test_asking_without_a_ratio_takes_the_default() -> None:
     """There must be one."""
     asked = CacheOptions(fidelity="importance")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us
-from shared.importance import PROBE_HEADS
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage, Worker
@@ -56,7 +55,7 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
     geometry = state.geometry
     if geometry is None:
         return None
-    read_bytes = geometry.token_bytes * share_of_bytes(geometry, importance.ratio)
+    read_bytes = geometry.token_bytes * share_of_bytes(geometry, importance.ratio, importance.probe_heads)
     return SparsePrices(
         ratio=importance.ratio,
         calls_us=geometry.layers * _CALLS * CALL_US,
@@ -65,11 +64,12 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
     )
 
 
-def share_of_bytes(geometry: KvGeometry, ratio: float) -> float:
+def share_of_bytes(geometry: KvGeometry, ratio: float, probe_heads: int) -> float:
     """Return expected bytes that are read over those of the whole KV: probe keys, chosen K and V, and keys on a
-    fallback.
+    fallback, which there is none of where one head is asked.
     """
-    probes = min(PROBE_HEADS, geometry.kv_heads) / geometry.kv_heads
-    agreed = probes / 2 + ratio
+    probes = max(1, min(probe_heads, geometry.kv_heads))
+    agreed = probes / geometry.kv_heads / 2 + ratio
     fallen_back = (1.0 + ratio) / 2
-    return min(1.0, (1 - FALLBACK_SHARE) * agreed + FALLBACK_SHARE * fallen_back)
+    fallback = FALLBACK_SHARE if probes > 1 else 0.0
+    return min(1.0, (1 - fallback) * agreed + fallback * fallen_back)

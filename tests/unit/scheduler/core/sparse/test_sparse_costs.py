@@ -30,19 +30,27 @@ def test_a_part_of_the_bytes_is_read() -> None:
     agreed, fallen_back = 1 / 8 + 1 / 4, 1 / 2 + 1 / 8
 
     expected = (1 - FALLBACK_SHARE) * agreed + FALLBACK_SHARE * fallen_back
-    assert share_of_bytes(KV, 0.25) == pytest.approx(expected)
+    assert share_of_bytes(KV, 0.25, 3) == pytest.approx(expected)
 
 
 def test_never_more_than_everything_is_read() -> None:
     """A ratio of one is not dearer than KV."""
-    assert share_of_bytes(KV, 1.0) == 1.0
+    assert share_of_bytes(KV, 1.0, 3) == 1.0
 
 
 def test_fewer_heads_than_probes_read_all_keys_at_once() -> None:
     """Under grouped queries there may be two KV heads in all."""
     few = structs.replace(KV, kv_heads=2)
 
-    assert share_of_bytes(few, 0.25) == pytest.approx((1 - FALLBACK_SHARE) * 0.75 + FALLBACK_SHARE * 0.625)
+    assert share_of_bytes(few, 0.25, 3) == pytest.approx((1 - FALLBACK_SHARE) * 0.75 + FALLBACK_SHARE * 0.625)
+
+
+def test_a_single_head_has_none_to_disagree_with() -> None:
+    """Its keys, and what it chose: three heads of six cost twice as much, at a tenth of the tokens."""
+    few = structs.replace(KV, kv_heads=6)
+
+    assert share_of_bytes(few, 0.1, 1) == pytest.approx(1 / 12 + 0.1)
+    assert share_of_bytes(few, 0.1, 3) > 2 * share_of_bytes(few, 0.1, 1)
 
 
 def test_a_pace_divides_calls_and_bytes_alike() -> None:
