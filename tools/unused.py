@@ -24,6 +24,7 @@ EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
     "services.scheduler.policies.thermo.law.pack": "tests say by it what the records pack bit by bit",
     "thermocline.simulate.sweeping.sweep": "notebooks and programs of others sweep by it",
     "services.scheduler.core.hidden.partition": "benchmarks compare closed forms of the paper with what is served",
+    "thermocline.documents.linked": "the trainer and benchmarks make documents by it, and neither imports the other",
     "thermocline.testing": "tests of other people's packages call it",
     "shared.ids.chain_page": "the definition of a page's identity, which chain_pages is tested against",
     "shared.memory.host_pool.HostPoolView.verify_layer": "the check of one page that tests of every copy share",
