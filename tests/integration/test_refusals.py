@@ -47,7 +47,7 @@ def run_up(data_dir: Path, *flags: str, **environ: str) -> subprocess.CompletedP
         (lambda _: ["--device", "gpu"], "--device: 'gpu' is none of .*cpu, cuda"),
         (lambda _: ["--dtype", "float7"], "auto, float32, bfloat16, float16; did you mean float32"),
         (lambda _: ["--hidden-form", "most"], "write off, auto, or numbers of layers"),
-        (lambda _: ["--restoring", "plan"], "planned, kv, hidden, recompute; did you mean planned"),
+        (lambda _: ["--restoring", "plan"], "planned, kv, hidden, recompute, important; did you mean planned"),
         (lambda _: ["--page-size", "4096"], "--page-size"),
         (lambda _: ["--tensor-parallel", "4"], "--tensor-parallel 4: .* 6 attention heads"),
         (lambda _: ["--remote", "ftp://bucket"], "--remote begins with ftp, which is none of s3://"),

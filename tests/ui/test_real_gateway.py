@@ -31,7 +31,7 @@ async def test_every_view_works_with_the_real_api(browser: Browser) -> None:
         await page.keyboard.press("Enter")
         await expect(page.locator("#link")).to_have_text("live")
         full = "40 cached, 4 in use, 20 free of 64 pages"
-        await expect(page.get_by_role("meter")).to_have_attribute("aria-valuetext", full)
+        await expect(page.get_by_role("meter", name="worker-0, device")).to_have_attribute("aria-valuetext", full)
 
         await page.click("#tab-tree")
         await expect(page.locator("#tree-said")).to_have_text("3 nodes, 48 tokens, 1 namespace")
