@@ -195,6 +195,21 @@ def make_document(
     """
     enough_facts = max(2, target_tokens // 10)
     facts = (shared_facts if shared else distinct_facts)(rng, enough_facts, split)
+    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split, filler_share)
+    questions = [question_about(rng, fact) for fact in stated]
+    rng.shuffle(questions)
+    return document, questions
+
+
+def state_facts(
+    rng: random.Random,
+    facts: Sequence[Fact],
+    target_tokens: int,
+    tokenizer: Tokenizer,
+    split: Split,
+    filler_share: float,
+) -> tuple[str, list[Fact]]:
+    """State facts in their order with filler between them, as many as fit (one at least); return which those are."""
     sentences: list[str] = []
     stated: list[Fact] = []
     used_tokens = 0
@@ -208,6 +223,4 @@ def make_document(
         sentences.append(sentence)
         if not is_filler:
             stated.append(fact)
-    questions = [question_about(rng, fact) for fact in stated]
-    rng.shuffle(questions)
-    return " ".join(sentences), questions
+    return " ".join(sentences), stated

@@ -14,17 +14,15 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from thermocline.documents.filler import filler_sentence
 from thermocline.documents.grammar import (
-    FILLER,
     FILLER_SHARE,
     Fact,
     Question,
     Split,
     Tokenizer,
-    fact_sentence,
     question_about,
     shared_facts,
+    state_facts,
 )
 
 Kind = Literal["one", "several", "hops"]
@@ -85,20 +83,8 @@ def make_linked_document(
 ) -> tuple[str, list[Asked]]:
     """Make a document of at most about ``target_tokens`` tokens and its questions, as :func:`make_document` does."""
     facts = linked_facts(rng, max(4, target_tokens // 10), split)
-    sentences: list[str] = []
-    stated: list[Fact] = []
-    used_tokens = 0
-    while len(stated) < len(facts):
-        is_filler = rng.random() < filler_share
-        fact = facts[len(stated)]
-        sentence = filler_sentence(rng, FILLER[split]) if is_filler else fact_sentence(rng, fact)
-        used_tokens += len(tokenizer.encode(" " + sentence))
-        if stated and used_tokens > target_tokens:
-            break
-        sentences.append(sentence)
-        if not is_filler:
-            stated.append(fact)
-    return " ".join(sentences), questions_about(rng, stated)
+    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split, filler_share)
+    return document, questions_about(rng, stated)
 
 
 def _several(first: Fact, second: Fact) -> Question:
