@@ -241,16 +241,8 @@ def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: floa
     if costs is None or profile is None or profile.link_bytes_per_us <= 0:
         return None
     observed = worker.restoring.per_us(0.0)
-    return Prices(
-        costs=costs,
-        disk_bytes_per_us=disk_bytes_per_us(storage),
-        queued_bytes=queued_bytes(state, storage),
-        link_bytes_per_us=profile.link_bytes_per_us,
-        loaded_us=loaded_token_us(state, worker),
-        restored_us=1 / observed if observed > 0 else 0.0,
-        layout=layout_for(storage, worker),
-        ahead_us=ahead_us,
-    )
+    restored_us = 1 / observed if observed > 0 else 0.0
+    return _prices(state, worker, storage, costs, profile.link_bytes_per_us, restored_us, ahead_us)
 
 
 def observed_prices(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
@@ -262,21 +254,36 @@ def observed_prices(state: CellState, worker: Worker, storage: Storage, ahead_us
         return None
     token_us, pair_us = (us / geometry.layers for us in fit.token_and_pair_us())
     kv_bytes = geometry.token_bytes / geometry.layers
+    costs = LayerCosts(
+        layers=geometry.layers,
+        kv_bytes=kv_bytes,
+        hidden_bytes=kv_bytes,
+        hidden_us=token_us,
+        token_us=token_us,
+        pair_us=pair_us,
+    )
     loaded_us = loaded_token_us(state, worker)
+    link_bytes_per_us = geometry.token_bytes / loaded_us if loaded_us > 0 else inf
+    return _prices(state, worker, storage, costs, link_bytes_per_us, 0.0, ahead_us)
+
+
+def _prices(
+    state: CellState,
+    worker: Worker,
+    storage: Storage,
+    costs: LayerCosts,
+    link_bytes_per_us: float,
+    restored_us: float,
+    ahead_us: float,
+) -> Prices:
+    """Join what is known of a worker with what its storage and its line cost now. Does not mutate."""
     return Prices(
-        costs=LayerCosts(
-            layers=geometry.layers,
-            kv_bytes=kv_bytes,
-            hidden_bytes=kv_bytes,
-            hidden_us=token_us,
-            token_us=token_us,
-            pair_us=pair_us,
-        ),
+        costs=costs,
         disk_bytes_per_us=disk_bytes_per_us(storage),
         queued_bytes=queued_bytes(state, storage),
-        link_bytes_per_us=geometry.token_bytes / loaded_us if loaded_us > 0 else inf,
-        loaded_us=loaded_us,
-        restored_us=0.0,
+        link_bytes_per_us=link_bytes_per_us,
+        loaded_us=loaded_token_us(state, worker),
+        restored_us=restored_us,
         layout=layout_for(storage, worker),
         ahead_us=ahead_us,
     )
