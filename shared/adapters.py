@@ -1,8 +1,8 @@
-"""LoRA adapters in the PEFT format: what their files say, without their weights, and the digest that stands for them.
+"""LoRA adapters in the PEFT format: their description, without the weights, and the digest that identifies them.
 
 An adapter adds ``scale * B @ A @ x`` to what some linear layers of the base model make of x (LoRA, Hu et al. 2021,
-section 4.1). It is a directory with ``adapter_config.json`` and ``adapter_model.safetensors``. What PEFT can say there
-and workers do not compute is refused here, by name. The digest covers every byte of both files and is a part of
+section 4.1). It is a directory with ``adapter_config.json`` and ``adapter_model.safetensors``. Settings of PEFT
+that workers do not compute are refused here, by name. The digest covers every byte of both files and is a part of
 namespaces: KV is shared only by requests with the same adapter, under any name.
 """
 
@@ -28,7 +28,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 MOST_CONFIG_BYTES = 2**20
 MOST_HEADER_BYTES = 16 * 2**20
-"""A header names every tensor; those of adapters with thousands of them have less than a megabyte."""
+"""Bound of a header, which names every tensor; adapters with thousands of tensors have less than a megabyte."""
 
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
@@ -39,22 +39,22 @@ _READ_KEYS = frozenset({
     "peft_type", "task_type", "r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "rank_pattern",
     "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "layers_to_transform",
 })  # fmt: skip
-"""What :func:`_config` looks at."""
+"""Keys of the configuration that :func:`_config` reads."""
 
 _HARMLESS_KEYS = frozenset({
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "megatron_config",
     "megatron_core", "runtime_config", "peft_version", "qalora_group_size", "layers_pattern",
 })  # fmt: skip
-"""What changes nothing of an adapter that is loaded for inference. Any other key has to say that it is off."""
+"""Keys without effect on an adapter that is loaded for inference. Any other key must have a value that turns it off."""
 
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
-"""Ways to begin training that leave the weights of the base model alone; others keep a changed base."""
+"""Initialisations that leave the weights of the base model alone; others keep a changed base."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether an adapter may be served under this name: as model ids are, at most 128 characters."""
+    """Return whether an adapter may have this name: the syntax of model ids, at most 128 characters."""
     return bool(_NAME.match(name))
 
 
@@ -71,7 +71,7 @@ class AdaptedModule:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What an adapter's files say. ``digest`` is 32 hex digits, ``nbytes`` the size of its weights as float32."""
+    """The description of an adapter. ``digest`` is 32 hex digits, ``nbytes`` the size of its weights as float32."""
 
     directory: Path
     digest: str
@@ -79,16 +79,17 @@ class AdapterFiles:
 
     @property
     def rank(self) -> int:
-        """The largest of any module."""
+        """Largest rank of any module."""
         return max(module.rank for module in self.modules)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the A and B matrices of all modules as float32."""
         return sum(4 * module.rank * (module.inputs + module.outputs) for module in self.modules)
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
-    """Read both files of an adapter. Raises AdapterRefused, with the reason, for what cannot be served exactly."""
+    """Return the description of an adapter's files. Raises AdapterRefused for one that cannot be served exactly."""
     config = _config_bytes(directory)
     with _weights(directory) as file:
         size = os.fstat(file.fileno()).st_size
@@ -101,8 +102,9 @@ def read_adapter(directory: Path) -> AdapterFiles:
 
 
 def load_adapter(directory: Path, most_bytes: int) -> tuple[AdapterFiles, bytes]:
-    """Return the same, with the bytes of the weights' file that the digest covers. Raises AdapterRefused for more than
-    ``most_bytes`` of them, too.
+    """Return the same, with the bytes of the weights' file that the digest covers.
+
+    Raises AdapterRefused also where that file has more than ``most_bytes``.
     """
     config = _config_bytes(directory)
     with _weights(directory) as file:
@@ -139,7 +141,10 @@ def _weights(directory: Path) -> Iterator[BinaryIO]:
 
 
 def _header_length(name: str, first: bytes, size: int) -> int:
-    """Bytes of the header behind the first eight, which say it."""
+    """Return the bytes of the header from the first eight bytes of the file.
+
+    Raises AdapterRefused for an invalid one.
+    """
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
         raise AdapterRefused(f"{name} is no safetensors file")
@@ -147,7 +152,7 @@ def _header_length(name: str, first: bytes, size: int) -> int:
 
 
 def tensor_names(module: str) -> tuple[str, str]:
-    """Names of A and B of a module in the file."""
+    """Return the names of a module's A and B in the weights' file."""
     return f"{_PREFIX}{module}{_PARTS[0]}", f"{_PREFIX}{module}{_PARTS[1]}"
 
 
@@ -186,7 +191,7 @@ def _read_config(directory: Path, config: bytes) -> dict[str, Any]:
 
 
 def _config(raw: Mapping[str, Any]) -> _Config:
-    """Raise AdapterRefused with every reason at once."""
+    """Return the parsed configuration. Raises AdapterRefused with every reason at once."""
     reasons = list(_reasons_against(raw))
     if reasons:
         raise AdapterRefused(f"this adapter cannot be served exactly: {'; '.join(reasons)}")
@@ -231,7 +236,7 @@ def _reasons_against(raw: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield from (f"{key} has the pattern {pattern!r}: {fault}" for pattern, fault in _bad_patterns(given))
     for key, value in raw.items():
-        # What is off says so in one of these ways, in every release of PEFT so far.
+        # A key that is off has one of these values, in every release of PEFT so far.
         if key not in _READ_KEYS and key not in _HARMLESS_KEYS and value not in (None, False, [], {}, ""):
             yield f"{key} is not served"
 
@@ -253,7 +258,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_names(value: object) -> bool:
-    """One pattern, or a list of names."""
+    """Return whether a value is one pattern, or a list of names."""
     if isinstance(value, str):
         try:
             re.compile(value)
@@ -270,7 +275,7 @@ def _as_layers(value: object) -> list[int] | None:
 
 
 def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
-    """Shapes of all tensors of a safetensors file, by name, from its first eight bytes and its header."""
+    """Return the shapes of all tensors of a safetensors file by name, from its first eight bytes and its header."""
     try:
         header = json.loads(head[8:])
     except UNPARSABLE as error:
@@ -291,7 +296,7 @@ def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
 
 
 def _modules(config: _Config, shapes: Mapping[str, list[int]]) -> Iterator[AdaptedModule]:
-    """Every module that the file has weights of, in order of name. Raises AdapterRefused."""
+    """Yield every module that has weights in the file, in order of name. Raises AdapterRefused."""
     names: set[str] = set()
     for tensor in shapes:
         part = next((part for part in _PARTS if tensor.endswith(part)), None)
@@ -317,7 +322,7 @@ def _module(config: _Config, name: str, a: list[int] | None, b: list[int] | None
 
 
 def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: float) -> float:
-    """Return the value of the first pattern that is the end of a name, at a dot, as PEFT takes them."""
+    """Return the value of the first pattern that matches the end of a name, at a dot, as PEFT matches them."""
     found: float = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
     return found
 

@@ -1,7 +1,7 @@
-"""The command line of every program here: one look of help, one line for a fault, and old names that still work.
+"""The command line of every program here: one style of help, one line for an error, and old names that still work.
 
-A fault of the line is one line on stderr and exit code 2, with the flag or the word that may have been meant. Help
-states each default that says something, and lists choices.
+An error is one line on stderr and exit code 2, with the flag or the word that may have been meant. Help states each
+default that tells something, and lists choices.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Secret(str):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Add the default to each flag that has one worth saying, and keep paragraphs of descriptions apart."""
+    """A formatter that adds each flag's default where that tells something, and keeps paragraphs apart."""
 
     def __init__(
         self, prog: str, indent_increment: int = 2, max_help_position: int = 28, width: int | None = None
     ) -> None:
+        """Let descriptions begin as far right as column 28; argparse's own limit is 24."""
         super().__init__(prog, indent_increment, max_help_position, width)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -55,15 +56,16 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """As argparse has it, without abbreviations, and with one line for a fault instead of the usage."""
+    """argparse's parser without abbreviations, and with one line for an error instead of the usage."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
+        """Take argparse's arguments; ``formatter_class`` and ``allow_abbrev`` have other defaults here."""
         named.setdefault("formatter_class", HelpFormatter)
         named.setdefault("allow_abbrev", False)
         super().__init__(*args, **named)
 
     def format_help(self) -> str:
-        """Return the help; its usage names only what a line must have."""
+        """Return the help; its usage names only required flags and arguments."""
         self.usage = self.usage or self._usage()
         return super().format_help()
 
@@ -83,7 +85,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]  # A namespace of another type is never given.
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse the whole line; what is no flag is a fault that names the nearest one."""
+        """Parse the whole line; an unknown flag is an error that names the nearest one."""
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
             known = sorted({flag for flag in _flags_of(self) if flag.startswith("--")})
@@ -93,7 +95,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Say it in one line and end with exit code 2."""
+        """Print the error in one line to stderr and exit with code 2."""
         told = message.removeprefix("argument ")
         told = re.sub(r"invalid int value: ('.*')$", r"\1 is not a whole number", told)
         told = re.sub(r"invalid float value: ('.*')$", r"\1 is not a number", told)
@@ -126,7 +128,7 @@ def _flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 class _OldName(argparse.Action):
-    """A flag's name in an earlier release: it does what the new one does, and says the new one on stderr."""
+    """A flag's name in an earlier release: it does what the new one does, and names that on stderr."""
 
     def __init__(self, *args: Any, new: argparse.Action, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -145,7 +147,7 @@ class _OldName(argparse.Action):
 
 
 def add_old_name(to: argparse._ActionsContainer, old: str, new: argparse.Action) -> None:
-    """Let ``old``, the name of the flag ``new`` in an earlier release, go on to work. Help does not show it."""
+    """Accept ``old``, the name of the flag ``new`` in an earlier release. Help does not show it."""
     to.add_argument(
         old,
         dest=new.dest,
@@ -160,7 +162,7 @@ def add_old_name(to: argparse._ActionsContainer, old: str, new: argparse.Action)
 
 
 def with_new_json(argv: Sequence[str], prog: str) -> list[str]:
-    """Return a command line in which ``--json FILE``, as earlier releases had it, is ``--out FILE``.
+    """Return the command line with ``--json FILE`` of earlier releases replaced by ``--out FILE``.
 
     Only for commands without positional arguments, because a word behind the switch might be one.
     """
@@ -175,12 +177,12 @@ def with_new_json(argv: Sequence[str], prog: str) -> list[str]:
 
 
 def say_renamed(prog: str, old: str, new: str) -> None:
-    """Say on stderr that something has another name now."""
+    """Print to stderr that something has another name now."""
     print(f"{prog}: {old} is called {new} now; the old name works until the next release", file=sys.stderr)
 
 
 def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
-    """Return a reader of whole numbers from ``least`` to ``most``."""
+    """Return a parser of whole numbers from ``least`` to ``most``, which raises ArgumentTypeError for others."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
@@ -191,7 +193,7 @@ def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """Return a number above 0, and not infinite. Raises ArgumentTypeError."""
+    """Return a finite number above 0. Raises ArgumentTypeError for other text."""
     number = _number(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -199,7 +201,7 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """Return a number of at least 0, and not infinite. Raises ArgumentTypeError."""
+    """Return a finite number of at least 0. Raises ArgumentTypeError for other text."""
     number = _number(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")

@@ -1,16 +1,15 @@
-"""How every process and command reaches the broker: one group of settings, the same for all of them.
+"""The broker's settings: one group, the same for every process and command.
 
 Secrets are in files, or in the variables ``THERMOCLINE_NATS_PASSWORD`` and ``THERMOCLINE_NATS_TOKEN``; there are no
-flags for them, because every user of the machine can read a command line. ``shared.bus.access`` makes of this what the
-client needs.
+flags for them, because every user of the machine can read a command line. ``shared.bus.access`` turns the settings
+into what the client needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,7 +25,10 @@ TOKEN_VARIABLE = ENVIRONMENT_PREFIX + "NATS_TOKEN"
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a process inherit these; what checks more in ``__post_init__`` asks ``broker_faults`` as well."""
+    """Settings of the broker, inherited by each process's own.
+
+    A ``__post_init__`` of those that checks more calls ``broker_faults``, too.
+    """
 
     nats: Annotated[tuple[str, ...], Meta(description="NATS servers (nats:// or tls://), separated by commas")] = (
         NATS_URL,
@@ -58,17 +60,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64 * 2**20
 
     def __post_init__(self) -> None:
+        """Raise ValueError that names every contradiction among the settings."""
         faults = self.broker_faults()
         if faults:
             raise ValueError("; ".join(faults))
 
     def broker_faults(self) -> list[str]:
-        """Return what is wrong with these settings among themselves."""
+        """Return the contradictions among these settings, one line each."""
         faults = []
         if not self.nats:
             faults.append("--nats names no server")
         for number, url in enumerate(self.nats, 1):
-            # Which one, not what it says: it may hold a password.
+            # By number, not by text: the URL may hold a password.
             if not _is_server(url):
                 faults.append(f"--nats: server {number} is not nats://host:port or tls://host:port")
         if bool(self.nats_cert) != bool(self.nats_key):
@@ -87,7 +90,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_server(url: str) -> bool:
-    """Whether ``url`` names a NATS server; a bare ``host:port`` does, too."""
+    """Return whether ``url`` names a NATS server; a bare ``host:port`` does, too."""
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         return parts.scheme in SCHEMES and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -101,9 +104,7 @@ def add_broker_flags(parser: argparse.ArgumentParser) -> None:
     config.add_fields(group, BrokerSettings)
 
 
-def broker_of(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> BrokerSettings:
+def broker_of(parsed: argparse.Namespace) -> BrokerSettings:
     """Return the settings of a parsed command line and the environment. Raises ConfigError."""
-    flags: dict[str, Any] = {
-        field.name: getattr(parsed, field.name) for field in msgspec.structs.fields(BrokerSettings)
-    }
-    return config.load(BrokerSettings, "nats", environ=os.environ if environ is None else environ, flags=flags)
+    flags = {field.name: getattr(parsed, field.name) for field in msgspec.structs.fields(BrokerSettings)}
+    return config.load(BrokerSettings, "nats", environ=os.environ, flags=flags)

@@ -1,5 +1,4 @@
-"""Chunks: what the tiers below host memory keep. A chunk is the KV of 64 tokens, cut at multiples of 64 from the root,
-or the hidden states that it is restored from.
+"""Chunks, the unit of the tiers below host memory: KV or hidden states of 64 tokens, cut at multiples of 64.
 
 A chunk holds whole pages, one behind the other, each page-first; its grid is absolute, so two prompts that share a
 prefix share its chunks however the radix tree has cut them into nodes. A chunk is named by the identity of its
@@ -20,24 +19,32 @@ from shared.messages.pools import KvGeometry
 CHUNK_TOKENS = 64
 GEOMETRY_BYTES = 8
 
+FETCH_PARTS = 9
+"""Most parts in which a storage tells of a fetch. After each, restoring from hidden states can go on."""
+
 
 def chunk_tokens(page_size: int) -> int:
-    """Tokens of a chunk: 64, or the least multiple of it that whole pages fill."""
+    """Return the number of tokens of a chunk: 64, or the least multiple of it that whole pages fill."""
     return math.lcm(CHUNK_TOKENS, page_size)
 
 
+def chunks_of_part(chunks: int) -> int:
+    """Return the number of chunks in each part of a fetch of ``chunks`` chunks; the last part may have fewer."""
+    return -(-chunks // FETCH_PARTS)
+
+
 def chunk_pages(page_size: int) -> int:
-    """Pages of a chunk."""
+    """Return the number of pages of a chunk."""
     return chunk_tokens(page_size) // page_size
 
 
 def chunk_bytes(geometry: KvGeometry) -> int:
-    """Bytes of the pages of one chunk, without its header."""
+    """Return the bytes of the pages of one chunk, without its header."""
     return chunk_pages(geometry.page_size) * geometry.page_bytes
 
 
 def geometry_id(geometry: KvGeometry) -> bytes:
-    """Eight bytes that stand for a geometry in the names of chunks: pages of another shape are never found."""
+    """Return eight bytes that identify a geometry in the names of chunks: pages of another shape are never found."""
     parts: tuple[int | str, ...] = (
         geometry.layers,
         geometry.kv_heads,
@@ -51,9 +58,7 @@ def geometry_id(geometry: KvGeometry) -> bytes:
 
 
 def chunk_names(identities: bytes, pages: int) -> list[bytes]:
-    """Return the names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a
-    chunk.
-    """
+    """Return the names of whole chunks of ``pages`` pages each from the identities of their pages (16 bytes each)."""
     step = pages * DIGEST_BYTES
     whole = identities[: len(identities) // step * step]
     return list(chain.from_iterable(iter_unpack(f"{step - DIGEST_BYTES}x{DIGEST_BYTES}s", whole)))

@@ -1,7 +1,7 @@
-"""Bytes to messages and back, at the edge of every process.
+"""Encoding and decoding of messages, at the edge of every process.
 
-Encoding is deterministic (msgpack, fields in order of declaration, dictionaries in insertion order), which
-replay relies on. Decoding checks types; anything wrong is a :class:`~shared.errors.CodecError`.
+Encoding is deterministic (msgpack, fields in order of declaration, dictionaries in insertion order), which replay
+relies on. Decoding checks types; anything wrong is a :class:`~shared.errors.CodecError`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shared.messages import (
 from shared.undecodable import UNDECODABLE
 
 Input = requests.RequestInput | worker_events.WorkerEvent | storage_events.StorageEvent | cell_events.CellEvent
-"""Everything the scheduler's core folds."""
+"""Every message that the scheduler's core folds."""
 
 Published = worker_plans.WorkerPlan | storage_plans.StoragePlan | gateway_notices.GatewayNotice
-"""Everything the scheduler publishes."""
+"""Every message that the scheduler publishes."""
 
 M = TypeVar("M")
 
@@ -37,12 +37,12 @@ _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Encode any message."""
+    """Return the bytes of a message; equal messages give equal bytes."""
     return _ENCODER.encode(message)
 
 
 def decode_input(data: bytes) -> Input:
-    """Decode one message of ``TC_INPUTS``."""
+    """Return one message of ``TC_INPUTS``. Raises CodecError for other bytes."""
     try:
         decoded: Input = _INPUT.decode(data)
     except UNDECODABLE as error:
@@ -51,7 +51,7 @@ def decode_input(data: bytes) -> Input:
 
 
 def decode_published(data: bytes) -> Published:
-    """Decode one message of ``TC_OUTPUTS``."""
+    """Return one message of ``TC_OUTPUTS``. Raises CodecError for other bytes."""
     try:
         decoded: Published = _PUBLISHED.decode(data)
     except UNDECODABLE as error:
@@ -60,7 +60,7 @@ def decode_published(data: bytes) -> Published:
 
 
 def decode(data: bytes, expected: type[M]) -> M:
-    """Decode a message that must be of type ``expected``."""
+    """Return a message of type ``expected``. Raises CodecError for other bytes."""
     decoder = _DECODERS.get(expected)
     if decoder is None:
         decoder = _DECODERS[expected] = msgspec.msgpack.Decoder(expected)

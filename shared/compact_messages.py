@@ -1,10 +1,10 @@
 """Compact forms of the messages that carry tokens and page numbers, and back.
 
 A form is another set of fields of the same message. A save has a message of its own (``SaveTokens``): with a sixteenth
-field every ``SaveChunks`` would begin with other bytes. Only receivers are told that said that they take these forms
-(``takes_compact``). Tokens are in :mod:`shared.compact_tokens`, page tables in :mod:`shared.page_runs`; what the
-receiver can work out, such as identities of pages whose tokens it is told, is left out. Where a form is longer than
-what it stands for, which only the shortest are, the message stays as it is. Both ways are pure, and each field is
+field every ``SaveChunks`` would begin with other bytes. Only receivers that announced them (``takes_compact``) get
+these forms. Tokens are in :mod:`shared.compact_tokens`, page tables in :mod:`shared.page_runs`; fields that the
+receiver can compute, such as identities of pages whose tokens it gets, are left out. Where a form is longer than the
+plain one, which happens only for the shortest, the message stays as it is. Both ways are pure, and each field is
 restored to the byte.
 """
 
@@ -24,12 +24,12 @@ from shared.messages.worker_plans import AdmitRequest
 from shared.page_runs import pages_of, runs_of
 
 _NAME_BYTES = 16
-"""About what a field's name and its head take: so much less must a compact form be to be worth its field."""
+"""About the bytes of a field's name and its head: a compact form must save more to be worth its field."""
 
 _SAVED_ALIKE = tuple(
     name for name in SaveTokens.__struct_fields__ if name in SaveChunks.__struct_fields__ and name != "tokens"
 )
-"""What a save says in the same words in both forms."""
+"""Fields of a save that are equal in both forms."""
 
 
 def compact_request(request: SubmitRequest) -> SubmitRequest:
@@ -40,7 +40,7 @@ def compact_request(request: SubmitRequest) -> SubmitRequest:
 
 
 def whole_request(request: SubmitRequest) -> SubmitRequest:
-    """Undo :func:`compact_request`. Raises CodecError."""
+    """Return the request in its plain form. Raises CodecError."""
     if not request.compact:
         return request
     _check_once(request.prompt, request.tail)
@@ -59,7 +59,7 @@ def compact_admission(order: AdmitRequest) -> AdmitRequest:
 
 
 def whole_admission(order: AdmitRequest) -> AdmitRequest:
-    """Undo :func:`compact_admission`. Raises CodecError."""
+    """Return the order in its plain form. Raises CodecError."""
     if order.compact:
         _check_once(order.tokens)
         order = replace(order, tokens=expanded(order.compact), compact=b"")
@@ -80,7 +80,7 @@ def compact_save(order: SaveChunks) -> SaveTokens:
 
 
 def whole_save(order: SaveOrder, page_size: int) -> SaveChunks:
-    """Undo :func:`compact_save`, for pages of so many tokens. Raises CodecError."""
+    """Return the order in its plain form; pages are of ``page_size`` tokens. Raises CodecError."""
     if isinstance(order, SaveChunks):
         return order
     tokens = expanded(order.tokens)
@@ -96,7 +96,7 @@ def whole_save(order: SaveOrder, page_size: int) -> SaveChunks:
 
 
 def chunks_saved(message: ChunksSaved, ordered: bytes) -> bytes:
-    """Return the chunks that an answer names as saved, of those that were ordered, 16 bytes each."""
+    """Return the chunks that an answer names as saved, 16 bytes each; ``ordered`` are all that were ordered."""
     return ordered if message.is_all else message.chunks
 
 
@@ -109,6 +109,6 @@ def _is_worth_it(compact: bytes, plain: bytes) -> bool:
 
 
 def _check_once(*plain: bytes) -> None:
-    """Nothing is said in both forms. Raises CodecError."""
+    """Raise CodecError if a message has a field in both forms."""
     if any(plain):
         raise CodecError("a message says the same in a compact form and in its plain one")

@@ -1,9 +1,9 @@
-"""Token ids in fewer bytes than packed int32: their low halves, and the few bits that ids have above those.
+"""Token ids in fewer bytes than packed int32: their low halves, and the few bits above those.
 
 A vocabulary has 2**14 to 2**18 entries, so an id takes 2 to 2.25 bytes instead of 4. The form depends on the ids alone,
-on no library's version, because replay and standbys compare bytes. It is, little-endian::
+not on a library's version, because replay and standbys compare bytes. It is, little-endian::
 
-    0    how many ids there are, uint32
+    0    number of ids, uint32
     4    planes, uint8: bits above the low half that any id has, 0 to 16
     5    the low 16 bits of each id, uint16
     ...  for each plane, from bit 16 on: one bit an id, the first in the lowest bit of the first byte
@@ -22,7 +22,7 @@ _HALF_BITS, _HALF_BYTES = 16, 2
 
 
 def compacted(packed: bytes) -> bytes:
-    """Return the compact form of ids that are packed as int32, of any value."""
+    """Return the compact form of ids packed as int32, of any value."""
     halves = np.frombuffer(packed, dtype="<u2").reshape(-1, 2)
     low, high = halves[:, 0], halves[:, 1]
     planes = int(high.max()).bit_length() if len(halves) else 0
@@ -31,7 +31,7 @@ def compacted(packed: bytes) -> bytes:
 
 
 def expanded(compact: bytes) -> bytes:
-    """Undo :func:`compacted`. Raises CodecError for bytes of another length than what they say takes."""
+    """Return the ids of a compact form, packed int32. Raises CodecError where its length does not fit its head."""
     count, planes = _head(compact)
     plane_bytes = -(-count // 8)
     start = _HEAD.size + count * _HALF_BYTES
@@ -46,7 +46,7 @@ def expanded(compact: bytes) -> bytes:
 
 
 def count_compact(compact: bytes) -> int:
-    """How many ids a compact form says that it holds, without a look at them. Raises CodecError without a head."""
+    """Return the number of ids by a compact form's head, without reading them. Raises CodecError without a head."""
     return _head(compact)[0]
 
 

@@ -1,7 +1,7 @@
 """Settings: a TOML file, environment variables and flags, in that order of rising precedence.
 
 A service describes its settings as one frozen msgspec struct; names carry their unit (``_bytes``, ``_ms``,
-``_tokens``). ``load`` reads all three sources and reports every fault at once, a misspelt name with the nearest right
+``_tokens``). ``load`` reads all three sources and reports all faults at once, a misspelt name with the nearest valid
 one. Sizes may be written ``64MiB``.
 """
 
@@ -30,13 +30,13 @@ C = TypeVar("C", bound=msgspec.Struct)
 ENVIRONMENT_PREFIX = "THERMOCLINE_"
 
 NATS_URL = "nats://127.0.0.1:4222"
-"""Where a broker listens by default."""
+"""Default address of the broker."""
 
 SECTIONS = ("up", "gateway", "router", "scheduler", "worker", "storage")
-"""Tables that a settings file may have: one for each service, and one for what starts them all."""
+"""Tables that a settings file may have: one for each service, and one for ``thermocline up``."""
 
 _VERY_NEAR = 0.85
-"""From this likeness on a name among others' names is taken for one of ours misspelt."""
+"""Likeness from which on a name among others' names is taken for a misspelt one of ours."""
 
 _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -45,15 +45,17 @@ _UNITS = {
 
 
 class FaultySettings(ConfigError):
-    """Values that cannot be read, or names that are none. ``rest`` has defaults in their place, so that what else is
-    wrong can be told at once; None where there is no such thing.
+    """Unreadable values or unknown names.
+
+    ``rest`` has defaults in their place, so that further faults can be found at once; None where the defaults are
+    missing or invalid, too.
     """
 
     rest: msgspec.Struct | None = None
 
 
 def parse_bytes(text: str) -> int:
-    """``64MiB`` to 67108864. Raises ValueError."""
+    """Return the number of bytes of a size such as ``64MiB`` (67108864). Raises ValueError for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 64MiB, 1GB or 4096")
@@ -64,7 +66,7 @@ def parse_bytes(text: str) -> int:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """Return the words that a setting of type ``kind`` may be, where they are few; () for any other type."""
+    """Return the words that a setting of type ``kind`` may have, where they are fixed; () for any other type."""
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if typing.get_origin(bare) is not typing.Literal:
         return ()
@@ -72,14 +74,14 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def description_of(kind: Any) -> str:
-    """Return the description that a setting of type ``kind`` carries, or ""."""
+    """Return the description of a setting of type ``kind``, or ""."""
     if typing.get_origin(kind) is not typing.Annotated:
         return ""
     return next((meta.description or "" for meta in kind.__metadata__ if isinstance(meta, msgspec.Meta)), "")
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
-    """One raw value (text from flags and environment, TOML values from files) as ``kind``."""
+    """Return one raw value (text from flags and environment, TOML values from files) as ``kind``."""
     # A description rides on the type as ``Annotated[tuple[str, ...], Meta(...)]``.
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     choices = choices_of(kind)
@@ -107,10 +109,10 @@ def load(
     flags: Mapping[str, Any] | None = None,
     strays: Sequence[str] = (),
 ) -> C:
-    """Build ``kind`` from ``[section]`` (and top-level keys that it knows) of ``file``, then
-    ``THERMOCLINE_<FIELD>``, then ``flags`` (None values are absent). Raises ConfigError with every fault.
+    """Return the settings ``kind`` from file, environment and flags. Raises ConfigError with all faults.
 
-    ``strays`` are arguments of the command line that are no flags of ``kind``.
+    Values come from ``[section]`` (and known top-level keys) of ``file``, then ``THERMOCLINE_<FIELD>``, then ``flags``
+    (None values are absent). ``strays`` are arguments of the command line that are no flags of ``kind``.
     """
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     raw: dict[str, tuple[str, Any]] = {}
@@ -162,7 +164,7 @@ def load(
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our variables by the names of the settings that they may be; only upper case counts."""
+    """Return our environment variables by the names of settings; only upper case counts."""
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for variable, value in environ.items()
@@ -187,7 +189,7 @@ def _stray_faults(strays: Sequence[str], known: Sequence[str]) -> list[str]:
             flags = [field.replace("_", "-") for field in known]
             faults.append(f"--{name} is not a flag{nearest(name, flags, '--')}")
         elif not is_behind_flag:
-            faults.append(f"what is {argument!r} for? Settings are given as --name value")
+            faults.append(f"{argument!r} belongs to no flag: settings are given as --name value")
         is_behind_flag = is_flag and "=" not in argument
     return faults
 
@@ -199,11 +201,10 @@ def misspelt(
     environ: Mapping[str, str],
     allowed: Sequence[str] = (),
 ) -> list[str]:
-    """Return what is in the file or the environment, is a setting of none of these services, and looks like one of
-    theirs.
+    """Return a fault for each name in file or environment that is no setting of these services but looks like one.
 
-    Each service by itself leaves alone what may be meant for another: here all are known, by their sections. Variables
-    in ``allowed`` are no settings and yet right. An unreadable file is left to ``load``.
+    A service by itself ignores names that may be meant for another: here all are known, by their sections. Variables in
+    ``allowed`` are no settings and yet valid. An unreadable file is left to ``load``.
     """
     fields = {section: [field.name for field in msgspec.structs.fields(kind)] for section, kind in kinds.items()}
     everything = sorted({name for names in fields.values() for name in names})
@@ -228,24 +229,24 @@ def misspelt(
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in anything:
             continue
         section, _, rest = name.partition("_")
-        # Orchestrators name the ports of services so, too.
+        # Orchestrators use such names for the ports of services, too.
         if rest in fields.get(section, ()) and not environ[variable].startswith("tcp://"):
             near = f"; did you mean {ENVIRONMENT_PREFIX}{rest.upper()}?"
         else:
             near = nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
-        if near:  # Others are somebody else's: secrets' names, for example, are an operator's to choose.
+        if near:  # Other names are not ours: an operator chooses those of secrets, for example.
             faults.append(f"{variable} is not a setting{near}")
     return faults
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a setting of type ``kind`` has several values, separated by commas."""
+    """Return whether a setting of type ``kind`` has several values, separated by commas."""
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     return typing.get_origin(bare) is tuple
 
 
 class _Joined(argparse.Action):
-    """Values of a flag that is given several times, as one text."""
+    """Joins the values of a flag that is given several times by commas."""
 
     def __call__(
         self,
@@ -267,8 +268,9 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> No
 def add_fields(
     parser: argparse._ActionsContainer, kind: type[msgspec.Struct], names: Collection[str] | None = None
 ) -> None:
-    """Add one optional flag per field of ``kind``, or per field in ``names``. Values stay text; a flag with several of
-    them may be given several times.
+    """Add one optional flag per field of ``kind``, or per field in ``names``. Values stay text.
+
+    A flag of a list may be given several times.
     """
     for field in msgspec.structs.fields(kind):
         if names is not None and field.name not in names:
@@ -286,7 +288,7 @@ def add_fields(
 
 
 def help_of(field: Any) -> str:
-    """Return what a setting is, the words that it may be where they are few, and its default."""
+    """Return a setting's help: its description, its possible words where they are fixed, and its default."""
     choices = choices_of(field.type)
     told = [description_of(field.type), f"one of {', '.join(choices)}" if choices else ""]
     default = default_of(field)
@@ -294,7 +296,7 @@ def help_of(field: Any) -> str:
 
 
 def default_of(field: Any) -> str:
-    """Return ``64 MiB`` or ``true``; "" for a setting that is required or has no value by default."""
+    """Return a setting's default as text, such as ``64 MiB`` or ``true``; "" for a required or empty one."""
     value = field.default
     if field.required or value is None or value in ("", ()):
         return ""
@@ -319,7 +321,7 @@ _PATHS = {"dir": "DIR", "model": "DIR", "file": "FILE", "ca": "FILE", "cert": "F
 
 
 def _metavar(name: str, kind: Any) -> str:
-    """Return what stands for the value in help: its kind, not the flag once more."""
+    """Return the placeholder of a value in help: its kind, not the flag's name once more."""
     if name.endswith(("_bytes", "_bytes_per_s")):
         return "SIZE"
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
@@ -331,7 +333,7 @@ def _metavar(name: str, kind: Any) -> str:
 
 
 def parser_of(kind: type[msgspec.Struct], section: str, description: str) -> ArgumentParser:
-    """Return the command line of a process: a flag per setting of ``kind``, and ``--config``."""
+    """Return the parser of a process's command line: a flag per setting of ``kind``, and ``--config``."""
     prog = f"thermocline {section}"
     parser = ArgumentParser(prog=prog, usage=f"{prog} [--config FILE] [--SETTING VALUE ...]", description=description)
     add_flags(parser, kind)
@@ -341,7 +343,10 @@ def parser_of(kind: type[msgspec.Struct], section: str, description: str) -> Arg
 def from_command_line(
     kind: type[C], section: str, argv: Sequence[str], *, environ: Mapping[str, str], description: str = ""
 ) -> C:
-    """Parse ``argv`` against ``kind`` and load. ``--help`` prints every setting."""
+    """Return the settings of a command line, environment and file. ``--help`` prints every setting and exits.
+
+    Raises ConfigError with all faults.
+    """
     parsed, strays = parser_of(kind, section, description).parse_known_args(list(argv))
     flags = vars(parsed)
     return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags, strays=strays)

@@ -1,7 +1,7 @@
-"""How fast a directory is written and read, past the page cache where the file system allows it.
+"""Measured speed of writing and reading a directory, past the page cache where the file system allows it.
 
-What was measured is remembered in the directory itself, which may outlive caches of the machine. So a cell plans with
-what ``thermocline doctor --profile --disk-dir`` measured, or else with what its storage measured at its first start.
+The figures are kept in the directory itself, which may outlive caches of the machine. So a cell plans with the figures
+of ``thermocline doctor --profile --disk-dir``, or else with those that its storage measured at its first start.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ SMALL_READS = 256
 
 
 class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory's bandwidth, bytes a second. ``is_direct``: past the page cache."""
+    """A directory's bandwidths in bytes per second. ``is_direct``: measured past the page cache."""
 
     directory: str
     is_direct: bool
     write_bytes_per_s: float
     read_bytes_per_s: float
-    small_read_bytes_per_s: float  # 64 KiB at random places.
+    small_read_bytes_per_s: float  # Reads of 64 KiB in random order.
 
 
 class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds on this machine alone: a directory can be attached to another."""
+    """Figures with the node that they hold for: a directory can be attached to another machine."""
 
     version: int = VERSION
     node: str
@@ -49,7 +49,7 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remember(figures: DiskFigures) -> None:
-    """Keep figures in their directory, in one step. Raises OSError."""
+    """Write figures to a file in their directory, atomically. Raises OSError."""
     path = Path(figures.directory) / FILE_NAME
     scratch = path.with_name(f".{FILE_NAME}.{os.getpid()}")
     try:
@@ -61,7 +61,7 @@ def remember(figures: DiskFigures) -> None:
 
 
 def remembered(directory: Path) -> DiskFigures | None:
-    """Return what was measured in a directory on this machine; None if nothing was, or it cannot be read."""
+    """Return the figures measured in a directory on this machine; None without any, or unreadable ones."""
     try:
         found = msgspec.json.decode((directory / FILE_NAME).read_bytes(), type=_Remembered)
     except (OSError, *UNDECODABLE):
@@ -71,13 +71,13 @@ def remembered(directory: Path) -> DiskFigures | None:
 
 
 def measure_disk(directory: Path, *, file_bytes: int = FILE_BYTES) -> DiskFigures:
-    """Write a file of ``file_bytes`` (whole ``LARGE_BYTES``) in large pieces, read it in large ones in order and in
-    small ones in random order. Blocking.
+    """Return the speed of a directory. Blocks. Raises ConfigError when the directory cannot be written.
 
-    Raises ConfigError when the directory cannot be written.
+    Writes a file of ``file_bytes`` (whole ``LARGE_BYTES``) in large pieces, reads it in large ones in order and in
+    small ones in random order.
     """
     try:
-        # Without a name, so that nothing is left of it wherever this ends.
+        # Without a name, so that no file is left wherever this ends.
         with tempfile.TemporaryFile(dir=directory) as file:
             return _measure(Path(f"/proc/self/fd/{file.fileno()}"), str(directory), file_bytes)
     except OSError as error:
@@ -117,7 +117,10 @@ def _measure(path: Path, directory: str, file_bytes: int) -> DiskFigures:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """For reading and writing past the page cache; through it where the file system (tmpfs) refuses."""
+    """Open for reading and writing past the page cache; through it where the file system (tmpfs) refuses.
+
+    Returns the descriptor and whether it is direct.
+    """
     try:
         return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC), True
     except OSError:

@@ -9,7 +9,7 @@
     │   ├── PayloadTooLarge      413
     │   ├── NotAuthenticated     401
     │   ├── NotFound             404  unknown model, route or request
-    │   ├── AdapterRefused       400  this LoRA adapter cannot be served exactly; says why
+    │   ├── AdapterRefused       400  this LoRA adapter cannot be served exactly; gives reasons
     │   └── DuplicateRequest     409
     ├── CapacityError        no room now; retry later (Retry-After)
     │   ├── QueueFull            429
@@ -21,7 +21,7 @@
     ├── OperatorError        the operator's fault: a process refuses to start
     │   ├── ConfigError          every fault reported at once (shared/config.py: FaultySettings)
     │   │   └── KeyMissing           no encryption key for this tenant (any more)
-    │   ├── UnsupportedModel     this model cannot be served exactly; says why
+    │   ├── UnsupportedModel     this model cannot be served exactly; gives reasons
     │   └── DeviceUnproven       a GPU computes something wrongly, and there is no other way to do it
     └── InternalError        500  our fault
         ├── CodecError           bytes that are no message
@@ -30,7 +30,7 @@
         ├── IllegalTransition    a lifecycle table lacks this entry
         ├── IntegrityError       checksum or identity of cached state is wrong
         ├── TransportError       the broker or a pool of another process failed
-        │   └── DeviceFailed         a GPU is of no use to this process any more: only a new process helps
+        │   └── DeviceFailed         this process cannot use a GPU any more: only a new process helps
         ├── SparsePrefixLost     a part of a prefix on the disk cannot be read: the request runs again without it
         ├── RecordingError       truncated or corrupt recording, or one that does not replay
         └── AttemptsExhausted    its workers died too often
@@ -43,7 +43,7 @@ from typing import Self
 
 
 class ThermoclineError(Exception):
-    """Base of all. ``code`` is stable and appears in the API; ``status`` is the HTTP status."""
+    """Base of all errors. ``code`` is stable and appears in the API; ``status`` is the HTTP status."""
 
     code = "internal_error"
     status = 500
@@ -52,6 +52,11 @@ class ThermoclineError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
     ) -> None:
+        """Take the sentence that callers and logs get.
+
+        ``param`` is the field of the request at fault, None for no single one. ``code`` replaces that of the class.
+        ``retry_after_ms`` is how long a caller should wait before it tries again; 0 names no time.
+        """
         super().__init__(message)
         self.message = message
         self.param = param
@@ -61,85 +66,117 @@ class ThermoclineError(Exception):
 
 
 class CallerError(ThermoclineError):
+    """The caller's fault: repeating the same request fails again."""
+
     code, status, kind = "invalid_request", 400, "invalid_request_error"
 
 
 class InvalidRequest(CallerError):
+    """A malformed request, or one with a value out of range (400)."""
+
     code = "invalid_request"
 
 
 class ContextTooLong(CallerError):
+    """Prompt and answer do not fit the model's context or the pools (400)."""
+
     code = "context_length_exceeded"
 
 
 class PayloadTooLarge(CallerError):
+    """A message or body beyond a limit of size, such as the broker's ``max_payload`` (413)."""
+
     code, status = "payload_too_large", 413
 
 
 class NotAuthenticated(CallerError):
+    """An API key that is missing or unknown (401)."""
+
     code, status, kind = "invalid_api_key", 401, "authentication_error"
 
 
 class NotFound(CallerError):
+    """An unknown model, route or request (404)."""
+
     code, status, kind = "not_found", 404, "not_found_error"
 
 
 class AdapterRefused(CallerError):
+    """A LoRA adapter that cannot be served exactly; the message gives the reasons (400)."""
+
     code = "adapter_refused"
 
 
 class DuplicateRequest(CallerError):
+    """A request whose id belongs to a request that is running (409)."""
+
     code, status = "duplicate_request", 409
 
 
 class CapacityError(ThermoclineError):
+    """No room now: the caller may retry later, after ``retry_after_ms``."""
+
     code, status, kind = "unavailable", 503, "server_error"
 
 
 class QueueFull(CapacityError):
+    """The cell's queue is at one of its bounds (429)."""
+
     code, status, kind = "queue_full", 429, "rate_limit_error"
 
 
 class TooManyConnections(CapacityError):
+    """More connections than the process accepts at once (429)."""
+
     code, status, kind = "too_many_requests", 429, "rate_limit_error"
 
 
 class RateLimited(CapacityError):
+    """A tenant is at one of its own limits (429)."""
+
     code, status, kind = "rate_limit_exceeded", 429, "rate_limit_error"
 
 
 class Unavailable(CapacityError):
+    """No worker, no broker, no answer in time, or a process that shuts down (503)."""
+
     code = "service_unavailable"
 
 
 class DeadlineExceeded(ThermoclineError):
+    """The request's own deadline passed (504)."""
+
     code, status, kind = "deadline_exceeded", 504, "timeout_error"
 
 
 class RequestCancelled(ThermoclineError):
+    """The client went away, or asked for the end (499)."""
+
     code, status, kind = "cancelled", 499, "cancelled_error"
 
 
 class OperatorError(ThermoclineError):
+    """The operator's fault: a process refuses to start, with exit code 2."""
+
     code = "operator_error"
 
 
 class ConfigError(OperatorError):
-    """``faults`` are the single sentences that the message is made of."""
+    """Wrong settings or files. ``faults`` are the single sentences that the message is made of."""
 
     code = "config_error"
     faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, faults: Iterable[str]) -> Self:
-        """One error for all of ``faults``, each told once."""
+        """Return one error for all of ``faults``, repeats left out."""
         each = tuple(dict.fromkeys(faults))
         error = cls("; ".join(each))
         error.faults = each
         return error
 
     def each(self) -> tuple[str, ...]:
-        """Return the faults, one at least."""
+        """Return the single faults, at least one."""
         return self.faults or (self.message,)
 
 
@@ -150,6 +187,8 @@ class KeyMissing(ConfigError):
 
 
 class UnsupportedModel(OperatorError):
+    """A model that cannot be served exactly; the message gives the reason."""
+
     code = "unsupported_model"
 
 
@@ -160,10 +199,12 @@ class DeviceUnproven(OperatorError):
 
 
 class InternalError(ThermoclineError):
-    pass
+    """Our own fault: a defect, or a failure of another process (500)."""
 
 
 class CodecError(InternalError):
+    """Bytes that are not a valid message of the expected type."""
+
     code = "codec_error"
 
 
@@ -174,23 +215,31 @@ class PolicyMissing(CodecError):
 
     @classmethod
     def of(cls, where: str, what: str) -> Self:
-        """``where`` (a snapshot, a recording) names ``what``, a policy and its name."""
+        """Return the error for ``where`` (a snapshot, a recording) that names ``what``, a policy and its name."""
         return cls(f"{where} names {what}, which is not registered here: install the package that has it")
 
 
 class InvariantViolated(InternalError):
+    """A core's state that cannot be: a defect, never a caller's fault."""
+
     code = "invariant_violated"
 
 
 class IllegalTransition(InternalError):
+    """A transition that a lifecycle table has no entry for."""
+
     code = "illegal_transition"
 
 
 class IntegrityError(InternalError):
+    """Cached state whose checksum or identity is wrong."""
+
     code = "integrity_error"
 
 
 class TransportError(InternalError):
+    """A failure of the broker, or of a pool of another process."""
+
     code = "transport_error"
 
 
@@ -201,17 +250,19 @@ class DeviceFailed(TransportError):
 
 
 class SparsePrefixLost(InternalError):
-    """What a request needs of its prefix on the disk could not be read. It can run again, by another way."""
+    """A part of a request's prefix on the disk could not be read. The request can run again by another way."""
 
     code = "sparse_prefix_lost"
 
 
 class RecordingError(InternalError):
+    """A recording that is truncated or corrupt, or that replays to other outputs."""
+
     code = "recording_error"
 
 
 class AttemptsExhausted(InternalError):
-    """A request's workers died too often."""
+    """A request whose workers died too often, or that failed too often."""
 
     code = "attempts_exhausted"
 
@@ -224,8 +275,8 @@ def _subclasses(root: type[ThermoclineError]) -> list[type[ThermoclineError]]:
 
 
 def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> ThermoclineError:
-    """Return the typed error that a notice's code stands for; an unknown code is an InternalError."""
-    # From the leaves up: a group may share its code with one of its members. A kind without a code of its own is a
+    """Return the typed error for a notice's code; for an unknown code an InternalError with that code."""
+    # From the leaves up: a group may share its code with one of its members. A class without a code of its own is a
     # detail of the module that raises it.
     for kind in reversed(_subclasses(ThermoclineError)):
         if kind.code == code and "code" in vars(kind):
@@ -234,6 +285,6 @@ def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> Therm
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the system says of a file or a connection, without numbers and paths; else the error's own text."""
+    """Return the system's text for a failed file or connection, without numbers and paths, or the error's own text."""
     strerror = getattr(error, "strerror", None)
     return str(strerror) if strerror else str(error)

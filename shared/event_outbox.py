@@ -1,9 +1,9 @@
-"""Events on their way into ``TC_INPUTS``: in order, none lost, none twice, whatever the broker does meanwhile.
+"""Events in transit into ``TC_INPUTS``: in order, none lost, none twice, whatever the broker does meanwhile.
 
 One event is in flight at a time, with a message id by which the stream drops repeats. The stream forgets ids
 after two minutes, so an event whose fate has been unknown for long is looked for in the stream before it is
-sent again. While the broker is away its process goes on working and events wait here, up to a bound; who would
-break it either ends (``put``, for those who cannot wait) or stops (``put_when_room``).
+sent again. While the broker is away the process goes on working and events wait here, up to a bound; a caller that
+would exceed it fails (``put``, for those that cannot wait) or waits (``put_when_room``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
 
 DEDUPLICATION_S = 60.0
-"""Trust in the stream's own deduplication; half its window, for a clock that starts before the append does."""
+"""Seconds for which the stream's own deduplication is trusted: half its window, as our clock starts before the append
+does."""
 
 
 @dataclass(slots=True)
@@ -40,10 +41,7 @@ class _Pending:
 
 
 class EventOutbox:
-    """Events of one incarnation for one subject. Owned by the event loop; ``run`` sends until it is cancelled.
-
-    ``waiting`` shows how many events are not known to be stored.
-    """
+    """Events of one incarnation for one subject. Used on the event loop; ``run`` sends until it is cancelled."""
 
     def __init__(
         self,
@@ -55,6 +53,11 @@ class EventOutbox:
         waiting: Gauge,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin with no events; ``incarnation`` is a part of their message ids.
+
+        ``capacity`` is the number of events that may wait. The gauge ``waiting`` shows how many are not known to be
+        stored. ``clock_s`` is monotonic.
+        """
         self._bus = bus
         self._subject = subject
         self._incarnation = incarnation
@@ -67,12 +70,13 @@ class EventOutbox:
         self._empty = asyncio.Event()
         self._empty.set()
         self._room = asyncio.Event()
-        self._turn = asyncio.Lock()  # Those who wait for room are served in the order in which they came.
+        self._turn = asyncio.Lock()  # Callers that wait for room are served in order.
         self._reconnected = asyncio.Event()
         self.stored_seq = 0  # Sequence of the last event known to be stored.
         bus.on_reconnect(self._reconnected.set)
 
     def __len__(self) -> int:
+        """Return the number of events that are not known to be stored."""
         return len(self._pending)
 
     def put(self, event: Message) -> None:
@@ -86,7 +90,7 @@ class EventOutbox:
         self._changed.set()
 
     async def put_when_room(self, event: Message) -> None:
-        """Append an event behind all earlier ones; waits while the outbox is full."""
+        """Append an event behind all earlier ones; wait while the outbox is full."""
         async with self._turn:
             while len(self._pending) >= self._capacity:
                 self._room.clear()
@@ -94,7 +98,7 @@ class EventOutbox:
             self.put(event)
 
     async def run(self) -> None:
-        """Send in order, for ever. Raises PayloadTooLarge: such an event could never be stored."""
+        """Send in order until cancelled. Raises PayloadTooLarge: such an event could never be stored."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
         while True:
             if not self._pending:
@@ -114,7 +118,7 @@ class EventOutbox:
             self._room.set()
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until everything is stored; False if it took too long."""
+        """Wait until all events are stored; return False if that takes longer than ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -123,12 +127,12 @@ class EventOutbox:
         return True
 
     async def _pause(self, delay_s: float) -> None:
-        """Wait before another try; a reconnection is a sign that it may succeed at once."""
+        """Wait before another try, but no longer than for a reconnection: the try may succeed then."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._reconnected.wait()
         except TimeoutError:
-            pass  # Try anyway: the stream may have been made meanwhile.
+            pass  # Try anyway: the stream may have been created meanwhile.
 
     async def _send(self, event: _Pending) -> int:
         now = self._clock_s()
@@ -143,7 +147,7 @@ class EventOutbox:
     async def _find(self, data: bytes) -> int:
         """Return the sequence under which an earlier try was stored, 0 if it was not.
 
-        Behind the last event known to be stored there can only be tries of this one.
+        Behind the last event known to be stored there can only be copies of this one.
         """
         messages = self._bus.follow(
             subjects.INPUTS_STREAM, from_seq=self.stored_seq + 1, subject=self._subject, live=False

@@ -1,7 +1,7 @@
-"""How a command ends when its operator presses Ctrl-C, or when what reads its output goes away: without a traceback.
+"""Ends of commands without a traceback: by Ctrl-C, or by a closed pipe at the output.
 
-Every entry point of a process is ``sys.exit(guarded(main))``. The standard library alone is imported here, so that the
-guard stands before anything slow is imported.
+Every entry point of a process is ``sys.exit(guarded(main))``. Only the standard library is imported here, so that the
+guard is in place before anything slow is imported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-"""What a shell reports of a program that Ctrl-C ended."""
+"""Exit code that a shell reports for a program ended by Ctrl-C."""
 
 EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
-"""What a shell reports of a program that wrote to a closed pipe."""
+"""Exit code that a shell reports for a program that wrote to a closed pipe."""
 
 _STDOUT, _STDERR = 1, 2
 
@@ -47,13 +47,16 @@ def guarded(main: Callable[[], int]) -> int:
 
 
 def _flushed(main: Callable[[], int]) -> int:
-    """Count what is still in a buffer as written by ``main``, also where argparse ends it after ``--help``."""
+    """Run ``main`` and flush its output, also where argparse ends it after ``--help``; return its exit code.
+
+    Raises BrokenPipeError where a help text could not be written.
+    """
     try:
         code = main()
     except SystemExit as ending:
         _flush()
         if not ending.code and _is_closed(_STDOUT):
-            # argparse says nothing of a help text that could not be written.
+            # argparse ignores a help text that could not be written.
             raise BrokenPipeError from ending
         raise
     _flush()
@@ -72,14 +75,14 @@ def _is_broken_pipe(error: BaseException) -> bool:
 
 
 def _is_closed(descriptor: int) -> bool:
-    """Whether nothing reads any more what is written there. Other pipes and sockets of the process do not count."""
+    """Return whether the reader of a descriptor is gone. Other pipes and sockets of the process do not count."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
-    """Have what is still buffered, or written by threads that end now, go nowhere."""
+    """Redirect closed outputs to /dev/null, for buffered text and for threads that end now."""
     with open(os.devnull, "wb") as nowhere:
         for descriptor in (_STDOUT, _STDERR):
             if _is_closed(descriptor):
@@ -88,8 +91,9 @@ def _discard_output() -> None:
 
 
 def _replace_missing_streams() -> None:
-    """Open what is missing: started with ``>&-`` a process has no standard output, and the next file would get its
-    number.
+    """Open missing standard streams on /dev/null.
+
+    Started with ``>&-`` a process has no standard output, and the next file would get its number.
     """
     for descriptor in (0, _STDOUT, _STDERR):
         try:

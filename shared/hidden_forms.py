@@ -1,7 +1,7 @@
-"""Which forms hidden pages of a model can have (HCache 4.1.2), and which of them a disk holds.
+"""The possible forms of a model's hidden pages (HCache 4.1.2), and those that a disk holds.
 
-Chunks carry the digest of their geometry in their names, so a listing of names says what is there without reading a
-chunk: a model has few forms, and each is looked for by its digest.
+Chunks carry the digest of their geometry in their names, so a listing of names tells the forms without reading a
+chunk: a model has few forms, and each is looked up by its digest.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from shared.chunks import GEOMETRY_BYTES, geometry_id
 from shared.messages.pools import KvGeometry
 
 MOST_SHAPES = 64
-"""Most geometries of chunks that a storage announces; those with most chunks come first."""
+"""Geometries of chunks at most that a storage announces; those with most chunks come first."""
 
 
 def hidden_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
-    """Pages of hidden states of this many layers; None where that is plain KV, nothing at all, or cannot be.
+    """Return the geometry of hidden pages with so many layers absent and from hidden states.
 
-    ``hidden`` is the width of the model's hidden states; 0 where KV cannot be restored from them.
+    None where that is plain KV, nothing at all, or impossible. ``hidden`` is the width of the model's hidden states; 0
+    where KV cannot be restored from them.
     """
     found = KvGeometry(
         layers=kv.layers,
@@ -35,8 +36,9 @@ def hidden_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) 
 
 
 def hidden_geometries(kv: KvGeometry, hidden: int) -> Iterator[KvGeometry]:
-    """Every geometry that hidden pages can have where KV has the geometry ``kv``; about layers² / 2 of them under
-    multi-head attention.
+    """Yield every geometry that hidden pages can have where KV has the geometry ``kv``.
+
+    About layers² / 2 of them under multi-head attention.
     """
     for absent in range(kv.layers + 1):
         for from_hidden in range(kv.layers - absent + 1 if hidden else 1):
@@ -47,14 +49,12 @@ def hidden_geometries(kv: KvGeometry, hidden: int) -> Iterator[KvGeometry]:
 
 @lru_cache(maxsize=16)
 def hidden_shapes(kv: KvGeometry, hidden: int) -> dict[bytes, KvGeometry]:
-    """Return the same by the digests (8 bytes) in the names of chunks."""
+    """Return the same geometries by the digests (8 bytes) in the names of chunks."""
     return {geometry_id(found): found for found in hidden_geometries(kv, hidden)}
 
 
 def forms_among(kv: KvGeometry, hidden: int, shapes: bytes) -> list[KvGeometry]:
-    """Return those of the model's forms that have chunks, given the digests (packed, 8 bytes each) in their names, in
-    that order.
-    """
+    """Return the model's forms among the digests ``shapes`` (packed, 8 bytes each), in that order."""
     known = hidden_shapes(kv, hidden)
     each = (shapes[at : at + GEOMETRY_BYTES] for at in range(0, len(shapes), GEOMETRY_BYTES))
     return [known[shape] for shape in each if shape in known]

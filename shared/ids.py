@@ -14,24 +14,22 @@ import socket
 DIGEST_BYTES = 16
 
 TOKEN_BYTES = 4
-"""Of a token in packed tokens: a little-endian int32."""
+"""Bytes of a token in packed tokens: a little-endian int32."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
-def namespace_digest(
-    model: str, *, adapter: str = "", tenant_salt: str = "", salt: str = "", fidelity: str = "exact"
-) -> str:
-    """Return the namespace (32 hex digits) under which KV of this kind is kept and found, and no other.
+def namespace_digest(model: str, *, adapter: str = "", tenant_salt: str = "", salt: str = "") -> str:
+    """Return the namespace (32 hex digits) under which KV of exactly this kind is kept and found.
 
-    ``tenant_salt`` is the operator's, ``salt`` the caller's: nothing that a caller of one tenant can say gives the
-    namespace of another tenant, or of callers without one.
+    ``tenant_salt`` is the operator's, ``salt`` the caller's: no salt of a caller of one tenant gives the namespace of
+    another tenant, or of callers without one.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    parts = ["thermocline-namespace-1", model, adapter, salt, fidelity]
+    parts = ["thermocline-namespace-1", model, adapter, salt]
     if tenant_salt:
-        parts = ["thermocline-namespace-2", model, adapter, tenant_salt, salt, fidelity]
-    for part in parts:
+        parts = ["thermocline-namespace-2", model, adapter, tenant_salt, salt]
+    for part in (*parts, "exact"):  # Lossy KV is never kept.
         encoded = part.encode()
         # The length goes first so that no two different tuples feed the same bytes.
         digest.update(len(encoded).to_bytes(8, "little"))
@@ -40,7 +38,7 @@ def namespace_digest(
 
 
 def key_digest(salt: str) -> str:
-    """32 hex digits that name the encryption key of a tenant's salt without telling the salt; "" for no salt."""
+    """Return 32 hex digits that name the encryption key of a tenant's salt without revealing it; "" for no salt."""
     if not salt:
         return ""
     return hashlib.blake2b(salt.encode(), person=b"tc-key-1", digest_size=DIGEST_BYTES).hexdigest()
@@ -57,8 +55,9 @@ def chain_page(previous: bytes, page_tokens: bytes) -> bytes:
 
 
 def chain_pages(previous: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
-    """Return the identities of all pages of ``tokens`` (packed int32), 16 bytes each: :func:`chain_page` page after
-    page.
+    """Return the identities of all pages of ``tokens`` (packed int32), 16 bytes each.
+
+    Equal to :func:`chain_page` page after page.
     """
     blake2b = hashlib.blake2b
     identities = []
@@ -74,20 +73,20 @@ def split_digests(packed: bytes) -> list[bytes]:
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a digest in hex digits, as namespaces are."""
+    """Return whether a text is a digest of 32 lower-case hex digits, as namespaces are."""
     return len(text) == 2 * DIGEST_BYTES and not text.strip("0123456789abcdef")
 
 
 def new_id(prefix: str) -> str:
-    """Return a fresh random identity such as ``req-3f…`` for edges; never called in a core."""
+    """Return a fresh random identity such as ``req-3f…``, for edges; never called in a core."""
     return f"{prefix}-{secrets.token_hex(8)}"
 
 
 def node_name() -> str:
-    """Return this host's name, safe in a subject."""
+    """Return this host's name with only characters that a subject allows, at most 64."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "node"
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a name may be a token of a NATS subject."""
+    """Return whether a name may be a token of a NATS subject: 1 to 64 letters, digits, _ or -."""
     return bool(_NAME.match(name))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 METRICS = ("h2o", "last", "max", "h2o_pooled", "last_pooled", "max_pooled")
-"""By what a prefix token counts as important; the worker implements them."""
+"""Metrics of a prefix token's importance; the worker implements them."""
 
 DEFAULT_METRIC = "last_pooled"
 
 PROBE_HEADS = 3
-"""KV heads whose keys are stored apart, for finding what is important (IMPRESS 4.3)."""
+"""KV heads whose keys are stored apart, to find the important tokens.
+
+IMPRESS 4.3: one probe head is biased, two cannot outvote each other, more cost more than they gain.
+"""
 
 LEAST_RATIO = 0.01
-"""A smaller share of a prefix is no prefix."""
+"""Least share of a prefix that may be read; less is no prefix."""

@@ -1,7 +1,7 @@
-"""Texts that a worker keeps as it is told, so that later admissions need not say them again. Pure.
+"""Texts that a worker keeps by order, so that later admissions need not repeat them. Pure.
 
-The scheduler's mirror (:mod:`services.scheduler.core.kept_texts`) knows what is kept, because orders are carried out in
-their order and each once. So there is no policy here and no bound: the scheduler keeps within ``kept_tokens`` of
+The scheduler's mirror (:mod:`services.scheduler.core.kept_texts`) knows what is kept, because orders are executed in
+sequence and each once. So there is no policy here and no bound: the scheduler keeps within ``kept_tokens`` of
 ``WorkerJoined``.
 """
 
@@ -14,30 +14,32 @@ from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import AdmitRequest
 
 MOST_KEPT_TOKENS = 1 << 23
-"""What a worker keeps: 64 prompts of 131,072 tokens, 32 MiB. What leaves them costs one admission that says it all."""
+"""Tokens that a worker keeps: 64 prompts of 131,072 tokens, 32 MiB. A dropped text costs one admission in full."""
 
 _PAGE_BYTES = 4
 
 
 class KeptTexts:
-    """The texts of one incarnation, by number: tokens and page table of an admission, packed int32."""
+    """The texts of one incarnation by number: tokens and page table of an admission, packed int32."""
 
     def __init__(self) -> None:
+        """Begin with no texts."""
         self._texts: dict[int, tuple[bytes, bytes]] = {}
 
     def __len__(self) -> int:
+        """Return the number of texts."""
         return len(self._texts)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts together."""
+        """Number of tokens of all texts together."""
         return sum(len(tokens) for tokens, _ in self._texts.values()) // TOKEN_BYTES
 
     def take(self, order: AdmitRequest) -> AdmitRequest | None:
-        """Keep and forget what ``order`` says; return it with all its tokens and pages, and no ``base``.
+        """Keep and drop texts as ``order`` says; return it with all its tokens and pages, and no ``base``.
 
-        Returns None where what it refers to is not kept: then nothing more is kept, but what it drops is dropped.
-        Raises CodecError where its compact form cannot be read, and keeps and drops nothing.
+        Returns None where the text that it refers to is not kept: then its own text is not kept, but texts are dropped.
+        Raises CodecError, keeping and dropping nothing, where its compact form cannot be read.
         """
         order = whole_admission(order)
         whole = order if order.base is None else self._resolved(order)

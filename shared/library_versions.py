@@ -1,7 +1,7 @@
 """The releases of PyTorch, Triton and Transformers with which models are served, compared with those installed.
 
-pip keeps to the ranges of ``pyproject.toml``; folders that are put together otherwise (``pip install --no-deps``,
-``PYTHONPATH``, a system's own packages) keep to nothing. So the ranges stand here again, and a test compares them.
+pip keeps to the ranges of ``pyproject.toml``; environments made otherwise (``pip install --no-deps``, ``PYTHONPATH``, a
+system's own packages) may not. So the ranges are here again, and a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Release = tuple[int, int]
 
 
 class Range(NamedTuple):
-    """``lowest`` is the oldest release that is served with, ``beyond`` the first that was never tried."""
+    """Releases to serve with: ``lowest`` is the oldest one, ``beyond`` the first that was never tried."""
 
     lowest: Release
     beyond: Release
@@ -24,19 +24,19 @@ class Range(NamedTuple):
 
 RANGES: Mapping[str, Range] = {
     "torch": Range((2, 11), (2, 14)),
-    "transformers": Range((5, 17), (5, 24)),
+    "transformers": Range((5, 17), (5, 25)),
     "triton": Range((3, 6), (3, 8)),
 }
 
 _NEEDED = ("torch", "transformers")
-"""Without Triton a worker serves on CPUs."""
+"""Libraries that every worker needs; without Triton it serves on CPUs."""
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 @functools.cache
 def installed(name: str) -> str:
-    """Return the version of a distribution from its metadata; "" if there is none. The library is not imported."""
+    """Return the version of a distribution from its metadata; "" if there is none. Does not import the library."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -44,7 +44,7 @@ def installed(name: str) -> str:
 
 
 def too_old(find: Callable[[str], str] = installed) -> Iterator[str]:
-    """Return a sentence for each library that is missing or older than what is served with."""
+    """Yield a sentence for each library that is missing or older than the oldest release to serve with."""
     for name, found, release in _found(find):
         lowest = RANGES[name].lowest
         if not found and name in _NEEDED:
@@ -54,7 +54,7 @@ def too_old(find: Callable[[str], str] = installed) -> Iterator[str]:
 
 
 def untried(find: Callable[[str], str] = installed) -> Iterator[str]:
-    """Return a sentence for each library that is newer than any that was tried, or whose version has no number."""
+    """Yield a sentence for each library that is newer than any tried release, or whose version has no number."""
     for name, found, release in _found(find):
         if found and (release is None or release >= RANGES[name].beyond):
             yield f"{name} {found} was never tried with this release, only those before {_text(RANGES[name].beyond)}"

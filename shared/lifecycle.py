@@ -1,4 +1,4 @@
-"""The life of a process: start, announce readiness, beat, stop on SIGTERM or SIGINT, clean up, exit code.
+"""The life of a process: start, announce readiness, send heartbeats, stop on SIGTERM or SIGINT, clean up, exit code.
 
 A service's ``__main__`` calls :func:`run_service` or :func:`run_process`; everything with a clock or a signal
 lives here, so that shells can be driven by tests with a :class:`Lifecycle` of their own.
@@ -15,9 +15,9 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import uvloop
 
@@ -35,18 +35,34 @@ HEARTBEAT_S = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_PR_SET_PDEATHSIG = 1
+# Looked up here: in a child between fork and exec only the system call is safe.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
 
 class Stopping(Exception):
-    """The process is to end, and what it was busy with is given up."""
+    """The process is to end, and its present work is given up."""
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Release what the object holds."""
+
+
+def _close(value: object) -> None:
+    if isinstance(value, _Closable):
+        value.close()
 
 
 class Lifecycle:
-    """``stopping`` is set once, by a signal or by the service itself; ``hurrying`` by a second signal.
+    """The end of a process: ``stopping`` is set once, by a signal or the service; ``hurrying`` by a second signal.
 
-    ``has_given_up`` is that a thread still works on something that :meth:`in_thread`, or a service, has not waited for.
+    ``has_given_up``: a thread still works on a part that :meth:`in_thread`, or a service, has not waited for.
     """
 
     def __init__(self) -> None:
+        """Begin with neither event set, and exit code 0."""
         self.stopping = asyncio.Event()
         self.hurrying = asyncio.Event()
         self.exit_code = EXIT_OK
@@ -55,40 +71,42 @@ class Lifecycle:
         self._starter: threading.Thread | None = None
 
     def stop(self, exit_code: int = EXIT_OK) -> None:
-        """Ask the process to end; the first exit code that is not 0 wins."""
+        """Ask the process to end; the first exit code that is not 0 is kept."""
         self.exit_code = self.exit_code or exit_code
         self.stopping.set()
 
     def signalled(self) -> None:
-        """SIGTERM or SIGINT came. Who sends another does not want to wait for what can be left undone."""
+        """Handle SIGTERM or SIGINT; a second one asks to leave undone what can be."""
         if self.stopping.is_set():
             self.hurrying.set()
         self.stop()
 
     async def in_thread(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Do a part of the start, such as loading a model, in the one thread of its parts, and return what it returns.
+        """Run a part of the start, such as loading a model, in the one thread for them; return its result.
 
         Raises Stopping as soon as the process is to end, whatever the thread is in the middle of: it ends with the
         process, whose memory the kernel takes back. So the part must not leave anything that the next start would
-        not clear away. The thread lives as long as the process, because the kernel takes the end of the thread that
-        started a child for the end of the child's parent (``die_with_parent``).
+        not clear away; if it ends after all, its result is closed. The thread lives as long as the process, because
+        the kernel takes the end of the thread that started a child for the end of the child's parent
+        (``die_with_parent``).
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
-        def settle(done: Callable[[], None]) -> None:
-            # A loop that has ended meanwhile waits for nothing.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: None if result.done() else done())
+        def settle(done: Callable[[], None], too_late: Callable[[], None]) -> None:
+            try:
+                loop.call_soon_threadsafe(lambda: too_late() if result.done() else done())
+            except RuntimeError:  # The loop has ended.
+                too_late()
 
         def body() -> None:
             try:
                 value = work(*arguments, **named)
             except BaseException as error:
                 failure = error
-                settle(lambda: result.set_exception(failure))
+                settle(lambda: result.set_exception(failure), lambda: None)
             else:
-                settle(lambda: result.set_result(value))
+                settle(lambda: result.set_result(value), lambda: _close(value))
 
         if self._starter is None:
             self._starter = threading.Thread(target=self._do_parts, name="start", daemon=True)
@@ -112,7 +130,7 @@ class Lifecycle:
             self._parts.get()()
 
     async def watch(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait until stopping, or until one of ``tasks`` ends; its exception is raised here."""
+        """Wait until stopping, or until one of ``tasks`` ends, whose exception is raised here."""
         stopper = asyncio.create_task(self.stopping.wait())
         try:
             done, _ = await asyncio.wait({stopper, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +149,7 @@ async def beat(
     owned_bytes: Callable[[], dict[str, int]] = dict,
     degraded: Callable[[], Iterable[Degradation]] = tuple,
 ) -> None:
-    """Publish a heartbeat every second until cancelled; a lost connection is no reason to stop."""
+    """Publish a heartbeat every second until cancelled, also while the connection is lost."""
     while True:
         heartbeat = Heartbeat(
             kind=kind,
@@ -144,26 +162,27 @@ async def beat(
         try:
             await bus.beat(subjects.heartbeat(kind, process_id), encode(heartbeat))
         except Unavailable:
-            pass  # The bus reconnects by itself; missing beats are how others learn of it.
+            pass  # The bus reconnects by itself; others learn of it by missing beats.
         await asyncio.sleep(HEARTBEAT_S)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Linux: get SIGTERM when the parent dies, so that a killed supervisor leaves no orphans.
+    """Have Linux send SIGTERM when the parent dies, so that a killed supervisor leaves no orphans.
 
-    The kernel tells nothing of a parent that died before this call: with its pid the process ends at once then.
+    A parent that died before this call causes no signal: given its pid, the process exits at once in that case. The
+    setting survives exec, so as a ``preexec_fn`` this works for programs that are not ours.
     """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(EXIT_FAILED)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """For imports of torch and what stands on it: the collector would look again and again through what they make,
-    and all of that lives for ever. A sixth of the time that it takes a worker to import.
+    """Switch Python's collector off for imports of torch and of modules that use it.
+
+    It would scan again and again through permanent objects: a sixth of the time that a worker's imports take.
     """
     gc.disable()
     try:
@@ -175,11 +194,12 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C ends the process by the signal itself: there is nothing to clean up yet, and KeyboardInterrupt in the
-    middle of an import can leave as any other error.
+    """Let Ctrl-C end the process by the signal itself.
+
+    There is nothing to clean up yet, and KeyboardInterrupt in the middle of an import can surface as any other error.
     """
     earlier = signal.getsignal(signal.SIGINT)
-    if earlier is not signal.SIG_IGN:  # As a shell has it for what it starts in the background.
+    if earlier is not signal.SIG_IGN:  # A shell has it ignored for jobs in the background.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -188,8 +208,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def quiet_collector() -> None:
-    """Keep Python's cyclic collector out of requests: what was imported lives for ever and is not looked at again,
-    and young objects, which nearly all die by reference count, are looked at less often.
+    """Keep Python's cyclic collector out of requests.
+
+    Imported objects are permanent and are not scanned again, and young objects, which nearly all die by reference
+    count, are scanned less often.
     """
     gc.collect()
     gc.freeze()
@@ -199,9 +221,9 @@ def quiet_collector() -> None:
 def run_process(
     service: str, main: Callable[[Lifecycle], Awaitable[None]], prepare: Callable[[], None] = lambda: None
 ) -> int:
-    """Run ``prepare``, then ``main`` under uvloop until it returns. Returns the exit code.
+    """Run ``prepare``, then ``main`` under uvloop until it returns; return the exit code.
 
-    ``prepare`` checks settings and imports what takes long; a signal ends the process at once meanwhile.
+    ``prepare`` checks settings and does slow imports; a signal ends the process at once meanwhile.
     Exit codes: 0 stopped as asked, 1 failed (a supervisor restarts it), 2 refused to start (it does not).
     """
     log = logs.get_logger(service)
@@ -232,7 +254,7 @@ def run_process(
         log.error("refused_to_start", code=error.code, reason=error.message)
         return EXIT_REFUSED
     except Unavailable as error:
-        # The broker or another process is away, which no traceback of this one explains.
+        # The broker or another process is away; a traceback of this one explains nothing.
         log.error("process_failed", code=error.code, reason=error.message)
         return EXIT_FAILED
     except Exception:
@@ -241,9 +263,9 @@ def run_process(
 
 
 def run_service(service: str, entry: str, settings: object) -> int:
-    """As ``run_process``, with the coroutine function ``entry`` of settings and lifecycle, written ``module:function``.
+    """Run the coroutine function ``entry`` (``module:function``) of settings and lifecycle; return the exit code.
 
-    It is imported only now, so that ``--help`` and faulty settings do not wait for it.
+    Its module is imported only now, so that ``--help`` and faulty settings do not wait for it. See :func:`run_process`.
     """
     module, _, function = entry.partition(":")
 

@@ -16,7 +16,7 @@ import structlog
 
 @contextlib.contextmanager
 def kept_off_stdout() -> Iterator[None]:
-    """For commands that set up no logging and print results: what is logged meanwhile goes to stderr."""
+    """Send logs to stderr meanwhile, for commands that set up no logging and print results."""
     earlier = structlog.get_config()["logger_factory"]
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     try:
@@ -26,7 +26,7 @@ def kept_off_stdout() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """For commands that say in a line of their own what went wrong: only errors are logged, on stderr."""
+    """Log only errors, to stderr, for commands that report failures in a line of their own."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
@@ -37,7 +37,7 @@ _is_of_service = False
 
 
 def is_of_service() -> bool:
-    """Whether this process is one of a cell's, and not a command that calls their code and prints its own results."""
+    """Return whether this process is one of a cell's, and not a command that calls their code."""
     return _is_of_service
 
 
@@ -68,12 +68,12 @@ def configure(service: str, process_id: str, *, level: str = "info", as_json: bo
 
 
 def bind(**values: str) -> None:
-    """Let every event of the current task, and of tasks that it starts from now on, carry these."""
+    """Add fields to every event of the current task, and of tasks that it starts from now on."""
     structlog.contextvars.bind_contextvars(**values)
 
 
 def unbind(*names: str) -> None:
-    """Remove these from the events of the same tasks."""
+    """Remove fields that :func:`bind` added."""
     structlog.contextvars.unbind_contextvars(*names)
 
 

@@ -1,4 +1,4 @@
-"""Addresses of this very machine, which no proxy can reach for us."""
+"""Addresses of this machine itself, which a proxy cannot reach for us."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` names this machine: ``localhost``, 127.0.0.0/8 or ::1."""
+    """Return whether ``host`` names this machine: ``localhost``, 127.0.0.0/8 or ::1."""
     if host.lower() == "localhost":
         return True
     try:

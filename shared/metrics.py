@@ -1,14 +1,14 @@
-"""Prometheus metrics: every process has one registry and can serve it over HTTP on loopback.
+"""Prometheus metrics: every process has one registry and can serve it, and its readiness, over HTTP on loopback.
 
-Names start with ``thermocline_``; units are base units (seconds, bytes, tokens, pages). What is declared is also
-written down in ``FACTS``, from which the reference is made (``tools.metric_docs``).
+Names start with ``thermocline_``; units are base units (seconds, bytes, tokens, pages). Each declared metric is also in
+``FACTS``, from which the reference is made (``tools.metric_docs``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,10 +18,14 @@ from prometheus_client import (
     Metric,
     disable_created_metrics,
     generate_latest,
+    make_wsgi_app,
     start_http_server,
 )
 
-# When a series began is of no use to anybody here, and would nearly double what every scrape reads.
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+# Creation times of series are of no use here, and would nearly double what every scrape reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry(auto_describe=True)
@@ -33,7 +37,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class MetricFacts:
-    """A metric as its readers know it. ``name`` is that of its family, without a counter's ``_total``."""
+    """A declared metric. ``name`` is that of its family, without a counter's ``_total``."""
 
     name: str
     kind: Kind
@@ -42,12 +46,12 @@ class MetricFacts:
 
     @property
     def series(self) -> str:
-        """The name to query; of a histogram the name that ``_bucket``, ``_sum`` and ``_count`` follow."""
+        """The name to query; for a histogram the name before ``_bucket``, ``_sum`` and ``_count``."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
 FACTS: dict[str, MetricFacts] = {}
-"""By name, every metric that has been declared in this process so far."""
+"""Every metric declared in this process so far, by name."""
 
 
 LATENCY_BUCKETS_S = (
@@ -56,17 +60,22 @@ LATENCY_BUCKETS_S = (
 
 
 def declare(kind: Kind, name: str, documentation: str, labels: tuple[str, ...] = ()) -> MetricFacts:
-    """Write a metric down; for what is collected without an object of its own, that is all."""
+    """Record a metric and return its facts; for one that is collected without an object of its own, that is all.
+
+    Raises AssertionError when it was declared otherwise before.
+    """
     facts = MetricFacts(PREFIX + name.removesuffix("_total"), kind, documentation, labels)
     assert FACTS.setdefault(facts.name, facts) == facts, f"{facts.name} is declared twice"
     return facts
 
 
 def counter(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
+    """Declare a counter and return it, registered under its name without ``_total``, which Prometheus appends."""
     return Counter(declare("counter", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
 
 
 def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:
+    """Declare a gauge and return it, registered in this process's registry."""
     return Gauge(declare("gauge", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
 
 
@@ -76,6 +85,7 @@ def histogram(
     labels: tuple[str, ...] = (),
     buckets: tuple[float, ...] = LATENCY_BUCKETS_S,
 ) -> Histogram:
+    """Declare a histogram and return it; ``buckets`` are upper bounds, in seconds by default."""
     facts = declare("histogram", name, documentation, labels)
     return Histogram(facts.name, documentation, labels, registry=REGISTRY, buckets=buckets)
 
@@ -86,17 +96,38 @@ def render(*beginnings: str) -> bytes:
 
 
 class _Families(CollectorRegistry):
-    """Families of the registry whose names begin as given, without the common prefix."""
+    """The registry's families whose names begin with one of ``beginnings``, given without the common prefix."""
 
     def __init__(self, beginnings: tuple[str, ...]) -> None:
         super().__init__()
         self._beginnings = tuple(PREFIX + beginning for beginning in beginnings)
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the chosen families of the process's registry."""
         return (family for family in REGISTRY.collect() if family.name.startswith(self._beginnings))
 
 
-def serve(port: int, host: str = "127.0.0.1") -> None:
-    """Serve ``/metrics`` from a daemon thread; port 0 is off."""
-    if port:
-        start_http_server(port, host, registry=REGISTRY)
+READY_PATH = "/health/ready"
+
+
+def serve(port: int, host: str = "127.0.0.1", not_ready: Callable[[], str] | None = None) -> None:
+    """Serve ``/metrics`` from a daemon thread; port 0 is off.
+
+    With ``not_ready``, ``/health/ready`` answers, too: 503 with the reason that it returns, and 200 for "".
+    """
+    if not port:
+        return
+    server, _ = start_http_server(port, host, registry=REGISTRY)
+    if not_ready is not None:
+        server.set_app(_with_readiness(make_wsgi_app(REGISTRY), not_ready))
+
+
+def _with_readiness(metrics: WSGIApplication, not_ready: Callable[[], str]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != READY_PATH:
+            return metrics(environ, start)
+        reason = not_ready()
+        start("503 Service Unavailable" if reason else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+        return [(reason or "ready").encode() + b"\n"]
+
+    return answer

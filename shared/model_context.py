@@ -1,4 +1,4 @@
-"""The longest context that a model's configuration names, as workers and gateways read it."""
+"""The longest context that a model's configuration names, for workers and gateways."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-"""Names of the longest context, those that are most to the point first: MPT has max_seq_len, BLOOM seq_length."""
+"""Names of the longest context, the most specific first: MPT has max_seq_len, BLOOM seq_length."""
 
 BEHIND_PADDING = (
     "camembert",
@@ -17,7 +17,7 @@ BEHIND_PADDING = (
     "xlm-roberta-xl",
     "xmod",
 )
-"""Model types whose first position is the one behind the number of the padding token."""
+"""Model types whose first position is one behind the number of the padding token."""
 
 _PADDING = 1
 """The padding token of these types where a configuration names none: the library's default."""
@@ -31,14 +31,14 @@ def first_position(model_type: str, pad_token_id: int | None) -> int:
 
 
 def first_of(config: Any) -> int:
-    """Return the same for one of the library's configurations, some without any padding token."""
+    """Return the same for one of the library's configurations, which may have no padding token."""
     return first_position(config.model_type, getattr(config, "pad_token_id", None))
 
 
 def named_context(read: Callable[[str], Any]) -> int:
-    """Tokens of the longest context of a configuration whose fields ``read`` gives; 0 where it names none.
+    """Return the tokens of the longest context of a configuration, 0 where it names none; ``read`` returns its fields.
 
-    Positions that lie before the first token of a prompt are not counted.
+    Positions before the first token of a prompt are not counted.
     """
     named = next((found for field in _FIELDS if isinstance(found := read(field), int) and found > 0), 0)
     return max(0, named - first_position(str(read("model_type")), read("pad_token_id")))

@@ -1,9 +1,9 @@
 """The files of a model directory: its served name, its configuration and its fingerprints.
 
-The fingerprint is the ``model`` part of every namespace, so it covers all that KV follows from: the configuration, the
-tokenizer, every byte of the weights, and the epoch of what kernels compute (``numerics``). A chat template and the
+The fingerprint is the ``model`` part of every namespace, so it covers all that KV depends on: the configuration, the
+tokenizer, every byte of the weights, and the epoch of the kernels' numerics (``numerics``). A chat template and the
 defaults of sampling change prompts and answers and no KV; they are part of the second one, of answers. Two directories
-with equal files have equal fingerprints wherever they lie. Weights are large, so their digests can be remembered in a
+with equal files have equal fingerprints wherever they are. Weights are large, so their digests can be remembered in a
 small JSON file, for as long as path, inode, size, and times of change stay what they were. The time of the inode's
 change cannot be set: a file that was replaced by one of equal size and modification time is read again.
 """
@@ -48,12 +48,12 @@ KV_FILES = (
     "merges.txt",
     "spiece.model",
 )
-"""Everything but weights that KV follows from; missing ones are simply not there."""
+"""Files other than weights that KV depends on, where they exist."""
 
 ANSWER_FILES = (GENERATION_CONFIG_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
-"""What prompts and answers follow from as well."""
+"""Further files that prompts and answers depend on."""
 
-_TEMPLATE_FIELD = "chat_template"  # Of tokenizer_config.json, which most models have it in.
+_TEMPLATE_FIELD = "chat_template"  # In the tokenizer_config.json of most models.
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -89,8 +89,9 @@ class _Cache(msgspec.Struct):
 
 
 def model_name(model_dir: Path) -> str:
-    """Return the name under which this model is served: its directory's own name, or in the hub's cache that of the
-    model.
+    """Return the name under which this model is served.
+
+    Its directory's own name, or in the hub's cache that of the model.
     """
     path = Path(os.path.abspath(model_dir))
     repository = path.parent.parent.name
@@ -100,12 +101,12 @@ def model_name(model_dir: Path) -> str:
 
 
 def load_config(model_dir: Path) -> dict[str, Any]:
-    """``config.json`` as a dictionary. Raises OperatorError when it is missing or no JSON object."""
+    """Return ``config.json`` as a dictionary. Raises OperatorError when it is missing or not a JSON object."""
     return _read_object(_directory(model_dir) / CONFIG_FILE)
 
 
 def load_generation_config(model_dir: Path) -> dict[str, Any]:
-    """``generation_config.json``, or an empty dictionary where the model has none."""
+    """Return ``generation_config.json`` as a dictionary; an empty one where the model has none."""
     path = _directory(model_dir) / GENERATION_CONFIG_FILE
     return _read_object(path) if path.is_file() else {}
 
@@ -146,8 +147,8 @@ def fingerprint(
     """Return the hex digest (32 characters) over configuration, tokenizer, all weight bytes and the epoch of numerics.
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
-    it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not go on with what
-    was computed otherwise. And so is a ``kv_dtype`` by which KV is rounded. Raises OperatorError when the directory is
+    it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not reuse KV that
+    was computed otherwise. And so is a ``kv_dtype`` that rounds KV. Raises OperatorError when the directory is
     missing or incomplete, or when a file cannot be read or changes while it is read.
     """
     directory = _directory(model_dir)
@@ -176,8 +177,7 @@ def fingerprint(
 
 
 def answer_fingerprint(model_dir: Path, fingerprint: str) -> str:
-    """Return the hex digest (32 characters) over a model's ``fingerprint``, its chat template and its defaults of
-    sampling.
+    """Return the hex digest (32 characters) over model ``fingerprint``, chat template and defaults of sampling.
 
     Two cells with equal digests may give the same answer to the same request. Raises as :func:`fingerprint` does.
     """
@@ -193,13 +193,13 @@ def _size(files: Sequence[Path]) -> int:
     try:
         return sum(path.stat().st_size for path in files)
     except OSError:
-        return 0  # Reading it will tell why.
+        return 0  # Reading it will raise with the reason.
 
 
 def has_short_rope(config: Mapping[str, Any], context_tokens: int) -> bool:
-    """Whether a bound on contexts has a "longrope" model of this raw configuration computed with its short factors.
+    """Return whether a bound on contexts makes a "longrope" model of this configuration use its short factors.
 
-    Without a bound its context is longer than the one of pretraining, and it is computed with its long ones.
+    Without a bound its context is longer than that of pretraining, and it uses its long factors.
     """
     text = config.get("text_config")
     merged = {**config, **(text if isinstance(text, dict) else {})}
@@ -258,8 +258,9 @@ def _small_digest(path: Path) -> str:
 
 
 def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: None) -> tuple[str, os.stat_result]:
-    """xxh3_128 over the file's bytes, and what it was then. Raises OperatorError when it cannot be read or changes
-    meanwhile.
+    """Return the xxh3_128 of the file's bytes, and its status.
+
+    Raises OperatorError when it cannot be read or changes meanwhile.
     """
     hasher = xxhash.xxh3_128()
     try:
@@ -277,7 +278,7 @@ def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: Non
 
 
 def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None], clock_ns: Callable[[], int]) -> str:
-    """Return the digest of a weight file, from ``cache`` if it is still the same file; ``cache`` is updated."""
+    """Return the digest of a weight file, from ``cache`` if the file is unchanged; updates ``cache``."""
     key = os.path.realpath(path)
     try:
         status = os.stat(key)
@@ -293,7 +294,7 @@ def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None], cl
 
 
 def _load_cache(cache_dir: Path | None) -> _Cache:
-    """Return the remembered digests; a missing, torn or foreign file is an empty cache."""
+    """Return the remembered digests; for a missing, torn or foreign file none."""
     if cache_dir is None:
         return _Cache()
     try:

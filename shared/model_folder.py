@@ -1,4 +1,4 @@
-"""What a model's name and the files of its folder show before anything is loaded, and without torch.
+"""Checks of a model's name and the files of its folder before anything is loaded, without torch.
 
 ``--model`` names a folder, or a model of the Hugging Face hub that the hub's cache on this machine holds. Nothing is
 downloaded.
@@ -40,7 +40,7 @@ _NO_DECODER = (
 def find_model(name: str) -> Path:
     """Return the folder that ``--model`` names: a path, or the snapshot of a hub id in the hub's cache.
 
-    Raises ConfigError where there is neither; its message says how to get the model.
+    Raises ConfigError where there is neither; its message tells how to get the model.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -59,8 +59,8 @@ def find_model(name: str) -> Path:
 def check_model(directory: Path) -> dict[str, Any]:
     """Return the raw configuration of the model in ``directory``.
 
-    Raises OperatorError for a folder without a readable ``config.json``, UnsupportedModel with every reason why what
-    lies there cannot be served.
+    Raises OperatorError for a folder without a readable ``config.json``, UnsupportedModel with every reason why the
+    model cannot be served.
     """
     if not (directory / CONFIG_FILE).is_file():
         raise _without_config(directory)
@@ -72,7 +72,7 @@ def check_model(directory: Path) -> dict[str, Any]:
 
 
 def config_reasons(config: Mapping[str, Any]) -> Iterator[str]:
-    """Why a model of the raw configuration ``config`` cannot be served, as far as that alone says it."""
+    """Yield the reasons in a raw configuration why its model cannot be served."""
     yield from quantisation_reasons(config)
     if config.get("is_encoder_decoder") is True:
         yield IS_ENCODER_DECODER
@@ -110,7 +110,7 @@ def _without_config(directory: Path) -> OperatorError:
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """Return what the hub's cache on this machine (HF_HOME, HF_HUB_CACHE) holds of ``name``."""
+    """Return the snapshot of ``name`` in the hub's cache on this machine (HF_HOME, HF_HUB_CACHE), or None."""
     # Imported here because it takes a third of a second, and folders are the common case.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

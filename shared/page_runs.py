@@ -1,7 +1,7 @@
-"""Lists of page numbers as runs, for pages that were allocated together nearly always follow one another.
+"""Lists of page numbers as runs, because pages that were allocated together are nearly always consecutive.
 
-A run is two little-endian int32: its first number, and how many follow from there, each one more than the one before.
-A negative number, which stands for no page, is a run of so many equal ones.
+A run is two little-endian int32: its first number, and the count of numbers from there on, each one more than the one
+before. With a negative first number, which stands for no page, all numbers of the run are equal.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from shared.errors import CodecError
 
 MOST_PAGES = 1 << 22
-"""That one list holds: pages of one token each in a context of four million."""
+"""Pages of one list at most: pages of one token each in a context of four million."""
 
 _RUN_BYTES = 8
 
 
 def runs_of(packed: bytes) -> bytes:
-    """Return the runs of page numbers that are packed as int32, of any value."""
+    """Return the runs of page numbers packed as int32, of any value."""
     pages = np.frombuffer(packed, dtype="<i4")
     if not len(pages):
         return b""
@@ -31,7 +31,10 @@ def runs_of(packed: bytes) -> bytes:
 
 
 def pages_of(runs: bytes) -> bytes:
-    """Undo :func:`runs_of`. Raises CodecError for bytes that are no runs, or too many pages."""
+    """Return the page numbers of runs, packed int32.
+
+    Raises CodecError for bytes that are no runs, or too many pages.
+    """
     if len(runs) % _RUN_BYTES:
         raise CodecError(f"{len(runs)} bytes are no runs of pages")
     if not runs:

@@ -1,7 +1,7 @@
-"""Numbered plans as they come in: heard over core NATS, and read from ``TC_OUTPUTS`` where one was missed.
+"""Receipt of numbered plans: over core NATS, and from ``TC_OUTPUTS`` where one was missed.
 
-A gap shows by a number that is too high. The last plan of all leaves no gap when it is lost, so the stream is
-also read after each reconnection and, at long intervals, for no reason.
+A gap shows by a number that is too high. The last plan leaves no gap when it is lost, so the stream is
+also read after each reconnection and, at long intervals, without any sign of a loss.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ RESYNC_S = 5.0
 RETRY_FIRST_S = 0.02
 RETRY_MOST_S = 1.0
 GAP_TIMEOUT_S = 30.0
-"""A missing plan that the stream does not have by then is gone; only a new incarnation helps."""
+"""Seconds after which a plan that the stream lacks is lost; only a new incarnation helps."""
 
 
 class PlanReceiver(Generic[P]):
-    """Hands each plan of this incarnation to ``deliver`` once, in order, one at a time.
-
-    Its plans are those of ``kind`` for which ``is_own`` holds. ``delays`` takes the seconds from a plan's publishing
-    to its arrival, ``fetched`` counts the plans that had to be read from the stream.
-    """
+    """A receiver that hands each plan of this incarnation to ``deliver`` once, in order, one at a time."""
 
     def __init__(
         self,
@@ -50,6 +46,12 @@ class PlanReceiver(Generic[P]):
         clock_s: Callable[[], float] = time.monotonic,
         resync_s: float = RESYNC_S,
     ) -> None:
+        """Prepare to receive plans; :meth:`start` subscribes to ``subject``.
+
+        Plans are those of ``kind`` for which ``is_own`` holds. ``delays`` observes the seconds from a plan's publishing
+        to its arrival, ``fetched`` counts the plans that had to be read from the stream. ``resync_s`` is the pause
+        after which the stream is read without a sign of a loss.
+        """
         self._bus = bus
         self._subject = subject
         self._kind = kind
@@ -62,13 +64,13 @@ class PlanReceiver(Generic[P]):
         self._order: PlanOrder[P] = PlanOrder(incarnation)
         self._next_seq = 1
         self._wanted = asyncio.Event()
-        self._turn = asyncio.Lock()  # Plans heard and plans read must not overtake one another.
+        self._turn = asyncio.Lock()  # Plans received and plans read must not overtake one another.
         self._is_stopped = False
         self._subscription: Subscription | None = None
         self.last = 0  # Number of the last plan whose delivery has ended; 0 before the first.
 
     async def start(self) -> None:
-        """Listen from now on; call before the join is announced, so that no plan can be earlier."""
+        """Subscribe; call before the join is announced, so that no plan can be earlier."""
         try:
             self._next_seq = (await self._bus.stream_info(subjects.OUTPUTS_STREAM)).last_seq + 1
         except (Unavailable, TransportError) as error:
@@ -78,7 +80,7 @@ class PlanReceiver(Generic[P]):
         self._subscription = await self._bus.subscribe(self._subject, self._heard)
 
     async def stop(self) -> None:
-        """Deliver no more plans; a delivery under way, wherever its plan came from, finishes first."""
+        """Deliver no more plans; a running delivery, of either source, finishes first."""
         self._is_stopped = True
         self._wanted.set()
         if self._subscription is not None:
@@ -88,10 +90,10 @@ class PlanReceiver(Generic[P]):
             pass
 
     async def run(self) -> None:
-        """Read from the stream what was missed, until stopped. Raises TransportError when a gap cannot be closed.
+        """Read missed plans from the stream, until stopped. Raises TransportError when a gap cannot be closed.
 
-        A cancellation that comes together with a reply of the broker can be lost in the client's wait_for, so what is
-        relied on to end this is :meth:`stop`.
+        A cancellation that comes together with a reply of the broker can be lost in the client's wait_for, so end this
+        by :meth:`stop`.
         """
         while not self._is_stopped:
             try:
@@ -99,7 +101,7 @@ class PlanReceiver(Generic[P]):
                 async with asyncio.timeout(self._resync_s):
                     await self._wanted.wait()
             except TimeoutError:
-                pass  # Nothing is known to be missing; look all the same.
+                pass  # No plan is known to be missing; look all the same.
             self._wanted.clear()
             if self._bus.is_connected:
                 await self._catch_up()
@@ -141,7 +143,7 @@ class PlanReceiver(Generic[P]):
         await self._offer(delivery.data, fetched=False)
 
     async def _offer(self, data: bytes, *, fetched: bool) -> int:
-        """Take one message; returns its plan's number, 0 if it is no plan for us."""
+        """Take one message; return its plan's number, 0 if it is not a plan for us."""
         try:
             plan = decode_published(data)
         except CodecError as error:

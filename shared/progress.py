@@ -1,7 +1,8 @@
-"""What a process is busy with until it is ready, told to the supervisor that started it and to its own log.
+"""Progress of a process until it is ready, reported to the supervisor that started it and to its own log.
 
 A supervisor hands each process one end of a pipe, whose number is in ``THERMOCLINE_PROGRESS_FD``. Phases are lines of
-JSON there. Nothing waits for the pipe: what it has no room for is dropped, and without a pipe only the log is told.
+JSON there. The process never waits for the pipe: lines that do not fit are dropped, and without a pipe only the log
+gets them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared import logs
 VARIABLE = "THERMOCLINE_PROGRESS_FD"
 
 TOLD_EVERY_S = 0.25
-"""How often progress within a phase is told at the most."""
+"""Least seconds between two reports of progress within a phase."""
 
 MOST_LINE_BYTES = 1024
 
@@ -27,7 +28,7 @@ _log = logs.get_logger("progress")
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``name`` says what goes on, such as ``loading weights``; "" is that the process is ready.
+    """A phase of a process. ``name`` says what goes on, such as ``loading weights``; "": the process is ready.
 
     ``done`` of ``total`` are counted in ``unit``; a total of 0 is not known.
     """
@@ -42,16 +43,20 @@ READY = Phase(name="")
 
 
 class Reporter:
-    """Tells phases as they come; any thread may."""
+    """A reporter of phases as they come; any thread may use it."""
 
     def __init__(self, write: Callable[[bytes], object], clock: Callable[[], float] = time.monotonic) -> None:
+        """Report by ``write``, which gets a line of JSON and must neither wait nor raise.
+
+        ``clock`` is monotonic, in seconds.
+        """
         self._write = write
         self._clock = clock
         self._is_ready = False
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-        """Open a phase for the duration of the block; it calls what it gets with what was done since the last call."""
+        """Report a phase while the block runs, which calls what it gets with the amount done since its last call."""
         done, told_s = 0, self._clock()
 
         def advance(amount: int = 1) -> None:
@@ -71,13 +76,13 @@ class Reporter:
             self.tell(READY)
 
     def tell(self, phase: Phase) -> None:
-        """Announce a process that was ready once as ready again after each later phase."""
+        """Report a phase. Once READY was reported, it is reported again after each later phase."""
         self._is_ready = self._is_ready or phase == READY
         self._write(msgspec.json.encode(phase) + b"\n")
 
 
 def parse(line: bytes) -> Phase | None:
-    """Return what a process announced in one line; None for a line that is none of its phases."""
+    """Return the phase in one line of a process; None for any other line."""
     try:
         return msgspec.json.decode(line, type=Phase)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -86,13 +91,13 @@ def parse(line: bytes) -> Phase | None:
 
 @contextmanager
 def phase(name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Open a phase of this process; see :meth:`Reporter.phase`."""
+    """Report a phase of this process while the block runs; see :meth:`Reporter.phase`."""
     with _reporter().phase(name, total=total, unit=unit) as advance:
         yield advance
 
 
 def ready() -> None:
-    """Announce the end of this process's start."""
+    """Report that this process is ready."""
     _reporter().tell(READY)
 
 
@@ -109,7 +114,7 @@ def _reporter() -> Reporter:
 
 
 def _pipe() -> Callable[[bytes], object]:
-    """Return a writer to the supervisor's pipe that never waits. Processes that this one starts do not get it."""
+    """Return a writer to the supervisor's pipe that never waits. Processes that this one starts do not inherit it."""
     number = os.environ.pop(VARIABLE, "")
     if not number.isdigit():
         return lambda line: None

@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: after two seconds, on a terminal, and gone before the result is printed."""
+"""Progress of a command on stderr: after two seconds, on a terminal, and removed before the result is printed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 AFTER_S = 2.0
-"""What takes less shows nothing."""
+"""Seconds before the line is shown; shorter work shows nothing."""
 
 
 class Bar:
     """One line of progress. Threads may call its methods."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
+        """Wrap ``task`` of ``progress``, which is started and stopped elsewhere."""
         self._progress = progress
         self._task = task
 
@@ -26,7 +27,7 @@ class Bar:
         self._progress.advance(self._task, amount)
 
     def update(self, done: int, total: int | None = None) -> None:
-        """Set what is done, and how much there is where that is known."""
+        """Set the amount done, and the total where it is known."""
         self._progress.update(self._task, completed=done, total=total)
 
     def say(self, text: str) -> None:
@@ -36,7 +37,7 @@ class Bar:
 
 @contextmanager
 def shown(text: str, total: int | None = None, *, after_s: float = AFTER_S) -> Iterator[Bar]:
-    """Show ``text``, what is done of ``total`` and the time since, for as long as the block runs.
+    """Show ``text``, the amount done of ``total`` and the time since, while the block runs.
 
     The block must not print: the line is on the terminal then, and is removed at the end.
     """

@@ -1,4 +1,4 @@
-"""Chain digests of prompts, a block of 1,024 tokens at a time: names by which one process refers to what another holds.
+"""Chain digests of prompts by blocks of 1,024 tokens: names by which a process refers to tokens that another holds.
 
 A digest stands for its namespace and for every token from the first to the end of its block, as identities of pages do
 (:mod:`shared.ids`); blocks are larger, so that a prompt of 131,072 tokens has 128 names, and do not depend on any page
@@ -20,7 +20,7 @@ _PERSON = b"tc-block-1"
 def block_digests(namespace: str, prompt: bytes, *, above: bytes = b"") -> bytes:
     """Return the digests (16 bytes each) of all whole blocks of ``prompt``, packed int32.
 
-    With ``above``, the digest of some block of the namespace, ``prompt`` is what follows that block.
+    With ``above``, the digest of some block of the namespace, ``prompt`` is the part behind that block.
     """
     previous = above or chain_root(namespace)
     blake2b = hashlib.blake2b

@@ -1,6 +1,6 @@
 """The outcome of a quality evaluation, as a file that a deployment can demand before it loads prefixes lossily.
 
-It says for one model and one way of choosing tokens how many percentage points of accuracy each retention ratio cost,
+It tells for one model and one way of choosing tokens how many percentage points of accuracy each retention ratio cost,
 and which were within the limit. A model with any other byte has another fingerprint and needs an evaluation of its own.
 """
 
@@ -14,11 +14,11 @@ from shared.errors import ConfigError
 from shared.undecodable import UNDECODABLE
 
 KV_METHOD = "kv_fp8"
-"""The method of a gate that is of whole prefixes whose KV is kept in eight bits."""
+"""Method of a gate for whole prefixes whose KV is kept in eight bits."""
 
 
 UNMEASURED = "unmeasured"
-"""What ``--kv-gate`` is in the place of a file where a deployment serves what was not measured."""
+"""Value of ``--kv-gate`` in the place of a file where a deployment serves without a measurement."""
 
 
 class GatedRatio(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class GatedRatio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityGate(msgspec.Struct, frozen=True, kw_only=True, tag="quality_gate_1"):
-    """``model`` is the model's fingerprint. ``method`` is how tokens were chosen, with its settings.
+    """The result of an evaluation. ``model`` is the model's fingerprint.
 
-    ``ratios`` are in descending order.
+    ``method`` is how tokens were chosen, with its settings. ``ratios`` are in descending order.
     """
 
     model: str
@@ -52,7 +52,7 @@ class QualityGate(msgspec.Struct, frozen=True, kw_only=True, tag="quality_gate_1
 
     @property
     def least_ratio(self) -> float:
-        """The smallest ratio that passed together with all larger ones that were measured; 1 if none did."""
+        """Smallest ratio that passed together with all larger measured ones; 1 if none did."""
         least = 1.0
         for measured in self.ratios:
             if not measured.passed:
@@ -73,7 +73,7 @@ def require(gate: QualityGate, *, model: str, ratio: float) -> None:
 
 
 def write_gate(gate: QualityGate, path: Path) -> None:
-    """Write the gate. Raises ConfigError when the file cannot be written."""
+    """Write the gate as JSON. Raises ConfigError when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(gate)) + b"\n")
@@ -82,7 +82,7 @@ def write_gate(gate: QualityGate, path: Path) -> None:
 
 
 def read_gate(path: Path) -> QualityGate:
-    """Read the gate. Raises ConfigError when the file cannot be read or is no quality gate."""
+    """Return the gate in a file. Raises ConfigError when it cannot be read or is not a quality gate."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=QualityGate)
     except OSError as error:

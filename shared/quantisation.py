@@ -1,8 +1,8 @@
 """Quantised checkpoints by their raw configuration: the method, and every reason why one is not served.
 
-What is served is what can be dequantised without loss: weights of 4 or 8 bits, or in fp8, with scales by tensor,
+Checkpoints are served that can be dequantised without loss: weights of 4 or 8 bits, or in fp8, with scales by tensor,
 channel, group or block. Activations are computed in the data type of the model. Where a checkpoint says that they are
-quantised as they come ("dynamic"), that is a way to compute faster, and leaving it out is closer to what was quantised;
+quantised as they come ("dynamic"), that is a way to compute faster, and leaving it out is closer to the original model;
 where they have scales of their own in the checkpoint ("static"), it means another model, which is refused.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-COMPRESSED_TENSORS, AWQ, GPTQ, FP8 = "compressed-tensors", "awq", "gptq", "fp8"
+COMPRESSED_TENSORS, AWQ, GPTQ, FP8, MXFP4 = "compressed-tensors", "awq", "gptq", "fp8", "mxfp4"
 
 NAMES = {
     AWQ: "AWQ",
@@ -20,17 +20,17 @@ NAMES = {
     "fbgemm_fp8": "FP8 (fbgemm)",
     COMPRESSED_TENSORS: "compressed-tensors",
     "bitsandbytes": "bitsandbytes",
-    "mxfp4": "MXFP4",
+    MXFP4: "MXFP4",
     "gguf": "GGUF",
 }
-"""Methods of the library under the names that they are known by; others keep the library's."""
+"""Usual names of the library's methods; others keep the library's."""
 
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STATIC = "its activations have scales of their own (static), and they are not quantised here"
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the weights of a raw configuration are quantised, None if they are not."""
+    """Return the quantisation settings of a raw configuration; None if its weights are not quantised."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         found = part.get("quantization_config") or part.get("compression_config")
@@ -40,12 +40,12 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
-    """Return the library's name of the method."""
+    """Return the library's name of the method, or "an unnamed method"."""
     return str(settings.get("quant_method") or settings.get("quant_type") or "an unnamed method")
 
 
 def quantisation(config: Mapping[str, Any]) -> str | None:
-    """Return the name of the method by which the weights of a raw configuration are quantised, None if they are not."""
+    """Return the usual name of the method that quantised a configuration's weights; None if they are not quantised."""
     settings = settings_of(config)
     if settings is None:
         return None
@@ -54,7 +54,7 @@ def quantisation(config: Mapping[str, Any]) -> str | None:
 
 
 def quantisation_reasons(config: Mapping[str, Any]) -> Iterator[str]:
-    """Why weights that are quantised as the raw configuration says are not served."""
+    """Yield the reasons why weights quantised as in a raw configuration are not served."""
     settings = settings_of(config)
     if settings is None:
         return
@@ -87,9 +87,9 @@ def _gptq(settings: Mapping[str, Any]) -> Iterator[str]:
 def _fp8(settings: Mapping[str, Any]) -> Iterator[str]:
     if str(settings.get("activation_scheme", "dynamic")).lower() != "dynamic":
         yield _STATIC
-    for field, known in (("fmt", "e4m3"), ("expert_dtype", "fp8")):
-        if settings.get(field, known) != known:
-            yield f"its {field} is {settings[field]}, not {known}"
+    for field, known in (("fmt", ("e4m3", "float8_e4m3fn")), ("expert_dtype", ("fp8",))):
+        if settings.get(field, known[0]) not in known:
+            yield f"its {field} is {settings[field]}, not {known[0]}"
 
 
 def _compressed(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -127,4 +127,9 @@ def _is_static(activations: object) -> bool:
     return isinstance(activations, dict) and activations.get("dynamic") is not True
 
 
-_CHECKS = {AWQ: _awq, GPTQ: _gptq, FP8: _fp8, COMPRESSED_TENSORS: _compressed}
+def _mxfp4(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield nothing: the format has no variants."""
+    yield from ()
+
+
+_CHECKS = {AWQ: _awq, GPTQ: _gptq, FP8: _fp8, COMPRESSED_TENSORS: _compressed, MXFP4: _mxfp4}

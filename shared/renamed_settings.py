@@ -1,4 +1,4 @@
-"""Settings that have another name since an earlier release. The old one goes on to work, and says the new one once.
+"""Settings that were renamed since an earlier release. The old name still works, with one warning that names the new.
 
 :mod:`shared.config` reads flags, environment and file through this table, so no process knows of old names.
 """
@@ -15,10 +15,14 @@ RENAMED = {
     "state_form": "hidden_form",
     "state_bytes": "hidden_bytes",
     "state_ring_bytes": "hidden_ring_bytes",
+    "speculation": "prefetch_keys",
 }
-"""New names by old ones."""
+"""New names of settings by old ones."""
 
-RENAMED_VALUES = {("restoring", "state"): "hidden"}
+RENAMED_VALUES = {
+    ("restoring", "state"): "hidden",
+    ("prefetch_keys", "auto"): "true",
+}
 """New values by setting and old value."""
 
 
@@ -30,9 +34,9 @@ def old_names(known: Collection[str]) -> Iterator[tuple[str, str]]:
 def by_new_names(
     given: Mapping[str, Any], known: Collection[str], shown: Callable[[str], str], faults: list[str]
 ) -> dict[str, tuple[str, Any]]:
-    """Return what one source gives of the ``known`` settings: where it was given, and the value, by the setting's name.
+    """Return the ``known`` settings that one source gives, by name: (where it was given, its value).
 
-    ``shown`` is how the source writes a name. A setting that is given by both of its names goes to ``faults``.
+    ``shown`` returns a name in the source's spelling. A setting that is given by both of its names goes to ``faults``.
     """
     found = {name: (shown(name), value) for name, value in given.items() if name in known}
     for old, new in old_names(known):
@@ -47,7 +51,7 @@ def by_new_names(
 
 
 def new_name(name: str, known: Collection[str], shown: Callable[[str], str]) -> str:
-    """Return a single setting's name as it is now, where there is no source to read as a whole."""
+    """Return the present name of a single setting, where there is no source to read as a whole."""
     new = dict(old_names(known)).get(name)
     if new is None:
         return name
@@ -56,7 +60,7 @@ def new_name(name: str, known: Collection[str], shown: Callable[[str], str]) -> 
 
 
 def by_new_value(name: str, value: Any, source: str) -> Any:
-    """Return a setting's value as it is called now."""
+    """Return the present value for a setting's old one; warns for it."""
     if not isinstance(value, str) or (name, value) not in RENAMED_VALUES:
         return value
     new = RENAMED_VALUES[name, value]
@@ -66,5 +70,5 @@ def by_new_value(name: str, value: Any, source: str) -> Any:
 
 @cache
 def _warn(line: str) -> None:
-    """Say a line on stderr, once in the life of a process: one that starts others reads what they will read."""
+    """Print a line to stderr, once in the life of a process: one that starts others reads their settings, too."""
     print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Files of secrets: read whole or not at all, and not when others could have read or written them."""
+"""Files of secrets: read whole or not at all, and refused when others could have read or written them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BY_GROUP = stat.S_IRWXG
 WRITTEN_BY_GROUP = stat.S_IWGRP
 
 Version = tuple[int, int, int, int]
-"""What changes whenever a file does."""
+"""Identity and times of a file, which differ after every change."""
 
 T = TypeVar("T")
 
 
 def version_of(path: Path) -> Version | None:
-    """None where there is no file, or it cannot be looked at."""
+    """Return a file's version; None without a file, or where it cannot be accessed."""
     try:
         status = path.stat()
     except OSError:
@@ -32,7 +32,7 @@ def version_of(path: Path) -> Version | None:
 
 
 async def look_at(path: Path) -> Version | None:
-    """:func:`version_of`, for coroutines: a file system that hangs holds no other coroutine."""
+    """Return :func:`version_of` for coroutines: a file system that hangs blocks no other coroutine."""
     try:
         return _version(await aiofiles.os.stat(path))
     except OSError:
@@ -42,15 +42,14 @@ async def look_at(path: Path) -> Version | None:
 def read_secrets(
     path: Path, flag: str, parse: Callable[[str, str], T], *, forbidden: int, max_bytes: int
 ) -> tuple[Version, T]:
-    """Return the file's version and what ``parse`` makes of its text; ``forbidden`` are mode bits for which it is
-    refused.
+    """Return the file's version and the result of ``parse(text, name)``.
 
-    ``parse`` is also told what to call the file, which is the ``flag`` that named it and its name. Raises
-    FileNotFoundError, or ConfigError with all faults at once.
+    ``forbidden`` are mode bits for which the file is refused; ``name`` is the ``flag`` that named it and its path, for
+    errors. Raises FileNotFoundError, or ConfigError with all faults at once.
     """
     name = f"{flag} {path}"
     try:
-        # By the open file and not by its name, so that what is checked is what is read.
+        # By the open file and not by its name, so that the checked file is the one that is read.
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             raw = file.read(max_bytes + 1)

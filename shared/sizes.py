@@ -6,7 +6,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: int) -> str:
-    """``1.5 GiB``."""
+    """Return a size such as ``1.5 GiB``: whole bytes below 1 KiB, otherwise one decimal."""
     amount = float(nbytes)
     for unit in _UNITS:
         if amount < 1024 or unit == _UNITS[-1]:

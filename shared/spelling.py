@@ -1,4 +1,4 @@
-"""What may have been meant by a name that is not known, as the end of a message."""
+"""Suggestions for unknown names, as the end of a message."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 NEAR = 0.7
-"""From this likeness on a name is taken for another one misspelt."""
+"""Likeness from which on a name is taken for another one misspelt."""
 
 _NEAR_CHOICE = 0.5
-"""Choices are few and short, and all are named anyway."""
+"""The same for choices, which are few and short, and all named anyway."""
 
 
 def nearest(name: str, known: Iterable[str], before: str = "", cutoff: float = NEAR) -> str:
@@ -19,6 +19,6 @@ def nearest(name: str, known: Iterable[str], before: str = "", cutoff: float = N
 
 
 def fault_of_choice(value: object, choices: Sequence[str]) -> str:
-    """Return what is wrong with a ``value`` that is none of ``choices``, with all of them and the nearest one."""
+    """Return the fault of a ``value`` that is none of ``choices``, with all of them and the nearest one."""
     near = nearest(str(value).lower(), choices, cutoff=_NEAR_CHOICE)
     return f"{value!r} is none of {', '.join(choices)}{near}"

@@ -23,7 +23,7 @@ KEPT_BUCKET = "TC_RESPONSES"  # JetStream key/value store
 ANSWER_BUCKET = "TC_ANSWERS"  # JetStream key/value store
 
 INPUTS = "tc.in.>"
-SKIPS = "tc.in.skips.*"  # What of the inputs is about other inputs; few, so that they can be read ahead.
+SKIPS = "tc.in.skips.*"  # Inputs about other inputs; few, so that they can be read ahead.
 OUTPUTS = "tc.out.>"
 STATUS = "tc.status"
 HEARTBEATS = "tc.heartbeat.>"
@@ -34,53 +34,62 @@ SENT_NS_HEADER = "tc-sent-ns"
 
 
 def request_input(gateway_id: str) -> str:
+    """Return the subject of a gateway's inputs about requests."""
     return f"tc.in.request.{gateway_id}"
 
 
 def worker_input(worker_id: str) -> str:
+    """Return the subject of a worker's events."""
     return f"tc.in.worker.{worker_id}"
 
 
 def storage_input(storage_id: str) -> str:
+    """Return the subject of a storage's events."""
     return f"tc.in.storage.{storage_id}"
 
 
 def cell_input() -> str:
+    """Return the subject of inputs from the scheduler's shell and from operators."""
     return "tc.in.cell"
 
 
 def worker_output(worker_id: str) -> str:
+    """Return the subject of the plans for a worker."""
     return f"tc.out.worker.{worker_id}"
 
 
 def storage_output(storage_id: str) -> str:
+    """Return the subject of the plans for a storage."""
     return f"tc.out.storage.{storage_id}"
 
 
 def gateway_output(gateway_id: str) -> str:
+    """Return the subject of the notices for a gateway."""
     return f"tc.out.gateway.{gateway_id}"
 
 
 def skips_input() -> str:
-    """Where schedulers say which inputs fail, and which are left out."""
+    """Return the subject on which schedulers publish which inputs fail, and which are left out."""
     return "tc.in.skips.scheduler"
 
 
 def skip_orders_input() -> str:
-    """Where operators order that an input is left out."""
+    """Return the subject on which operators order that an input is left out."""
     return "tc.in.skips.operator"
 
 
 def tokens(gateway_id: str) -> str:
+    """Return the subject of the tokens for a gateway."""
     return f"tc.tokens.{gateway_id}"
 
 
 def heartbeat(kind: str, process_id: str) -> str:
+    """Return the subject of a process's heartbeats."""
     return f"tc.heartbeat.{kind}.{process_id}"
 
 
 def rpc(kind: str, verb: str, process_id: str = "") -> str:
-    """Call subject: ``tc.rpc.scheduler.status``, ``tc.rpc.worker.<id>.outputs``."""
+    """Return a call's subject: ``tc.rpc.scheduler.status``, ``tc.rpc.worker.<id>.outputs``."""
     return f"tc.rpc.{kind}.{process_id}.{verb}" if process_id else f"tc.rpc.{kind}.{verb}"
 
 
@@ -89,14 +98,15 @@ CELLS_LOAD = "tc.cells.*.load.*"
 
 
 def cell_heads(cell: str, gateway_id: str) -> str:
-    """Where a gateway tells which heads of prompts its cell holds."""
+    """Return the subject on which a gateway publishes the heads of prompts that its cell holds."""
     return f"tc.cells.{cell}.heads.{gateway_id}"
 
 
 def cell_load(cell: str, gateway_id: str) -> str:
+    """Return the subject on which a gateway publishes its cell's load."""
     return f"tc.cells.{cell}.load.{gateway_id}"
 
 
 def heads_wanted(cell: str) -> str:
-    """Where routers ask the gateways of a cell for whole summaries."""
+    """Return the subject on which routers ask the gateways of a cell for whole summaries."""
     return f"tc.cells.{cell}.wanted"

@@ -31,20 +31,23 @@ from shared.loopback import is_loopback
 from shared.tracing import Attributes, ids_of
 
 QUEUED_SPANS = 4096
-"""Spans that wait to be sent; more are dropped."""
+"""Spans at most that wait to be sent; more are dropped."""
 
 BATCH_SPANS = 512
 SEND_EVERY_MS = 500
 SEND_S = 3.0
 CLOSE_S = 3.0
-"""Longest wait at the end for what is left to be sent."""
+"""Longest wait at the end for queued spans to be sent."""
 
 COLLECTOR_PATH = "/v1/traces"
-"""Where collectors take spans over HTTP, if the URL says nothing else."""
+"""Path of collectors that take spans over HTTP, where the URL has none."""
 
 
 class FileExporter(SpanExporter):
-    """Appends a line of JSON a span. Processes may share a file: a batch is one write, and appends do not mix."""
+    """An exporter that appends a line of JSON for each span.
+
+    Processes may share a file: a batch is one write, and appends do not mix.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ConfigError when that fails."""
@@ -55,7 +58,7 @@ class FileExporter(SpanExporter):
             raise ConfigError(f"--traces: {path} cannot be written: {error.strerror}") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write a batch."""
+        """Write a batch; FAILURE where the file did not take all of it."""
         lines = "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode()
         try:
             written = os.write(self._file, lines)
@@ -69,7 +72,7 @@ class FileExporter(SpanExporter):
 
 
 class _OtelSpan:
-    """Satisfies ``tracing.OpenSpan``."""
+    """A ``tracing.OpenSpan`` over OpenTelemetry's span."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -90,9 +93,13 @@ class _OtelSpan:
 
 
 class OtelTracer:
-    """Satisfies ``tracing.Tracer``."""
+    """A ``tracing.Tracer`` over OpenTelemetry's SDK, with its own provider and a bounded queue."""
 
     def __init__(self, exporter: SpanExporter, service: str, process_id: str) -> None:
+        """Send spans by ``exporter``, from a thread; :meth:`close` shuts it down.
+
+        ``service`` is the kind of process, such as ``gateway``, and ``process_id`` the name of this one.
+        """
         resource = Resource.create({"service.name": f"thermocline-{service}", "service.instance.id": process_id})
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
@@ -106,23 +113,26 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("thermocline")
 
     def begin(self, name: str, parent: str, attributes: Attributes) -> _OtelSpan:
+        """Begin a span of kind SERVER below ``parent``, or as a root where that is ""."""
         context = _context(parent)
         return _OtelSpan(self._tracer.start_span(name, context, SpanKind.SERVER, dict(attributes)))
 
     def record(self, name: str, parent: str, start_ns: int, end_ns: int, attributes: Attributes) -> str:
+        """Record a finished span; an end before its start counts as the start. Returns its ``traceparent``."""
         span = self._tracer.start_span(name, _context(parent), attributes=dict(attributes), start_time=start_ns)
         span.end(max(start_ns, end_ns))
         return _traceparent(span)
 
     def close(self) -> None:
-        # A collector that is away is asked again and again, and a process that ends must not wait for it.
+        """Send queued spans from a thread, and wait for it at most CLOSE_S."""
+        # The SDK retries a collector that is away, and a process that ends must not wait for it.
         ending = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         ending.start()
         ending.join(CLOSE_S)
 
 
 def make_tracer(target: str, service: str, process_id: str) -> OtelTracer:
-    """Spans to a file or, over HTTP, to a collector. Raises ConfigError for a file that cannot be written."""
+    """Return a tracer to a file or, over HTTP, to a collector. Raises ConfigError for an unwritable file."""
     if target.startswith("/"):
         return OtelTracer(FileExporter(Path(target)), service, process_id)
     url = target if urlsplit(target).path.strip("/") else target.rstrip("/") + COLLECTOR_PATH
@@ -133,7 +143,7 @@ def make_tracer(target: str, service: str, process_id: str) -> OtelTracer:
 
 
 def _context(parent: str) -> Context:
-    """Return the context of a span below ``parent``; an empty context, not the current one, where there is none."""
+    """Return the context of a span below ``parent``; without one an empty context, not the current one."""
     if not parent:
         return Context()
     trace_id, span_id = ids_of(parent)

@@ -1,8 +1,8 @@
 """Traces: one per request, from HTTP to its last token, over all processes (W3C Trace Context, OpenTelemetry).
 
 The gateway decides whether a request is traced. If so, its ``SubmitRequest`` carries the ``traceparent`` of the HTTP
-request's span, and the core hands it on in the orders that follow, as it does with any other field. An empty one is no
-trace: processes then do nothing at all, and without ``--traces`` not even OpenTelemetry is imported.
+request's span, and the core copies it to the resulting orders, like any other field. An empty one is no trace:
+processes then do nothing at all, and without ``--traces`` not even OpenTelemetry is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta
 
 TRACEPARENT = "traceparent"
-"""The header, in HTTP."""
+"""Name of the header in HTTP."""
 
 Traces = Annotated[
     str,
@@ -26,7 +26,7 @@ Traces = Annotated[
         pattern=r"^$|^/|^https?://[^/]",
     ),
 ]
-"""The type of the setting, the same in every process."""
+"""Type of the setting ``traces``, the same in every process."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -39,32 +39,32 @@ class OpenSpan(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits."""
+        """Id of its trace, 32 hex digits."""
 
     @property
     def traceparent(self) -> str:
-        """What makes another span its child."""
+        """Value by which another span becomes its child."""
 
     def end(self, attributes: Attributes, *, error: str = "") -> None:
-        """End it now."""
+        """End the span now, with further attributes; ``error`` marks it as failed."""
 
 
 class Tracer(Protocol):
-    """Takes spans; never waits, and drops what is too much. ``shared.trace_export`` provides it."""
+    """A receiver of spans that never waits, and drops those beyond its bound. ``shared.trace_export`` provides it."""
 
     def begin(self, name: str, parent: str, attributes: Attributes) -> OpenSpan:
         """Begin a span now, below ``parent`` or, where that is empty, as the root of a trace."""
 
     def record(self, name: str, parent: str, start_ns: int, end_ns: int, attributes: Attributes) -> str:
-        """Record a span that is over, in wall-clock nanoseconds; returns its ``traceparent``."""
+        """Record a finished span, in wall-clock nanoseconds; return its ``traceparent``."""
 
     def close(self) -> None:
-        """Send what is left, for three seconds at most. Blocks."""
+        """Send queued spans, for three seconds at most. Blocks."""
 
 
 @asynccontextmanager
 async def running(target: str, service: str, process_id: str) -> AsyncIterator[Tracer | None]:
-    """Collect this process's spans while the block runs; yields None where nothing is traced.
+    """Collect this process's spans while the block runs; yields None where ``target`` is empty.
 
     Raises ConfigError for a file that cannot be written.
     """
@@ -82,7 +82,7 @@ async def running(target: str, service: str, process_id: str) -> AsyncIterator[T
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether ``text`` names a trace and a span, as W3C Trace Context has it."""
+    """Return whether ``text`` is a valid W3C ``traceparent``."""
     found = _FORM.fullmatch(text)
     if found is None:
         return False
@@ -91,12 +91,12 @@ def is_traceparent(text: str) -> bool:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the caller that sent this traceparent records its part of the trace."""
+    """Return whether the caller that sent this traceparent records its part of the trace."""
     found = _FORM.fullmatch(traceparent)
     return found is not None and bool(int(found[4], 16) & _SAMPLED)
 
 
 def ids_of(traceparent: str) -> tuple[int, int]:
-    """Trace and span id of a valid traceparent."""
+    """Return trace and span id of a valid traceparent."""
     _, trace_id, span_id, *_ = traceparent.split("-")
     return int(trace_id, 16), int(span_id, 16)

@@ -1,8 +1,8 @@
-"""Versions of what outlives a process or passes between two of different releases: the one table.
+"""The one table of versions of formats that outlive a process or pass between processes of different releases.
 
-``major.minor``, each format on its own. A minor version adds: what was written before is still read, and means what it
-meant. A major version breaks that. ``docs/reference/compatibility.md`` has the rules; ``tests/compatibility`` holds
-bytes of every release and compares what they say now with what they said then.
+``major.minor``, each format on its own. A minor version adds: older bytes are still read, with the same meaning. A
+major version breaks that. ``docs/reference/compatibility.md`` has the rules; ``tests/compatibility`` holds bytes of
+every release and compares what they decode to now with what they did then.
 
 Formats carry their major version in their bytes and refuse another; messages carry none, because every reader takes
 fields that it does not know and fields that are not there.
@@ -16,7 +16,7 @@ from importlib import metadata
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format; ``what`` says where it is met."""
+    """One format; ``what`` names the bytes that have it."""
 
     name: str
     major: int
@@ -25,6 +25,7 @@ class Format:
 
     @property
     def version(self) -> str:
+        """Version as text, ``major.minor``."""
         return f"{self.major}.{self.minor}"
 
 

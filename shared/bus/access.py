@@ -1,7 +1,7 @@
-"""What a client shows the broker, and what it wants to see of it: TLS, who we are, how large a message may be.
+"""A client's access to the broker: TLS, its identity, and the least message size that it needs.
 
-Files are read anew for every connection, so what was rotated is used from the next reconnection on. At the start all of
-them are read once, so that a process with a file that is missing or broken refuses to start.
+Files are read again for every connection, so rotated ones are used from the next reconnection on. At the start all of
+them are read once, so that a process with a missing or broken file refuses to start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PENDING_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``urls`` hold no secrets. Of user, token and credentials one at the most is given."""
+    """Servers and credentials. ``urls`` hold no secrets; at most one of user, token and credentials is given."""
 
     urls: tuple[str, ...]
     ca: str = ""
@@ -40,21 +40,22 @@ class Access:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether a connection in the clear is out of the question."""
+        """Whether unencrypted connections are refused."""
         return bool(self.ca or self.cert or self.server_name) or any(url.startswith("tls://") for url in self.urls)
 
     @property
     def has_token(self) -> bool:
+        """Whether the client authenticates by a token, given directly or in a file."""
         return bool(self.token or self.token_file)
 
     @property
     def inbox_prefix(self) -> str:
-        """What replies to us begin with: by user or nkey, so that permissions can keep others from reading them."""
+        """Prefix of our reply subjects: by user or nkey, so that permissions can keep others from reading them."""
         key = self.user_key()
         return inbox_prefix(key.public if key is not None else self.user)
 
     def check(self) -> None:
-        """Read every file once. Raises ConfigError with every fault."""
+        """Read every file once. Raises ConfigError with all faults."""
         faults = []
         for attempt in (self.tls_context, self.current_password, self.current_token, self.user_key):
             try:
@@ -65,7 +66,7 @@ class Access:
             raise ConfigError("; ".join(faults))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Verify the broker's certificate and its name, and show ours if we have one. Raises ConfigError."""
+        """Return a context that verifies the broker's certificate and shows ours, if any. Raises ConfigError."""
         flag = f"--nats-ca {self.ca}"
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
@@ -78,9 +79,11 @@ class Access:
         return context
 
     def current_password(self) -> str:
+        """Return the password as the file has it now, or the one given. Raises ConfigError."""
         return _read("--nats-password-file", self.password_file) if self.password_file else self.password
 
     def current_token(self) -> str:
+        """Return the token as the file has it now, or the one given. Raises ConfigError."""
         return _read("--nats-token-file", self.token_file) if self.token_file else self.token
 
     def user_key(self) -> UserKey | None:
@@ -94,7 +97,7 @@ class Access:
 
 
 def inbox_prefix(identity: str) -> str:
-    """Return the prefix of a user or public nkey; "" for neither. Permissions allow it with ``.>`` behind it."""
+    """Return the inbox prefix of a user or public nkey; "_INBOX" for "". Permissions allow it with ``.>`` behind it."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', identity)}" if identity else "_INBOX"
 
 
@@ -109,7 +112,10 @@ def _read(flag: str, path: str) -> str:
 
 
 def access_of(settings: BrokerSettings, environ: Mapping[str, str]) -> Access:
-    """Read ``settings`` and the variables with secrets. Raises ConfigError, also for files that cannot be read."""
+    """Return the access that ``settings`` and the variables with secrets give.
+
+    Raises ConfigError, also for files that cannot be read.
+    """
     password = "" if settings.nats_password_file else environ.get(PASSWORD_VARIABLE, "")
     token = "" if settings.nats_token_file else environ.get(TOKEN_VARIABLE, "")
     if settings.nats_user and not (password or settings.nats_password_file):
@@ -134,9 +140,10 @@ def access_of(settings: BrokerSettings, environ: Mapping[str, str]) -> Access:
 
 
 def from_urls(urls: Sequence[str], **rest: str | int) -> Access:
-    """Take user, password or token out of ``urls``: servers that a cluster tells of get them too, and logs do not.
+    """Return an access with user, password or token taken out of ``urls``: logs do not show them.
 
-    Raises ConfigError when they differ, or when there are others besides.
+    Servers that a cluster announces get them, too. Raises ConfigError when they differ, or when there are others
+    besides.
     """
     parsed = [urlsplit(url if "://" in url else f"nats://{url}") for url in urls]
     told = {(url.username, url.password) for url in parsed if url.username}

@@ -1,7 +1,7 @@
 """The answer bucket: a JetStream key/value store of sealed token ids of answers, which gateways share.
 
-A cache, and nothing else: the oldest entries go at its bounds of size and age, and whatever cannot be read is a miss.
-Names are digests that only those can form who know the conversation; entries are read by name alone, so that a
+A cache, and nothing else: the oldest entries are dropped at its bounds of size and age, and an unreadable entry is a
+miss. Names are digests that only a process with the conversation can form; entries are read by name alone, so that a
 gateway's user needs no permission to list them.
 """
 
@@ -22,26 +22,27 @@ MAX_BYTES = 256 * 2**20
 MAX_AGE_S = 7 * 24 * 3600
 
 AT_ONCE = 64
-"""Reads that are under way at once for one caller."""
+"""Reads in flight at once for one caller."""
 
 _NOT_FOUND = "404"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """Return the stream behind the bucket."""
+    """Return the configuration of the stream behind the bucket."""
     return key_value.config_of(
         subjects.ANSWER_BUCKET, limits, discard="old", max_bytes=MAX_BYTES, max_age=MAX_AGE_S * 10**9
     )
 
 
 def subject(name: str) -> str:
+    """Return the subject under which the bucket holds the entry of a name."""
     return key_value.subject_of(subjects.ANSWER_BUCKET, name)
 
 
 async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str, bytes | None]:
-    """Return the entries of these names, None for one that is missing. Entries later than ``timeout_s`` are left out.
+    """Return the entries of these names, None for a missing one; those later than ``timeout_s`` are left out.
 
-    Raises Unavailable when nothing came.
+    Raises Unavailable when none came.
     """
     if not names:
         return {}
@@ -70,7 +71,7 @@ async def read(client: Any, names: Sequence[str], timeout_s: float) -> dict[str,
 
 
 async def write(client: Any, name: str, data: bytes, timeout_s: float) -> None:
-    """Store an entry in the place of what has its name. Raises Unavailable or TransportError."""
+    """Store an entry, replacing one of the same name. Raises Unavailable or TransportError."""
     answer = await key_value.ask(client, subject(name), data, timeout_s, what="the answer bucket")
     if "error" in answer:
         jetstream.raise_api_error(answer["error"], "store an answer")

@@ -1,6 +1,6 @@
 """Appends with acknowledgements, many at once over one reply subject.
 
-What is merely published below a subject that a stream captures is stored by a server of its own choice in a cluster, so
+In a cluster, a message published on a subject that a stream captures is stored by a server of the cluster's choice, so
 a round trip to the server that we talk to proves nothing there. Such messages are acknowledged as appends are, and
 ``captured`` waits for all of them together.
 """
@@ -22,9 +22,10 @@ _JSON = msgspec.json.Decoder()
 
 
 class Appender:
-    """Owned by the event loop, as everything of a bus."""
+    """Appends and captured publications of one bus, matched to their acknowledgements. Used on the event loop only."""
 
     def __init__(self) -> None:
+        """Begin without a client, which :meth:`attach` gives before the first message."""
         self._client: Any = None
         self._inbox = ""
         self._numbers = itertools.count(1)
@@ -39,7 +40,7 @@ class Appender:
         await client.hear(f"{self._inbox}.*", self._acknowledged)
 
     async def append(self, subject: str, data: bytes, message_id: str, timeout_s: float) -> int:
-        """Publish and return the sequence. Raises Unavailable or PayloadTooLarge."""
+        """Publish a message and return its sequence number. Raises Unavailable or PayloadTooLarge."""
         token, acknowledged = self._expect(subject)
         timer = asyncio.get_running_loop().call_later(
             timeout_s, self._fail, token, f"no acknowledgement of {subject} within {timeout_s} s"
@@ -53,7 +54,7 @@ class Appender:
             self._waiting.pop(token, None)
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
-        """Send what a stream captures; :meth:`captured` tells whether it was stored."""
+        """Publish a message that a stream captures; :meth:`captured` tells whether it was stored."""
         token, acknowledged = self._expect(subject)
         self._captures.add(token)
         acknowledged.add_done_callback(lambda done: self._capture_ended(token, done))
@@ -66,7 +67,7 @@ class Appender:
             raise
 
     async def captured(self, timeout_s: float) -> None:
-        """Return when all that was published is stored. Raises Unavailable when any of it may not be."""
+        """Wait until all published messages are stored. Raises Unavailable when any of them may not be."""
         waiting = [self._waiting[token][1] for token in self._captures]
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
@@ -77,16 +78,16 @@ class Appender:
         await asyncio.sleep(0)
         is_lost, self._is_capture_lost = self._is_capture_lost, False
         if is_lost:
-            raise Unavailable("a stream may not have stored what was published")
+            raise Unavailable("a stream may not have stored all published messages")
 
     def deny(self, subject: str) -> None:
-        """Note that the server does not let us publish to ``subject`` (in small letters)."""
+        """Fail what waits for ``subject`` (in lower case): the server does not let us publish there."""
         for token, (waiting, _) in list(self._waiting.items()):
             if waiting.lower() == subject:
                 self._fail(token, f"the broker does not let us publish to {waiting}")
 
     def fail_all(self, reason: str) -> None:
-        """Drop the acknowledgements of a connection that is gone."""
+        """Fail all that wait for acknowledgements of a connection that is gone."""
         for token in list(self._waiting):
             self._fail(token, reason)
 
@@ -118,6 +119,9 @@ class Appender:
             answer = _JSON.decode(reply.data)
             if "error" in answer:
                 raise_api_error(answer["error"], "append")
+            if not answer["seq"]:
+                # NATS 2.10: what was stored with this message id is still in process, or was lost with its leader.
+                raise Unavailable("append: an earlier attempt is in process")
             future.set_result(answer["seq"])
         except (PayloadTooLarge, Unavailable, TransportError) as error:
             future.set_exception(error)

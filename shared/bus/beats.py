@@ -1,9 +1,9 @@
-"""The last heartbeat of a process, said again from a thread of its own while the process has no time to.
+"""The last heartbeat of a process, repeated from a thread of its own while the process has no time to.
 
 An event loop may be busy for seconds, with one large answer or one long step, and the cell must not take its process
-for dead: what that does to all answers is worse than a pause. So heartbeats go out over a connection that
-belongs to a thread with an event loop of its own. A process that has said nothing new for :data:`STUCK_S` is as good as
-dead, and is left to count as that.
+for dead: losing all of its answers is worse than a pause. So heartbeats go out over a connection that belongs to a
+thread with an event loop of its own. A process without a new heartbeat for :data:`STUCK_S` is as good as dead, and its
+heartbeats are not repeated any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared import logs
 from shared.errors import ConfigError, Unavailable
 
 REPEAT_S = 1.5
-"""A process says a new one every second; one that is later than this has the last one said again."""
+"""Seconds without a new heartbeat, due every second, after which the last one is repeated."""
 
 STUCK_S = 30.0
 RETRY_S = 5.0
@@ -29,19 +29,21 @@ _log = logs.get_logger("beats")
 
 
 class Line(Protocol):
-    """What heartbeats go out over: a connection of the thread's own."""
+    """A connection of the thread's own for heartbeats."""
 
     @property
-    def is_connected(self) -> bool: ...
+    def is_connected(self) -> bool:
+        """Whether a heartbeat would go out now."""
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Raise Unavailable."""
+        """Publish one heartbeat. Raises Unavailable."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connection."""
 
 
 class Beats:
-    """One process's. Made and used on its event loop; :meth:`close` once."""
+    """The heartbeats of one process. Made and used on its event loop; :meth:`close` once."""
 
     def __init__(
         self,
@@ -63,19 +65,19 @@ class Beats:
         self._thread.start()
 
     def say(self, subject: str, data: bytes) -> bool:
-        """Have this said now, and again while nothing newer is; False where the thread is not connected."""
+        """Send this heartbeat now, and again while there is no newer one; return False while not connected."""
         self._last = (subject, data, self._clock_s())
         self._wake()
         return self._line is not None and self._line.is_connected
 
     def close(self) -> None:
-        """Say nothing any more. Waits for the thread, but not for long."""
+        """Send no more heartbeats. Waits for the thread, at most END_S."""
         self._is_closing = True
         self._wake()
         self._thread.join(END_S)
 
     def due(self) -> tuple[str, bytes] | None:
-        """Return the statement that is due now, if any."""
+        """Return (subject, heartbeat) to repeat now; None where there is none or it is older than STUCK_S."""
         subject, data, said_s = self._last
         return (subject, data) if subject and self._clock_s() - said_s < STUCK_S else None
 
@@ -111,7 +113,7 @@ class Beats:
                     await line.publish(*due)
 
     async def _wait(self, timeout_s: float) -> None:
-        """For news, but not for longer."""
+        """Wait for a new heartbeat, at most ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()

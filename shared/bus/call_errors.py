@@ -1,4 +1,4 @@
-"""How the error of a call's handler travels back to its caller, typed as it was raised."""
+"""Errors of call handlers on the wire: the caller gets them typed as they were raised."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shared.errors import InternalError, ThermoclineError, TransportError, error
 from shared.undecodable import UNDECODABLE
 
 ERROR_HEADER = "tc-error"
-"""Present on a reply whose body is an error and not an answer."""
+"""Header of a reply whose body is an error and not an answer."""
 
 
 class CallError(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of such a reply."""
+    """The body of a reply that is an error."""
 
     code: str
     message: str
@@ -28,7 +28,7 @@ def encode_error(error: ThermoclineError) -> bytes:
 
 
 def decode_error(body: bytes) -> ThermoclineError:
-    """Return the error to raise at the caller; a body that is none is a TransportError."""
+    """Return the error to raise at the caller; for an invalid body a TransportError."""
     try:
         told = msgspec.msgpack.decode(body, type=CallError)
     except UNDECODABLE:
@@ -39,7 +39,7 @@ def decode_error(body: bytes) -> ThermoclineError:
 
 
 def as_call_error(error: Exception) -> ThermoclineError:
-    """Return what a caller sees of ``error``: our own errors as they are, others without their details."""
+    """Return the error that a caller sees: our own errors as they are, others without their details."""
     if isinstance(error, ThermoclineError):
         return error
     return InternalError(f"the call's handler failed with {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""nats-py's client with what it lacks for us: no downgrade from TLS, files read for each connection, plain reasons.
+"""nats-py's client with additions: no downgrade from TLS, files read for each connection, plain error messages.
 
 It overrides a few members of ``nats.aio.client.Client`` that are not documented; the version of nats-py is pinned to
 the minor release for that, and tests over real servers run each of them.
@@ -22,13 +22,14 @@ from shared.errors import ConfigError
 FAREWELL_S = 1.0
 
 BUFFERED_BYTES = 64 * 1024
-"""What may wait in a connection's buffer while commands are still written without waiting for room in it."""
+"""Bytes in a connection's buffer up to which commands are written without waiting for room."""
 
 
 class InTheClear(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types.
-    """The server did not ask for TLS, but we want it: nothing was sent to it."""
+    """The server offers no TLS, but we require it: nothing was sent to it."""
 
     def __str__(self) -> str:
+        """Return the reason, with the prefix of nats-py's errors."""
         return "nats: the server offers no TLS"
 
 
@@ -36,31 +37,36 @@ class Hung(nats.errors.Error):  # type: ignore[misc]
     """The server ended the connection in the middle of the handshake."""
 
     def __str__(self) -> str:
+        """Return the reason, with the prefix of nats-py's errors."""
         return "nats: the server ended the connection during the handshake"
 
 
 class Transport(TcpTransport):  # type: ignore[misc]
-    """A connection whose end is waited for only as long as it may come."""
+    """A connection whose close waits for at most FAREWELL_S."""
 
     def __init__(self) -> None:
+        """Begin without a connection."""
         super().__init__()
         self._is_broken = False
 
     def __bool__(self) -> bool:
+        """Return True, also before there is a connection."""
         # nats-py makes a transport of its own in the place of one that is false.
         return True
 
     @property
     def has_room(self) -> bool:
-        """Whether little waits to be sent."""
+        """Whether fewer than BUFFERED_BYTES wait to be sent."""
         buffered: int = self._io_writer.transport.get_write_buffer_size()
         return buffered < BUFFERED_BYTES
 
     async def connect(self, *arguments: Any, **named: Any) -> None:
+        """Connect, and forget that an earlier connection broke."""
         self._is_broken = False
         await super().connect(*arguments, **named)
 
     async def connect_tls(self, *arguments: Any, **named: Any) -> None:
+        """Do the TLS handshake; abort the connection where that fails, so that closing it does not hang."""
         try:
             await super().connect_tls(*arguments, **named)
         except BaseException:
@@ -70,6 +76,7 @@ class Transport(TcpTransport):  # type: ignore[misc]
             raise
 
     async def wait_closed(self) -> None:
+        """Wait for the end of the connection, at most FAREWELL_S; then abort it."""
         if self._is_broken:
             return
         try:
@@ -81,9 +88,10 @@ class Transport(TcpTransport):  # type: ignore[misc]
 
 
 class Client(nats.aio.client.Client):  # type: ignore[misc]
-    """``connect`` it with ``**credentials(access)``."""
+    """The client; call ``connect`` with ``**credentials(access)``."""
 
     def __init__(self, access: Access) -> None:
+        """Begin without a connection; the files of ``access`` are read for each one."""
         super().__init__()
         self._transport = Transport()
         self._access = access
@@ -93,25 +101,29 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
 
     @property
     def is_clustered(self) -> bool:
-        """Whether the server that we are connected to is one of several."""
+        """Whether the connected server is one of several."""
         return bool(self._server_info.get("cluster"))
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """Made for each connection, because certificates are replaced while we run."""
+        """TLS context, made for each connection because certificates are replaced meanwhile.
+
+        Raises nats.errors.Error.
+        """
         try:
             return self._access.tls_context()
         except ConfigError as error:
             raise nats.errors.Error(error.message) from error
 
     async def hear(self, subject: str, hearer: Callable[[Any], None]) -> Any:
-        """Subscribe; ``hearer`` is called with each message as it is read, and must not take long.
+        """Subscribe; ``hearer`` is called with each message as it is read, and must be quick.
 
-        nats-py puts each message into a queue, from which a task of the subscription takes it in the loop's next turn.
+        nats-py would put each message into a queue, from which a task of the subscription takes it in the loop's next
+        turn.
         """
 
         async def heard_early(message: Any) -> None:
-            # It came before we knew the subscription's number.
+            # The message came before we knew the subscription's number.
             hearer(message)
 
         subscription = await self.subscribe(subject, cb=heard_early)
@@ -135,8 +147,8 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             await self._error_cb(error)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT002 - it is nats-py's.
-        # nats-py wakes a task to write. What a turn of the loop has to say leaves at its end without one; only where
-        # the connection has no room is it that task that waits for it.
+        # nats-py wakes a task to write. Here the commands of one turn of the loop are written at its end without one;
+        # only where the connection has no room does that task wait for it.
         if force_flush or not self.is_connected or not self._flush_queue.empty() or not self._transport.has_room:
             return await super()._flush_pending(force_flush)
         if not self._writes_soon:
@@ -145,7 +157,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         return None
 
     def publish_now(self, subject: str, payload: bytes) -> bool:
-        """Publish before this returns, behind all that was published before; False where the connection has no room.
+        """Publish before this returns, behind all earlier messages; return False where the connection has no room.
 
         ``payload`` has at most ``max_payload`` bytes, and there is a connection.
         """
@@ -159,14 +171,14 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
 
     def _write_pending(self) -> None:
         self._writes_soon = False
-        if self.is_connected and self._pending:  # Else it is written once there is a connection again.
+        if self.is_connected and self._pending:  # Otherwise it is written once connected again.
             self._transport.writelines(self._pending[:])
             self._pending.clear()
             self._pending_data_size = 0
 
     def _connect_command(self) -> bytes:
-        # The first thing that is sent, and it holds our secrets. nats-py encrypts when the server asks for it, and
-        # an attacker between us and the server could leave that out.
+        # This command is sent first and holds our secrets. nats-py encrypts when the server asks for it, and an
+        # attacker between us and the server could leave that out.
         if self._access.wants_tls and not self._server_info.get("tls_required"):
             raise InTheClear
         try:
@@ -181,8 +193,8 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         return made
 
     async def _process_pong(self) -> None:
-        # Who waited for it may have given up, as after this process stood still. nats-py would fail there and read no
-        # more, and the connection would be deaf until enough of its pings go unanswered.
+        # The waiter may have given up, as after a pause of this process. nats-py would fail there and read no more, and
+        # the connection would be deaf until enough of its pings go unanswered.
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
@@ -190,12 +202,12 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
         if not self.is_connected:
-            # Neither PONG nor -ERR came back; nats-py would take a connection for made that never was.
+            # Neither PONG nor -ERR came back; nats-py would take the connection for established.
             raise Hung
 
 
 def credentials(access: Access) -> dict[str, Any]:
-    """Return the arguments of ``connect`` that authenticate us; the client asks for secrets at each connection."""
+    """Return the arguments of ``connect`` that authenticate us; the client reads the secrets at each connection."""
     told: dict[str, Any] = {"inbox_prefix": access.inbox_prefix}
     if access.user:
         told |= {"user": access.user, "password": access.current_password}
@@ -207,9 +219,7 @@ def credentials(access: Access) -> dict[str, Any]:
 
 
 def refusal(error: Exception) -> str:
-    """Return what an operator has to put right, where ``error`` says that the broker and we will never agree; else
-    "".
-    """
+    """Return what an operator has to correct, where ``error`` is a permanent refusal; otherwise ""."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = getattr(error, "verify_message", "") or str(error)
         return f"the broker's certificate is not trusted: {reason}; see --nats-ca and --nats-server-name"
@@ -222,14 +232,14 @@ def refusal(error: Exception) -> str:
     text = str(error).lower()
     if "authorization violation" in text or "authentication" in text:
         return (
-            "the broker does not accept who we say we are; see --nats-user, --nats-password-file, --nats-token-file "
+            "the broker does not accept our credentials; see --nats-user, --nats-password-file, --nats-token-file "
             "and --nats-credentials"
         )
     return ""
 
 
 def denied_subject(error: Exception) -> tuple[str, str] | None:
-    """("publish" or "subscribe", subject) where ``error`` is the server's word that we have no permission."""
+    """Return ("publish" or "subscribe", subject) where ``error`` is a missing permission; otherwise None."""
     text = str(error)
     if "permissions violation" not in text.lower():
         return None

@@ -1,9 +1,9 @@
-"""One connection to the broker, kept for ever: nats-py reconnects, and where it gives up a new client takes over.
+"""One permanent connection to the broker: nats-py reconnects, and where it gives up a new client takes over.
 
-Theory of operation. At the start, what will never work is told apart from what may yet work: a refusal of every server
-(credentials, certificates, no TLS) is the operator's business and raised at once; servers that do not answer are waited
-for. Once connected the same refusals are waited out, with growing, jittered waits and a line in the log whenever the
-reason is another: credentials are rotated server by server.
+Theory of operation. At the start, permanent failures are told apart from temporary ones: a refusal by every server
+(credentials, certificates, no TLS) is for the operator to correct and raised at once; servers that do not answer are
+waited for. Once connected the same refusals are waited out, with growing, jittered waits and a line in the log whenever
+the reason changes: credentials are rotated server by server.
 """
 
 from __future__ import annotations
@@ -34,43 +34,51 @@ _log = logs.get_logger("bus")
 
 
 def reconnect_delay_s(attempt: int, chance: float) -> float:
-    """Seconds before reconnect ``attempt`` (from 0), with ``chance`` in [0, 1) spreading clients out."""
+    """Return the seconds before reconnect ``attempt`` (from 0); ``chance`` in [0, 1) spreads clients out."""
     return wait_s(attempt, RECONNECT_FIRST_S, RECONNECT_MOST_S, chance)
 
 
 class Owner(Protocol):
-    """Who is told what happens to the connection."""
+    """The bus that a connection belongs to, notified of its changes."""
 
     async def attach(self, client: Client) -> None:
-        """Use this client as the connection from now on, and subscribe what there is."""
+        """Use this client as the connection from now on, and subscribe all subjects."""
 
-    def lost(self) -> None: ...
+    def lost(self) -> None:
+        """Note that the connection was lost."""
 
-    def restored(self) -> None: ...
+    def restored(self) -> None:
+        """Note that the connection is up again."""
 
     def denied(self, verb: str, subject: str) -> None:
-        """Note that the server does not let us publish or subscribe to ``subject`` (in small letters)."""
+        """Note that the server does not let us publish or subscribe to ``subject`` (in lower case)."""
 
 
 class Connection:
-    """``client`` is the present one; None before the first :meth:`open`."""
+    """A connection that is restored for as long as it is not closed.
+
+    ``client`` is the present client; None before the first :meth:`open`.
+    """
 
     def __init__(self, access: Access, name: str, owner: Owner) -> None:
+        """Begin without a client; ``name`` is what the broker shows of this connection."""
         self.client: Client | None = None
         self._access = access
         self._name = name
         self._owner = owner
         self._closing = False
         self._replacing: asyncio.Task[None] | None = None
-        self._told = ""  # Why we are not connected, as the log has it already.
+        self._told = ""  # Reason of the failure that was logged last.
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection now, and it is not being closed."""
         return self.client is not None and self.client.is_connected and not self._closing
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises Unavailable when no server answers in time, ConfigError when all refuse us or one is too
-        small.
+        """Connect. Raises Unavailable when no server answers in time.
+
+        Raises ConfigError when all servers refuse us, or the server's max_payload is too small.
         """
         client = Client(self._access)
         refusals: list[str] = []
@@ -87,7 +95,7 @@ class Connection:
             if reason:
                 refusals.append(reason)
                 measures.REFUSED.inc()
-            # Servers are tried in turn. Each has had its chance by then, and another time will not help.
+            # Servers are tried in turn. Each was tried by then, and another try will not help.
             if len(refusals) >= len(self._access.urls):
                 raise ConfigError(reason or refusals[-1])
 
@@ -108,7 +116,7 @@ class Connection:
                 closed_cb=partial(self._ended, client),
                 **credentials(self._access),
             )
-            # It tries for ever, and may miss a cancellation that comes together with the end of a try.
+            # It retries without end, and may miss a cancellation that comes together with the end of a try.
             await requests.within(connecting, timeout_s)
             if client.max_payload < self._access.least_payload_bytes:
                 raise ConfigError(
@@ -138,7 +146,7 @@ class Connection:
         measures.CONNECTED.set(1)
 
     async def close(self) -> None:
-        """End it; without a word to others."""
+        """Close the connection without notifying the owner."""
         self._closing = True
         if self._replacing is not None:
             self._replacing.cancel()
@@ -160,7 +168,7 @@ class Connection:
             _log.warning("broker_error", reason=repr(error))
 
     def _tell_why(self, error: Exception) -> None:
-        """Log a refusal when it is news; a server that is away was logged when it went."""
+        """Log a refusal whose reason is new; an absent server was logged when it was lost."""
         reason = refusal(error)
         if not reason:
             _log.debug("broker_unreachable", reason=repr(error))  # Once per attempt to connect.
@@ -182,13 +190,13 @@ class Connection:
         self._told = ""
         measures.CONNECTED.set(1)
         if client.max_payload < self._access.least_payload_bytes:
-            # It was enough when we started. What is too large from now on is refused one by one.
+            # It was enough at the start. Messages that are too large from now on are refused one by one.
             _log.error("broker_max_payload_too_small", max_payload=client.max_payload)
         _log.info("broker_reconnected")
         self._owner.restored()
 
     async def _ended(self, client: Client) -> None:
-        """nats-py gave this client up for good."""
+        """Replace the client, which nats-py has closed permanently."""
         is_replacing = self._replacing is not None and not self._replacing.done()
         if not self._closing and self.client is client and not is_replacing:
             error = client.last_error
@@ -216,7 +224,7 @@ class Connection:
 
 
 def _in_words(error: Exception) -> str:
-    """Return what the system says of a connection, without its numbers and addresses."""
+    """Return the system's error text for a connection, without numbers and addresses."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror).lower()
     if isinstance(error, OSError) and error.errno:
@@ -225,7 +233,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _why(error: Exception | None) -> str:
-    """Return the kind of loss, for the metric: few, and known beforehand."""
+    """Return the kind of loss for the metric's label: one of a few fixed values."""
     text = str(error or "").lower()
     if "slow consumer" in text:
         return "slow_consumer"
@@ -235,25 +243,25 @@ def _why(error: Exception | None) -> str:
 
 
 def _choose_server(servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-    """nats-py asks where to reconnect to, and after how many seconds."""
+    """Return the server that nats-py shall reconnect to, and after how many seconds."""
     least = min(server.reconnects for server in servers)
     chosen = random.choice([server for server in servers if server.reconnects == least])
     return chosen, reconnect_delay_s(least, random.random())
 
 
 async def _abandon(client: Client) -> None:
-    """Close a client that was never ours to use; no event is published."""
+    """Close a client that was never used; the owner is not notified."""
     try:
         await client.close()
     except (nats.errors.Error, OSError, ConfigError):
-        pass  # It was not connected, or is not any more.
+        pass  # It was not connected.
 
 
 Callback = Callable[[], None]
 
 
 def tell(callbacks: list[Callback]) -> None:
-    """Call each; an exception here would end nats-py's own tasks."""
+    """Call each callback; an exception is logged, as it would end nats-py's own tasks."""
     for callback in callbacks:
         try:
             callback()

@@ -1,4 +1,4 @@
-"""A subscription whose hearer is called where messages are read: nothing waits for a task, and nothing is dropped."""
+"""A subscription whose hearer is called as messages are read: no message waits for a task, and none is dropped."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ _log = logs.get_logger("bus")
 
 
 class Hearing(Generic[T]):
-    """Implements ``shared.bus.protocol.Subscription`` over any source that calls :meth:`put`.
+    """A ``shared.bus.protocol.Subscription`` over any source that calls :meth:`put`.
 
     An exception of the hearer is logged and the next item is heard; it never ends the subscription.
     """
 
-    dropped = 0  # Never any: there is no queue.
+    dropped = 0  # Always: there is no queue.
 
     def __init__(self, subject: str, hearer: Callable[[T], None], on_close: Callable[[], Awaitable[None]]) -> None:
+        """Pass items to ``hearer``, which must be quick; :meth:`close` awaits ``on_close`` once."""
         self._subject = subject
         self._hearer = hearer
         self._on_close = on_close
         self._closed = False
 
     def put(self, item: T, nbytes: int = 0) -> None:
-        """Have an item heard. It is in no buffer afterwards, so ``nbytes`` need no bound."""
+        """Call the hearer with an item. Nothing is buffered, so ``nbytes`` need no bound."""
         if self._closed:
             return
         try:
@@ -36,14 +37,14 @@ class Hearing(Generic[T]):
             _log.exception("hearer_failed", subject=self._subject)
 
     async def drain(self) -> None:
-        """Return when everything that came has been heard: at once."""
+        """Return at once: all items that came have been heard."""
 
     async def close(self) -> None:
-        """Hear no more. Idempotent."""
+        """End the subscription and notify the source. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._on_close()
 
     def cancel(self) -> None:
-        """Hear no more, without telling the source."""
+        """End the subscription without notifying the source."""
         self._closed = True

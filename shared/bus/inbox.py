@@ -1,4 +1,4 @@
-"""The bounded inbox of one subscription: items in order of arrival, one handler call at a time or a few."""
+"""The bounded inbox of one subscription: items in order of arrival, handled by one or a few calls at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _ignore() -> None:
 
 
 class Inbox(Generic[T]):
-    """Implements ``shared.bus.protocol.Subscription`` over any source that calls :meth:`put`.
+    """A ``shared.bus.protocol.Subscription`` over any source that calls :meth:`put`.
 
     An exception of the handler is logged and the next item is handled; it never ends the subscription.
     """
@@ -44,8 +44,8 @@ class Inbox(Generic[T]):
     ) -> None:
         """``at_once`` calls of ``handler`` run at a time; they begin in the order of their items.
 
-        ``limit_bytes`` bounds what waits, 0 is no bound. ``on_caught_up`` is called when nothing waits any more after
-        something was dropped: it is then that looking for what was lost finds all of it.
+        ``limit_bytes`` bounds the queued bytes; 0 is no bound. ``on_caught_up`` is called when the queue is empty again
+        after a drop: only then does a search for lost items find all of them.
         """
         self.subject = subject
         self.dropped = 0
@@ -61,7 +61,7 @@ class Inbox(Generic[T]):
         self._tasks = [asyncio.create_task(self._run(), name=f"inbox {subject}") for _ in range(at_once)]
 
     def put(self, item: T, nbytes: int = 0) -> None:
-        """Queue an item; beyond a limit it is dropped and counted. One item always fits, however large it is."""
+        """Queue an item; beyond a limit it is dropped and counted. A single item always fits, however large it is."""
         if self._closed:
             return
         if self._limit_bytes and self._waiting_bytes and self._waiting_bytes + nbytes > self._limit_bytes:
@@ -88,18 +88,18 @@ class Inbox(Generic[T]):
             await self._queue.join()
 
     async def close(self) -> None:
-        """Stop; handlers that run finish first, what is queued behind them is forgotten. Idempotent."""
+        """End the subscription; running handlers finish, queued items are dropped. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._on_close()
         for task in self._tasks:
             if task not in self._running:
                 task.cancel()
-        if asyncio.current_task() not in self._tasks:  # A handler of ours that calls this ends its loop by itself.
+        if asyncio.current_task() not in self._tasks:  # A handler that calls this ends its loop by itself.
             await asyncio.wait(self._tasks)
 
     def cancel(self) -> None:
-        """Stop at once, cancelling handlers that run; for a shutdown whose patience is over."""
+        """End the subscription at once and cancel running handlers; for a shutdown that has timed out."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -117,7 +117,7 @@ class Inbox(Generic[T]):
             except asyncio.CancelledError:
                 if task.cancelling():
                     raise
-                # The handler awaited something that somebody else cancelled.
+                # The handler awaited something that was cancelled elsewhere.
                 _log.warning("handler_cancelled", subject=self.subject)
             except Exception:
                 _log.exception("handler_failed", subject=self.subject)

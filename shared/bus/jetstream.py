@@ -5,6 +5,7 @@ The wire format is JetStream's documented JSON API; times are nanoseconds there.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -20,14 +21,23 @@ BUCKET_STREAM = f"OBJ_{subjects.SNAPSHOT_BUCKET}"
 
 API_TIMEOUT_S = 5.0
 
+# How long a start waits for a broker that is up and does not answer: one that reads its streams again after a crash, or
+# whose disk is behind, takes longer than a call of a running cell may.
+SETUP_S = 60.0
+
 # JetStream's own error numbers ("err_code").
 _STREAM_NOT_FOUND = 10059
 _NAME_IN_USE = (10058, 10065)
 _MESSAGE_TOO_LARGE = 10054
-_NO_REPLICAS = 10074  # More copies than one are asked of a server that is alone.
+_NO_REPLICAS = 10074  # Several copies were asked of a single server.
 _NO_JETSTREAM = (10039, 10076)
+# States that pass although they are not reported as faults of the server. 10158: an earlier attempt with the same
+# message id was taken up and is not stored yet (a leader may fall between the two). 10164: another write of the subject
+# was, so that its last sequence is not known. 10167: the stream's queue is full, and the message was dropped. 10002:
+# the account has no space until messages expire or are deleted.
+_PASSING = (10002, 10158, 10164, 10167)
 
-# What cannot be changed of a stream that exists, and what our guarantees rest on.
+# Settings of a stream that cannot be changed later, and that our guarantees rest on.
 _FIXED = ("storage", "retention", "subjects")
 
 _log = logs.get_logger("bus")
@@ -36,7 +46,11 @@ _JSON = msgspec.json.Decoder()
 
 
 def raise_api_error(error: dict[str, Any], what: str) -> None:
-    """Translate an ``error`` object of an answer."""
+    """Raise an answer's ``error`` object as our own error; ``what`` names the call.
+
+    PayloadTooLarge, ConfigError for what an operator must change, Unavailable for states that pass, otherwise
+    TransportError.
+    """
     number, described = error.get("err_code", 0), error.get("description", "unknown error")
     if number == _MESSAGE_TOO_LARGE:
         raise PayloadTooLarge(f"{what}: {described}")
@@ -44,7 +58,7 @@ def raise_api_error(error: dict[str, Any], what: str) -> None:
         raise ConfigError(f"{what}: {described}; --stream-replicas needs so many servers in a cluster")
     if number in _NO_JETSTREAM:
         raise ConfigError(f"{what}: {described}; a cell needs a broker with JetStream, allowed for its account")
-    if error.get("code", 0) >= 500:
+    if error.get("code", 0) >= 500 or number in _PASSING:
         # No leader, no space, shutting down: states that pass.
         raise Unavailable(f"{what}: {described}")
     raise TransportError(f"{what}: {described} ({number})")
@@ -53,7 +67,7 @@ def raise_api_error(error: dict[str, Any], what: str) -> None:
 async def request(
     client: Any, verb: str, body: dict[str, Any] | None = None, *, timeout_s: float = API_TIMEOUT_S
 ) -> dict[str, Any]:
-    """Call ``$JS.API.<verb>``; the answer may hold an ``error`` object. Raises Unavailable."""
+    """Call ``$JS.API.<verb>`` and return its answer, which may hold an ``error`` object. Raises Unavailable."""
     data = b"" if body is None else msgspec.json.encode(body)
     try:
         reply = await requests.request(client, f"$JS.API.{verb}", data, timeout_s)
@@ -66,7 +80,7 @@ async def request(
 async def checked_request(
     client: Any, verb: str, body: dict[str, Any] | None = None, *, timeout_s: float = API_TIMEOUT_S
 ) -> dict[str, Any]:
-    """As :func:`request`; an ``error`` object is raised."""
+    """Return the same as :func:`request`; raise an ``error`` object of the answer."""
     answer = await request(client, verb, body, timeout_s=timeout_s)
     if "error" in answer:
         raise_api_error(answer["error"], verb)
@@ -74,7 +88,7 @@ async def checked_request(
 
 
 def stream_config(name: str, captured: list[str], limits: StreamLimits) -> dict[str, Any]:
-    """Return a file-backed stream that drops its oldest messages at its limits."""
+    """Return the configuration of a file-backed stream that drops its oldest messages at its limits."""
     return {
         "name": name,
         "subjects": captured,
@@ -92,7 +106,7 @@ def stream_config(name: str, captured: list[str], limits: StreamLimits) -> dict[
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """Return the stream behind the snapshot bucket, laid out as JetStream's object stores are."""
+    """Return the configuration of the stream behind the snapshot bucket, laid out as JetStream's object stores are."""
     bucket = subjects.SNAPSHOT_BUCKET
     return {
         "name": BUCKET_STREAM,
@@ -107,26 +121,41 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
     }
 
 
-async def ensure_stream(client: Any, config: dict[str, Any]) -> None:
-    """Create a stream, or bring one of that name to ``config`` as far as that loses nothing.
+async def ensure_stream(client: Any, config: dict[str, Any], wait_s: float = API_TIMEOUT_S) -> None:
+    """Create a stream, or change one of that name to ``config`` as far as that loses no message.
 
-    A bound that what is stored exceeds already is left as it is, and the log says so; so it does when the servers
-    cannot hold so many copies now. Raises ConfigError for a stream that differs in what cannot be changed, Unavailable.
+    A bound that the stored messages exceed already is left as it is and logged; so is a number of copies that the
+    servers cannot hold now. Each call waits ``wait_s`` for its answer and is repeated within that, which is harmless.
+    Raises Unavailable, or ConfigError for a stream that differs in what cannot be changed.
     """
     name = config["name"]
-    answer = await request(client, f"STREAM.INFO.{name}")
+    answer = await _patient_request(client, f"STREAM.INFO.{name}", None, wait_s)
     if "error" not in answer:
-        await _update(client, answer, config)
+        await _update(client, answer, config, wait_s)
         return
     if answer["error"].get("err_code") != _STREAM_NOT_FOUND:
         raise_api_error(answer["error"], f"STREAM.INFO.{name}")
-    answer = await request(client, f"STREAM.CREATE.{name}", config)
+    answer = await _patient_request(client, f"STREAM.CREATE.{name}", config, wait_s)
     # Another process may have created it since we asked.
     if "error" in answer and answer["error"].get("err_code") not in _NAME_IN_USE:
         raise_api_error(answer["error"], f"STREAM.CREATE.{name}")
 
 
-async def _update(client: Any, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+async def _patient_request(client: Any, verb: str, body: dict[str, Any] | None, wait_s: float) -> dict[str, Any]:
+    """Return the answer to a call that may be repeated; the last try gets what is left of ``wait_s``."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while (left_s := deadline - loop.time()) > API_TIMEOUT_S:
+        try:
+            return await request(client, verb, body)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, nats.errors.TimeoutError):
+                raise
+            _log.warning("broker_does_not_answer", call=verb, waits_s=round(deadline - loop.time(), 1))
+    return await request(client, verb, body, timeout_s=max(left_s, 0.0))
+
+
+async def _update(client: Any, found: dict[str, Any], wanted: dict[str, Any], wait_s: float) -> None:
     name, present = wanted["name"], found["config"]
     wrong = [key for key in _FIXED if key in wanted and present.get(key) != wanted[key]]
     if wrong:
@@ -136,24 +165,22 @@ async def _update(client: Any, found: dict[str, Any], wanted: dict[str, Any]) ->
         )
     changes, kept = stream_changes(found, wanted)
     if kept:
-        _log.warning("stream_bounds_kept", stream=name, reason="what is stored exceeds them", **kept)
+        _log.warning("stream_bounds_kept", stream=name, reason="the stored messages exceed them", **kept)
     if not changes:
         return
-    answer = await request(client, f"STREAM.UPDATE.{name}", {**present, **changes})
+    answer = await _patient_request(client, f"STREAM.UPDATE.{name}", {**present, **changes}, wait_s)
     if "error" in answer:
         error = answer["error"]
         if error.get("err_code") == _NO_REPLICAS:
             raise_api_error(error, f"STREAM.UPDATE.{name}")
-        # It goes on as it is: fewer copies are a risk, a cell that does not start is a certainty.
+        # It stays as it is: fewer copies are a risk, a cell that does not start is a certainty.
         _log.error("stream_not_updated", stream=name, reason=error.get("description", "unknown error"), **changes)
         return
     _log.info("stream_updated", stream=name, **changes)
 
 
 def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what to change of a stream (as STREAM.INFO shows it), and what to leave because messages would be
-    dropped.
-    """
+    """Return what to change of a stream (as in STREAM.INFO), and bounds to leave because messages would be dropped."""
     present, stored = found["config"], found["state"]["bytes"]
     changes: dict[str, Any] = {}
     kept: dict[str, Any] = {}
@@ -166,12 +193,12 @@ def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[
         is_younger = key == "max_age" and stored and 0 < wanted[key] < (present.get(key) or wanted[key] + 1)
         (kept if is_smaller or is_younger else changes)[key] = wanted[key]
     if "max_age" in kept:
-        changes.pop("duplicate_window", None)  # It may not exceed the age, and goes with it.
+        changes.pop("duplicate_window", None)  # It may not exceed the age, and stays with it.
     return changes, kept
 
 
 async def stream_info(client: Any, name: str) -> StreamInfo:
-    """Raise TransportError when there is no such stream."""
+    """Return first and last sequence and size of a stream. Raises TransportError when there is no such stream."""
     state = (await checked_request(client, f"STREAM.INFO.{name}"))["state"]
     first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
     return StreamInfo(first_seq=first, last_seq=state["last_seq"], nbytes=state["bytes"])

@@ -1,7 +1,6 @@
-"""The bucket of kept answers: a JetStream key/value store whose entries go by their age, and the oldest first when they
-are too many or too large together.
+"""The bucket of kept answers: a JetStream key/value store bounded by age, number and size; the oldest are dropped.
 
-An entry is written once. Forgetting purges its subject, so that no copy stays behind a mark.
+An entry is written once. Forgetting purges its subject, so that no copy stays behind a deletion mark.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ABSENT = (10037, 10059)  # No such message, no such stream.
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """Return the stream behind the bucket."""
+    """Return the configuration of the stream behind the bucket."""
     return key_value.config_of(
         subjects.KEPT_BUCKET,
         limits,
@@ -37,7 +36,7 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
 
 
 async def ensure(client: Any, limits: StreamLimits) -> None:
-    """Make the bucket, or bring it to ``limits``. A cell whose broker does not allow it serves all the same."""
+    """Create the bucket, or change it to ``limits``. Where the broker does not allow that, an error is logged only."""
     try:
         await jetstream.ensure_stream(client, bucket_config(limits))
     except (Unavailable, TransportError) as error:
@@ -52,7 +51,7 @@ async def keep(client: Any, name: str, data: bytes, timeout_s: float) -> None:
 
 
 async def kept(client: Any, name: str, timeout_s: float) -> bytes | None:
-    """Return an entry as the stream's leader has it. Raises Unavailable or TransportError."""
+    """Return an entry as the stream's leader has it, or None. Raises Unavailable or TransportError."""
     verb = f"STREAM.MSG.GET.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
     if "error" in answer:
@@ -63,7 +62,7 @@ async def kept(client: Any, name: str, timeout_s: float) -> bytes | None:
 
 
 async def forget(client: Any, names: str, timeout_s: float) -> int:
-    """Purge the entries whose names match; how many there were. Raises Unavailable or TransportError."""
+    """Purge the entries whose names match; return their number. Raises Unavailable or TransportError."""
     verb = f"STREAM.PURGE.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"filter": _subject(names)}), timeout_s)
     if "error" in answer:

@@ -1,4 +1,4 @@
-"""What buckets of records, answers and responses have in common: JetStream's layout of a key/value store, and calls."""
+"""The common part of the buckets of records, answers and responses: JetStream's key/value layout, and calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.undecodable import UNDECODABLE
 
 
 def stream_of(bucket: str) -> str:
-    """Return the stream behind a bucket."""
+    """Return the name of the stream behind a bucket."""
     return f"KV_{bucket}"
 
 
@@ -24,7 +24,7 @@ def subject_of(bucket: str, name: str) -> str:
 
 
 def config_of(bucket: str, limits: StreamLimits, **bounds: Any) -> dict[str, Any]:
-    """Return the stream's configuration, each entry kept once. ``bounds`` say when entries go."""
+    """Return the stream's configuration, with one message for each entry. ``bounds`` limit the entries."""
     return {
         "name": stream_of(bucket),
         "subjects": [subject_of(bucket, ">")],
@@ -42,9 +42,9 @@ def config_of(bucket: str, limits: StreamLimits, **bounds: Any) -> dict[str, Any
 async def ask(
     client: Any, subject: str, data: bytes, timeout_s: float, *, what: str, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the server's answer as it stands, an error in it included; ``what`` names the bucket to a reader.
+    """Return the server's answer, which may hold an error; ``what`` names the bucket in errors.
 
-    Raises Unavailable when none came, TransportError for one that is no JSON.
+    Raises Unavailable without an answer, TransportError for one that is not JSON.
     """
     try:
         reply = await requests.request(client, subject, data, timeout_s, headers)

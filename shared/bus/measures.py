@@ -1,4 +1,4 @@
-"""What the bus tells Prometheus about its connection."""
+"""Metrics of the bus's connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bus over NATS and JetStream. ``connect`` gives a :class:`~shared.bus.protocol.Bus`.
+"""The bus over NATS and JetStream. ``connect`` returns a :class:`~shared.bus.protocol.Bus`.
 
-Core messages that the broker or we ourselves had to drop, and those of the time without a connection, are lost to a
-subscription. Both are told to ``on_reconnect``, and readers then catch up from the streams.
+Core messages that the broker or we had to drop, and those of the time without a connection, are lost to a subscription.
+In both cases ``on_reconnect`` is called, and readers then catch up from the streams.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logs.get_logger("bus")
 
 
 async def connect(urls: Sequence[str], name: str, *, timeout_s: float = CONNECT_S) -> Bus:
-    """Connect to one of ``urls`` (``nats://host:port``) with nothing but what they say.
+    """Connect to one of ``urls`` (``nats://host:port``) without further settings.
 
     Raises Unavailable when none answers in time, ConfigError when all refuse us.
     """
@@ -57,10 +57,10 @@ async def connect(urls: Sequence[str], name: str, *, timeout_s: float = CONNECT_
 
 
 async def connect_with(settings: BrokerSettings, name: str, *, timeout_s: float = CONNECT_S) -> Bus:
-    """Connect as ``settings`` and the variables with secrets say.
+    """Connect with ``settings`` and the variables with secrets.
 
-    Raises Unavailable when no server answers in time; ConfigError when all refuse us, when one is too small for us, or
-    for a file that cannot be read.
+    Raises Unavailable when no server answers in time; ConfigError when all refuse us, when one's max_payload is too
+    small, or for a file that cannot be read.
     """
     return await _connected(access_of(settings, os.environ), name, timeout_s)
 
@@ -72,9 +72,10 @@ async def _connected(access: Access, name: str, timeout_s: float) -> Bus:
 
 
 class NatsBus:
-    """Implements ``shared.bus.protocol.Bus``; made by :func:`connect`."""
+    """The ``shared.bus.protocol.Bus`` over one connection to the broker; made by :func:`connect`."""
 
     def __init__(self, access: Access, name: str) -> None:
+        """Begin without a connection, which :meth:`open` makes; the broker shows it under ``name``."""
         self._connection = Connection(access, name, self)
         self._connect_beats = lambda: _connected(access, f"{name} heartbeats", CONNECT_S)
         self._beats: Beats | None = None
@@ -82,27 +83,29 @@ class NatsBus:
         self._is_ending = False
         self._closing = False
         self._appender = Appender()
-        self._tails = Tails()
+        self._denied: set[tuple[str, str]] = set()
+        self._tails = Tails(self._denied)
         self._sources: dict[int, tuple[str, Inbox[Any] | Hearing[Any], Callable[[Any], Any]]] = {}
         self._subscribed: dict[int, Any] = {}
         self._next_source = 0
-        self._denied: set[tuple[str, str]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
     # -- the connection ---------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises as :func:`connect_with`."""
+        """Connect. Raises like :func:`connect_with`."""
         await self._connection.open(timeout_s)
 
     @property
     def max_payload(self) -> int:
+        """Largest message in bytes, headers included, by the server's word; 0 before the first connection."""
         client = self._connection.client
         return 0 if client is None else client.max_payload
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection now, and the bus is not closing."""
         return self._connection.is_connected and not self._closing
 
     @property
@@ -110,23 +113,30 @@ class NatsBus:
         return self._connection.client
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is lost, or a :meth:`flush` cannot prove that a message was stored."""
         self._on_disconnect.append(callback)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is restored, or a subscription that dropped messages has caught up."""
         self._on_reconnect.append(callback)
 
     async def flush(self) -> None:
+        """Make two round trips to the server, then wait for the acknowledgements of captured messages.
+
+        Raises Unavailable.
+        """
         self._require()
         await requests.translated(_round_trip(self._client))
         try:
             await self._appender.captured(FLUSH_S)
         except Unavailable:
-            # The connection may be in order, but what was sent over it is not where it belongs. Publishers send again
-            # what they have no proof of, as they do after a loss of the connection.
+            # The connection may be in order, but messages sent over it are not where they belong. Publishers repeat
+            # messages without proof of storage, as they do after a loss of the connection.
             tell(self._on_disconnect)
             raise
 
     async def close(self) -> None:
+        """Unsubscribe, wait up to CLOSE_S for handlers, and disconnect; repeats return at once."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -150,7 +160,7 @@ class NatsBus:
             if self._client is not None and self._client.is_connected:
                 await _round_trip(self._client)
         except (nats.errors.Error, OSError):
-            pass  # What could not be flushed is lost with the connection.
+            pass  # Messages that could not be flushed are lost with the connection.
         await self._connection.close()
 
     @staticmethod
@@ -161,22 +171,25 @@ class NatsBus:
     # -- what the connection tells ----------------------------------------------------------------------------
 
     async def attach(self, client: Client) -> None:
-        """Subscribe through this client what is registered."""
+        """Subscribe all registered sources through this client, which is the connection from now on."""
         await self._appender.attach(client)
         for number in list(self._sources):
             await self._attach(client, number)
         await _round_trip(client)
 
     def lost(self) -> None:
+        """Fail the appends that wait for acknowledgements, and call the ``on_disconnect`` callbacks."""
         self._appender.fail_all("the connection to the broker was lost")
         tell(self._on_disconnect)
 
     def restored(self) -> None:
+        """Restart all followers of streams, and call the ``on_reconnect`` callbacks."""
         self._tails.break_all("reconnected")
         self._denied.clear()
         tell(self._on_reconnect)
 
     def denied(self, verb: str, subject: str) -> None:
+        """Note a missing permission, and fail the appends to a subject that we may not publish to."""
         self._denied.add((verb, subject))
         if verb == "publish":
             self._appender.deny(subject)
@@ -193,6 +206,7 @@ class NatsBus:
     # -- core messages ----------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Publish a core message; in a cluster, one that TC_OUTPUTS captures is awaited by the next :meth:`flush`."""
         self._require(data, headers)
         if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
             await requests.translated(self._appender.publish(subject, data, headers))
@@ -200,13 +214,18 @@ class NatsBus:
         await requests.translated(self._client.publish(subject, data, headers=dict(headers) if headers else None))
 
     def publish_now(self, subject: str, data: bytes) -> bool:
+        """Publish at once; return False without room, or in a cluster where the message has to be acknowledged."""
         self._require(data)
         if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
-            return False  # It has to be acknowledged.
+            return False  # Such a message has to be acknowledged.
         is_published: bool = self._client.publish_now(subject, data)
         return is_published
 
     async def beat(self, subject: str, data: bytes) -> None:
+        """Publish a heartbeat over a connection of its own, whose thread repeats it; before that is up, over this one.
+
+        Raises Unavailable or PayloadTooLarge.
+        """
         self._require(data)
         if self._beats is None:
             self._beats = Beats(self._connect_beats)
@@ -214,12 +233,18 @@ class NatsBus:
             await self.publish(subject, data)
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
+        """Subscribe through an inbox bounded by ``pending_limit`` messages and the access's ``pending_bytes``.
+
+        Raises ConfigError where the broker denies the subject.
+        """
         return await self._add_source(subject, _delivery, partial(self._inbox, subject, handler, pending_limit))
 
     async def hear(self, subject: str, hearer: Hearer) -> Subscription:
+        """Subscribe without a queue. Raises ConfigError where the broker denies the subject."""
         return await self._add_source(subject, _delivery, partial(Hearing, subject, hearer))
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
+        """Return the reply to a request; a handler's error that came back in it is raised."""
         self._require(data)
         reply = await requests.translated(requests.request(self._client, subject, data, timeout_s))
         if reply.headers and ERROR_HEADER in reply.headers:
@@ -228,6 +253,8 @@ class NatsBus:
         return answer
 
     async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
+        """Answer calls through an inbox of 1,024 that may wait; errors go back typed, and unknown ones are logged."""
+
         async def answer(message: Any) -> None:
             try:
                 body, headers = await handler(message.data), None
@@ -268,7 +295,7 @@ class NatsBus:
         translate: Callable[[Any], Any],
         make: Callable[[Callable[[], Awaitable[None]]], Inbox[Any] | Hearing[Any]],
     ) -> Inbox[Any] | Hearing[Any]:
-        """Subscribe now, and again whenever a new client takes over. ``make`` is told what to await at the end."""
+        """Subscribe now, and again whenever a new client takes over. ``make`` gets what to await at the end."""
         self._require()
         self._next_source += 1
         number = self._next_source
@@ -282,7 +309,7 @@ class NatsBus:
         try:
             self._denied.discard(("subscribe", subject.lower()))
             await requests.translated(self._attach(self._client, number))
-            # When we return, the server sends us every message published from now on, or has said that it will not.
+            # When we return, the server sends us every message published from now on, or has denied it.
             await requests.translated(_round_trip(self._client))
             if ("subscribe", subject.lower()) in self._denied:
                 raise ConfigError(f"the broker does not let us subscribe to {subject}; see the permissions of its user")
@@ -311,35 +338,45 @@ class NatsBus:
             if subscription is not None:
                 await subscription.unsubscribe()
         except (nats.errors.Error, OSError):
-            pass  # Closed or reconnecting: the server has forgotten it, or will not be told of it again.
+            pass  # Closed or reconnecting: the server has dropped it, or will not get it again.
 
     # -- streams ----------------------------------------------------------------------------------------------
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
+        """Create streams and buckets, or change them to ``limits``; without an answer bucket it logs a warning only.
+
+        Raises Unavailable when the broker does not answer for a minute.
+        """
         self._require()
         inputs = jetstream.stream_config(subjects.INPUTS_STREAM, [subjects.INPUTS], limits)
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
         for config in (inputs, outputs, jetstream.bucket_config(limits), record_bucket.bucket_config(limits)):
-            await jetstream.ensure_stream(self._client, config)
+            await jetstream.ensure_stream(self._client, config, jetstream.SETUP_S)
         await kept_bucket.ensure(self._client, limits)
         try:
             await jetstream.ensure_stream(self._client, answer_bucket.bucket_config(limits))
         except (ConfigError, TransportError, Unavailable) as error:
-            # A cell does without: gateways then remember answers each for itself, and say so.
+            # A cell works without it: each gateway then remembers answers for itself, and logs that.
             _log.warning("answer_bucket_missing", reason=error.message)
         if limits.replicas == 1 and len(self._client.servers) > 1:
             _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
 
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
+        """Store a message and return its sequence number.
+
+        The header of a ``message_id`` counts against ``max_payload``.
+        """
         self._require(data, {"Nats-Msg-Id": message_id} if message_id else None)
         return await requests.translated(self._appender.append(subject, data, message_id, timeout_s))
 
     def follow(
         self, stream: str, *, from_seq: int = 1, subject: str = ">", live: bool = True
     ) -> AsyncIterator[StreamMessage]:
+        """Follow a stream by ordered consumers, which are made again after any gap or lost connection."""
         return self._tails.follow(lambda: None if self._closing else self._client, stream, from_seq, subject, live=live)
 
     async def stream_info(self, stream: str) -> StreamInfo:
+        """Return first and last sequence and size of a stream. Raises TransportError when there is no such stream."""
         self._require()
         return await jetstream.stream_info(self._client, stream)
 
@@ -351,48 +388,59 @@ class NatsBus:
         return SnapshotBucket(self._client, lambda stream, subject: self.follow(stream, subject=subject, live=False))
 
     async def put_object(self, name: str, data: bytes) -> None:
+        """Store an object in chunks of the object store. Raises Unavailable."""
         await self._bucket.put(name, data)
 
     async def get_object(self, name: str) -> bytes | memoryview | None:
+        """Return an object whose digest was verified, or None. Raises TransportError for a damaged one."""
         return await self._bucket.get(name)
 
     async def delete_object(self, name: str) -> None:
+        """Purge an object, and chunks of unfinished puts that are older than the oldest object."""
         await self._bucket.delete(name)
 
     async def list_objects(self) -> list[str]:
+        """Return the names of all objects that are not deleted, sorted."""
         return await self._bucket.names()
 
     # -- records -----------------------------------------------------------------------------------------------
 
     async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
+        """Return a record as the stream's leader has it, or None. Raises Unavailable or TransportError."""
         self._require()
         return await record_bucket.read(self._client, name, timeout_s)
 
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+        """Replace a record by compare-and-set on its sequence number; return the new one, None for a mismatch."""
         self._require(data)
         return await record_bucket.write(self._client, name, data, revision, timeout_s)
 
     # -- kept answers ------------------------------------------------------------------------------------------
 
     async def keep(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        """Store a kept answer. Raises Unavailable, TransportError or PayloadTooLarge."""
         self._require(data)
         await kept_bucket.keep(self._client, name, data, timeout_s)
 
     async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
+        """Return a kept answer as the stream's leader has it, or None. Raises Unavailable or TransportError."""
         self._require()
         return await kept_bucket.kept(self._client, name, timeout_s)
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
+        """Purge the kept answers whose names match; return their number. Raises Unavailable or TransportError."""
         self._require()
         return await kept_bucket.forget(self._client, names, timeout_s)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
     async def read_answers(self, names: Sequence[str], *, timeout_s: float) -> dict[str, bytes | None]:
+        """Return entries of the answer bucket, read directly from any replica. Raises Unavailable when none came."""
         self._require()
         return await answer_bucket.read(self._client, names, timeout_s)
 
     async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
+        """Store an entry of the answer bucket. Raises Unavailable, TransportError or PayloadTooLarge."""
         self._require(data)
         await answer_bucket.write(self._client, name, data, timeout_s)
 

@@ -28,14 +28,14 @@ _SEED = re.compile(_SECTION % ("USER NKEY SEED", "USER NKEY SEED"))
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """A user's key, and the JWT that vouches for it ("" where the server knows the key itself)."""
+    """A user's key, and the JWT that certifies it ("" where the server knows the key itself)."""
 
     _private: Ed25519PrivateKey
     jwt: str
 
     @property
     def public(self) -> str:
-        """The key's name at the server: ``U…``."""
+        """Public key as text, its name at the server: ``U…``."""
         raw = self._private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         return encode_key(bytes([_USER_PREFIX]) + raw)
 
@@ -51,7 +51,10 @@ def encode_key(raw: bytes) -> str:
 
 
 def read_user_key(text: str) -> UserKey:
-    """Return the key in a ``.creds`` file or in a file with only a seed. Raises ConfigError, which holds no secret."""
+    """Return the key in a ``.creds`` file or in a file with only a seed.
+
+    Raises ConfigError, whose text holds no secret.
+    """
     found = _SEED.search(text)
     if found is None:
         return UserKey(_private_key(text.strip()), "")

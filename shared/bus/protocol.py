@@ -1,4 +1,4 @@
-"""What every process may ask of the bus. ``shared.bus.nats_bus`` provides it; in memory ``tests.memory_bus`` does.
+"""The interface of the bus. ``shared.bus.nats_bus`` implements it, and in memory ``tests.memory_bus``.
 
 Guarantees that the conformance suite checks for both:
 
@@ -7,7 +7,7 @@ Guarantees that the conformance suite checks for both:
   The same ``message_id`` within two minutes is stored once and answers the first sequence.
 * ``follow`` yields a stream's messages in order from a sequence on, without a gap or a repeat, across
   reconnects, and goes on with new ones until cancelled.
-* ``write_record`` is compare-and-set: of all who write on top of one revision, one succeeds.
+* ``write_record`` is compare-and-set: of several writes on top of one revision, one succeeds.
 * every wait is bounded: calls time out, subscriptions have a pending limit; a message beyond it is dropped
   and counted in ``Subscription.dropped``, and ``on_reconnect`` is called when the others have been handled.
 """
@@ -61,19 +61,22 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as read. ``revision`` grows with every write of it, and is never 0."""
+    """A record as read. ``revision`` grows with every write, and is never 0."""
 
     revision: int
     data: bytes
 
 
 class Subscription(Protocol):
-    """A running subscription."""
+    """A running subscription; ``dropped`` counts messages beyond its pending limit."""
 
     dropped: int
 
     async def close(self) -> None:
-        """Stop; handlers that run already finish first."""
+        """End the subscription; running handlers finish first."""
+
+    def cancel(self) -> None:
+        """End the subscription at once and cancel running handlers."""
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
@@ -82,56 +85,58 @@ CallHandler = Callable[[bytes], Awaitable[bytes]]
 
 
 class Bus(Protocol):
-    """See the module docstring for the guarantees. All errors are ``shared.errors``."""
+    """A connection to the broker; the module's docstring gives the guarantees. All errors are ``shared.errors``."""
 
     @property
-    def max_payload(self) -> int: ...
+    def max_payload(self) -> int:
+        """Largest message in bytes, headers included; 0 before the first connection."""
 
     @property
-    def is_connected(self) -> bool: ...
+    def is_connected(self) -> bool:
+        """Whether there is a connection now, so that a publish would not raise Unavailable."""
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call back (on the event loop) whenever the connection, or what was published, is lost."""
+        """Call back (on the event loop) whenever the connection, or a published message, is lost."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up."""
+        """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up then."""
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
         """Create the streams, and the buckets of snapshots, records, answers and responses, where they do not exist.
 
-        Those that exist are brought to ``limits`` as far as nothing that they hold is lost by it.
+        Those that exist are changed to ``limits`` as far as none of their messages is lost.
         """
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Core publish. Raises PayloadTooLarge beyond ``max_payload``, Unavailable when disconnected."""
+        """Publish a core message. Raises PayloadTooLarge beyond ``max_payload``, Unavailable when disconnected."""
 
     def publish_now(self, subject: str, data: bytes) -> bool:
-        """Publish without waiting for the loop's next turn, behind what was published before; False where that is not
-        to be had now: then nothing was published.
+        """Publish before this returns, behind all earlier messages; return False where that is impossible now.
 
-        Raises as :meth:`publish`.
+        In that case nothing was published. Raises like :meth:`publish`.
         """
 
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
-        """Store in the stream that captures ``subject``; returns its sequence.
+        """Store a message in the stream that captures ``subject``; return its sequence number.
 
-        Raises PayloadTooLarge, or Unavailable when no acknowledgement came in time (the message may or may
-        not be stored; retry with the same ``message_id``).
+        Raises PayloadTooLarge, or Unavailable when no acknowledgement came in time (the message may or may not be
+        stored; retry with the same ``message_id``).
         """
 
     async def beat(self, subject: str, data: bytes) -> None:
-        """Publish a heartbeat, and do it again while there is no newer one, even while the event loop is busy."""
+        """Publish a heartbeat, and repeat it while there is no newer one, even while the event loop is busy."""
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
         """Run ``handler`` for each message, one at a time in order of arrival."""
 
     async def hear(self, subject: str, hearer: Hearer) -> Subscription:
-        """Call ``hearer`` with each message where it is read, in order of arrival. It must not take long: nothing else
-        of this process goes on meanwhile.
+        """Call ``hearer`` with each message where it is read, in order of arrival.
+
+        It must be quick: it blocks the event loop of this process.
         """
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
-        """Request/reply. Raises Unavailable without an answer in time or without a listener."""
+        """Send a request and return the reply. Raises Unavailable without a listener or a reply in time."""
 
     async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
         """Answer calls, at most ``at_once`` at a time, begun in order of arrival.
@@ -142,61 +147,63 @@ class Bus(Protocol):
     def follow(
         self, stream: str, *, from_seq: int = 1, subject: str = ">", live: bool = True
     ) -> AsyncIterator[StreamMessage]:
-        """Messages from ``from_seq`` on that match ``subject``; ends at the current end if not ``live``."""
+        """Yield messages from ``from_seq`` on that match ``subject``; ends at the present last one if not ``live``."""
 
-    async def stream_info(self, stream: str) -> StreamInfo: ...
+    async def stream_info(self, stream: str) -> StreamInfo:
+        """Return first and last sequence and size of a stream. Raises TransportError when there is no such stream."""
 
     async def put_object(self, name: str, data: bytes) -> None:
-        """Store in the snapshot bucket, replacing an older one of that name atomically."""
+        """Store an object in the snapshot bucket, replacing one of the same name atomically."""
 
-    async def get_object(self, name: str) -> bytes | memoryview | None: ...
+    async def get_object(self, name: str) -> bytes | memoryview | None:
+        """Return an object of the snapshot bucket, or None. Raises Unavailable, or TransportError for a damaged one."""
 
     async def delete_object(self, name: str) -> None:
-        """Delete; a missing name is fine."""
+        """Delete an object; a missing name is no error."""
 
     async def list_objects(self) -> list[str]:
-        """Names in the bucket, sorted."""
+        """Return the names of the objects in the snapshot bucket, sorted."""
 
     async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
         """Return the newest record of that name in the record bucket, or None. Raises Unavailable."""
 
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
-        """Replace the record whose revision is ``revision`` (0: make the first one); returns the new revision.
+        """Replace the record whose revision is ``revision`` (0: make the first one); return the new revision.
 
-        None when it has another revision by now. Raises Unavailable when no answer came in time: then the record
-        may be written or not, now or later, and reading it tells.
+        None when it has another revision by now. Raises Unavailable when no answer came in time: then the record may be
+        written or not, now or later; reading it tells.
         """
 
     async def keep(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
-        """Store in the bucket of kept answers, which gives up its oldest entries at its bounds.
+        """Store an entry in the bucket of kept answers, which drops its oldest entries at its bounds.
 
         Raises PayloadTooLarge beyond ``max_payload``, Unavailable when no answer came in time or there is no bucket.
         """
 
     async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
-        """Return what is kept under that name, or None. Raises Unavailable."""
+        """Return the kept answer of that name, or None. Raises Unavailable."""
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
-        """Erase what is kept under names that match (``*`` is any one part, ``>`` the rest); how many there were.
+        """Erase kept answers whose names match (``*`` is any one part, ``>`` the rest); return their number.
 
         Raises Unavailable.
         """
 
     async def read_answers(self, names: Sequence[str], *, timeout_s: float) -> dict[str, bytes | None]:
-        """Entries of the answer bucket, None for one that is not there; what is late is left out.
+        """Return entries of the answer bucket, None for a missing one; late ones are left out.
 
-        Raises Unavailable when nothing came within ``timeout_s``.
+        Raises Unavailable when none came within ``timeout_s``.
         """
 
     async def write_answer(self, name: str, data: bytes, *, timeout_s: float = 2.0) -> None:
         """Store an entry in the answer bucket. Raises Unavailable, PayloadTooLarge or TransportError."""
 
     async def flush(self) -> None:
-        """Return when the server has everything published so far, and the streams what they capture of it.
+        """Wait until the server has all published messages, and the streams have those that they capture.
 
         Raises Unavailable when that is not certain; ``on_disconnect`` has been called then, because publishers must
-        send again what they cannot do without.
+        repeat the messages that they cannot do without.
         """
 
     async def close(self) -> None:
-        """Drain and disconnect; idempotent."""
+        """Drain and disconnect. Idempotent."""

@@ -1,7 +1,7 @@
 """The record bucket: a JetStream key/value store of small records, each replaced by compare-and-set.
 
-It has no time to live. Who holds a lead is for its observers to judge, by their own clocks; what stays in the
-record tells a successor where the last holder was.
+Records do not expire. Observers judge by their own clocks whether a lead still holds; the record tells a successor
+where the last holder was.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ STREAM = key_value.stream_of(subjects.RECORD_BUCKET)
 
 # JetStream's own error numbers ("err_code").
 _NO_MESSAGE = 10037
-_WRONG_LAST_SEQUENCE = (10070, 10071, 10164)
+_WRONG_LAST_SEQUENCE = (10070, 10071)
 
 _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
 def bucket_config(limits: StreamLimits) -> dict[str, Any]:
-    """Return the stream behind the bucket. Each record is kept once."""
+    """Return the configuration of the stream behind the bucket. Only the newest message of each record is stored."""
     return key_value.config_of(subjects.RECORD_BUCKET, limits, discard="new", max_bytes=-1)
 
 
@@ -34,7 +34,7 @@ def _subject(name: str) -> str:
 
 
 async def read(client: Any, name: str, timeout_s: float) -> Record | None:
-    """Return the record as the stream's leader has it. Raises Unavailable or TransportError."""
+    """Return the record as the stream's leader has it, or None. Raises Unavailable or TransportError."""
     verb = f"STREAM.MSG.GET.{STREAM}"
     answer = await _ask(client, f"$JS.API.{verb}", msgspec.json.encode({"last_by_subj": _subject(name)}), timeout_s)
     if "error" in answer:
@@ -46,7 +46,10 @@ async def read(client: Any, name: str, timeout_s: float) -> Record | None:
 
 
 async def write(client: Any, name: str, data: bytes, revision: int, timeout_s: float) -> int | None:
-    """Replace the record of this revision; None when it has another. Raises Unavailable or TransportError."""
+    """Replace the record of this revision and return the new revision; None when it has another one.
+
+    Raises Unavailable or TransportError.
+    """
     answer = await _ask(client, _subject(name), data, timeout_s, {_EXPECTED_HEADER: str(revision)})
     if "error" in answer:
         if answer["error"].get("err_code") in _WRONG_LAST_SEQUENCE:

@@ -1,7 +1,7 @@
 """Calls of nats-py, with waits that can be cancelled at any moment.
 
-nats-py waits by ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation that comes together with what is
-waited for. A loop that was cancelled then goes on for ever, and so does the task that waits for its end.
+nats-py waits by ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation that comes together with the awaited
+result. A cancelled loop then goes on without end, and so does the task that waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _CANCEL_AGAIN_S = 0.05
 async def request(
     client: Any, subject: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """One request's reply. Raises what the client's own ``request`` raises, ``nats.errors.TimeoutError`` among it."""
+    """Return the reply to one request.
+
+    Raises the errors of the client's own ``request``, ``nats.errors.TimeoutError`` included.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             return await client.request(subject, data, timeout=None, headers=dict(headers) if headers else None)
@@ -31,7 +34,7 @@ async def request(
 
 
 async def translated(operation: Awaitable[T]) -> T:
-    """Return what ``operation`` returns, with errors of nats-py translated to ours."""
+    """Return the result of ``operation``, with errors of nats-py translated to ours."""
     try:
         return await operation
     except nats.errors.MaxPayloadError as error:
@@ -45,7 +48,7 @@ async def translated(operation: Awaitable[T]) -> T:
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
-    """Return or raise what ``call`` does. It runs in a task of its own, so that only that can miss a cancellation."""
+    """Return or raise the result of ``call``, which runs in a task of its own: only that can miss a cancellation."""
     running = asyncio.create_task(call)
     try:
         return await asyncio.shield(running)
@@ -55,10 +58,9 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
 
 
 async def within(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Return or raise what ``call`` does; raise TimeoutError when it takes longer. It has ended when this returns or
-    raises.
+    """Return or raise the result of ``call``; raise TimeoutError when it takes longer. It has always ended afterwards.
 
-    It is cancelled as often as it takes: what tries something over and over may miss one cancellation in a failed try.
+    It is cancelled repeatedly: a retry loop may miss one cancellation in a failed try.
     """
     running = asyncio.create_task(call)
     try:

@@ -1,8 +1,8 @@
 """The snapshot bucket: a JetStream object store, in its documented layout (chunks, then a rolled-up meta message).
 
-Only deleting differs. Object stores leave a mark for every name that was deleted, which is kept for ever; our names
-count upwards, so there would be another with every snapshot, and every list of names would read them all. We purge the
-name too. Whole blocks of the stream then become empty and are removed, in place of being rewritten around the marks.
+Only deleting differs. Object stores leave a permanent mark for every deleted name; our names count upwards, so there
+would be another with every snapshot, and every list of names would read them all. We purge the name too. Whole blocks
+of the stream then become empty and are removed, in place of being rewritten around the marks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.undecodable import UNDECODABLE
 LARGEST_CHUNK_BYTES = 128 * 1024
 
 DIGESTED_BYTES = 16 << 20
-"""How much is digested at once, beside the reading of what follows."""
+"""Bytes digested at once, while the next ones are read."""
 
 _META = f"$O.{subjects.SNAPSHOT_BUCKET}.M."
 _CHUNKS = f"$O.{subjects.SNAPSHOT_BUCKET}.C."
@@ -46,7 +46,7 @@ class _Meta(msgspec.Struct):
 
 
 Read = Callable[[str, str], AsyncIterator[StreamMessage]]
-"""Reads all that a stream holds under a subject: ``read(stream, subject)``."""
+"""Reads all messages of a stream under a subject: ``read(stream, subject)``."""
 
 
 def _meta_subject(name: str) -> str:
@@ -54,15 +54,17 @@ def _meta_subject(name: str) -> str:
 
 
 class SnapshotBucket:
-    """Puts, gets, lists and deletes. Errors: Unavailable, TransportError."""
+    """The objects of the bucket. Its methods raise Unavailable and TransportError."""
 
     def __init__(self, client: Any, read: Read) -> None:
+        """Use ``client``, which must be connected: its ``max_payload`` bounds the chunks."""
         self._client = client
         self._store = ObjectStore(subjects.SNAPSHOT_BUCKET, BUCKET_STREAM, client.jetstream())
         self._read = read
         self._chunk_bytes = min(LARGEST_CHUNK_BYTES, client.max_payload // 2)
 
     async def put(self, name: str, data: bytes) -> None:
+        """Store an object in chunks of at most 128 KiB, replacing one of the same name. Raises Unavailable."""
         meta = ObjectMeta(name=name, options=ObjectMetaOptions(max_chunk_size=self._chunk_bytes))
         try:
             await requests.apart(self._store.put(name, data, meta))
@@ -70,6 +72,10 @@ class SnapshotBucket:
             raise Unavailable(f"cannot store object {name}: {error!r}") from error
 
     async def get(self, name: str) -> bytes | memoryview | None:
+        """Return an object whose digest was verified; None where there is none.
+
+        Raises TransportError for a damaged one.
+        """
         for _ in range(2):
             found = next((meta for _, meta in await self._find(_meta_subject(name))), None)
             if found is None or found.deleted:
@@ -77,18 +83,21 @@ class SnapshotBucket:
             data = await self._chunks(found)
             if data is not None:
                 return data
-            # Somebody replaced the object between our two reads; its new chunks have another name.
+            # The object was replaced between our two reads; its new chunks have another name.
         raise TransportError(f"object {name} is damaged")
 
     async def _chunks(self, meta: _Meta) -> bytes | memoryview | None:
-        """Return an object's bytes; None where its meta message does not match. Raises TransportError for too many."""
+        """Return an object's bytes; None where its meta message does not match.
+
+        Raises TransportError for an object that memory cannot hold.
+        """
         memory, filled = _room(meta), 0
         digest, digested = hashlib.sha256(), 0
         digesting: asyncio.Future[None] | None = None
         async for chunk in self._read(BUCKET_STREAM, _CHUNKS + meta.nuid):
             end = filled + len(chunk.data)
             if end > len(memory):
-                break  # Read on behind the bound, the digest would only be of what fits.
+                break  # With more chunks than announced, the digest cannot match.
             memory[filled:end] = chunk.data
             filled = end
             if filled - digested >= DIGESTED_BYTES:
@@ -104,7 +113,7 @@ class SnapshotBucket:
         return memory.toreadonly() if is_whole else None
 
     async def delete(self, name: str) -> None:
-        """Delete an object, if it is there, and what puts that were cut off have left behind."""
+        """Delete an object, if it exists, and the chunks of unfinished puts."""
         found = await self._find(_meta_subject(name))
         await self._purge(_meta_subject(name))
         for meta in [meta for _, meta in found if meta.nuid]:
@@ -112,7 +121,7 @@ class SnapshotBucket:
         await self._drop_unfinished()
 
     async def _drop_unfinished(self) -> None:
-        """Purge chunks that belong to no object, of the time before the oldest one: later ones may still get theirs."""
+        """Purge chunks of no object that are older than the oldest one: later ones may still get their meta message."""
         found = await self._find(_META + ">")
         known = {_CHUNKS + meta.nuid for _, meta in found if not meta.deleted}
         if not known:
@@ -125,17 +134,18 @@ class SnapshotBucket:
             await self._purge(subject, before_seq=oldest)
 
     async def _purge(self, subject: str, *, before_seq: int = 0) -> None:
-        """Remove all messages of a subject, or those with smaller numbers than ``before_seq``."""
+        """Remove all messages of a subject, or those with smaller sequence numbers than ``before_seq``."""
         body: dict[str, Any] = {"filter": subject}
         if before_seq:
             body["seq"] = before_seq
         await jetstream.checked_request(self._client, f"STREAM.PURGE.{BUCKET_STREAM}", body)
 
     async def names(self) -> list[str]:
+        """Return the names of all objects that are not deleted, sorted."""
         return sorted(meta.name for _, meta in await self._find(_META + ">") if not meta.deleted)
 
     async def _find(self, subject: str) -> list[tuple[int, _Meta]]:
-        """Return the newest meta message of each object, with its sequence."""
+        """Return the newest meta message of each object, with its sequence number."""
         latest: dict[str, tuple[int, _Meta]] = {}
         async for message in self._read(BUCKET_STREAM, subject):
             try:
@@ -147,8 +157,9 @@ class SnapshotBucket:
 
 
 def _room(meta: _Meta) -> memoryview:
-    """Memory for an object, in large pages where the system has any: most of the time of a large snapshot's fetch is
-    the kernel's, which hands memory out page by page.
+    """Return memory for an object, in large pages where the system has any. Raises TransportError.
+
+    Most of the time of fetching a large snapshot is the kernel's, which hands memory out page by page.
     """
     if not meta.size:
         return memoryview(bytearray())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subscription to ``pattern`` gets messages of ``subject``, as NATS defines it."""
+    """Return whether a subscription to ``pattern`` gets messages of ``subject``, as NATS defines it."""
     wanted, given = pattern.split("."), subject.split(".")
     for position, token in enumerate(wanted):
         if token == ">":

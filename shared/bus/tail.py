@@ -1,11 +1,12 @@
-"""Following a stream: an ordered push consumer that is made anew whenever it may have missed something.
+"""Following a stream: an ordered push consumer that is replaced whenever it may have missed a message.
 
-Theory of operation. JetStream pushes stored messages to a subject of ours; each carries its stream sequence and
-a consumer sequence that counts 1, 2, 3. A hole in the latter, a heartbeat that names a later number than we
-have, silence, or a lost connection all mean the same: this consumer is no good any more. Then
-:func:`follow` makes a new one that starts behind the last message it yielded, which is why there is neither a
-gap nor a repeat. Flow control keeps what is in flight bounded: its requests are answered in their place in
-the queue, that is, when everything before them has been consumed.
+Theory of operation. JetStream pushes stored messages to a subject of ours; each carries its stream sequence and a
+consumer sequence that counts 1, 2, 3. A hole in the latter, a heartbeat that names a later number than we have,
+silence, or a lost connection all mean the same: this consumer is useless from now on. Then :func:`follow` makes a new
+one that starts behind the last message it yielded, which is why there is neither a gap nor a repeat. A read that ends
+needs more: in a cluster the server that has the consumer may lack what the stream's leader has, and would end it too
+early, so consumers are made until the leader itself has one. Flow control keeps what is in flight bounded: its requests
+are answered in their place in the queue, that is, when everything before them has been consumed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +33,19 @@ INACTIVE_NS = 10 * 10**9
 RETRY_S = 0.1
 FIRST_CREATE_S = 1.0
 CREATE_GROWTH = 1.25
-"""How long the first try to create a consumer waits, and how much longer each that comes after one without an answer.
+"""The first try to create a consumer waits FIRST_CREATE_S, each next one after a timeout this much longer.
 
-Servers that elect a leader drop requests meanwhile, so a caller that waits long for an answer goes on late; one
-that has much to do answers late. An API call's time is the most.
+Servers that elect a leader drop requests meanwhile, so a caller that waits long for an answer continues late; a busy
+server answers late. API_TIMEOUT_S is the most.
 """
 GIVE_UP_S = 30.0
-"""How long a bounded read (``live=False``) may fail to make progress before it raises Unavailable.
+"""Time without progress after which a bounded read (``live=False``) raises Unavailable.
 
 A cluster that lost its leader elects another within 4 to 9 s, and tries once more where votes were split.
 """
+
+CONSUMERS_AT_ONCE = 8
+"""Consumers that a bounded read makes one after the other, until the stream's leader has one. Then it pauses."""
 
 _CAPTURED = {subjects.INPUTS_STREAM: subjects.INPUTS, subjects.OUTPUTS_STREAM: subjects.OUTPUTS}
 
@@ -62,22 +67,28 @@ class Tail:
     """One ephemeral ordered consumer. Ends (``next`` returns None) as soon as it is broken."""
 
     def __init__(self, client: Any, stream: str, from_seq: int, subject: str, *, live: bool) -> None:
+        """Prepare a consumer of messages from ``from_seq`` on, which :meth:`start` creates.
+
+        ``subject`` may have wildcards, and ``>`` is every message. If not ``live``, the tail also ends once the server
+        is idle, since messages that it announced have expired by then.
+        """
         self._client = client
-        self._stream = stream
+        self.stream = stream
         self._from_seq = from_seq
         self._subject = subject
-        self._live = live
+        self.live = live
         self._queue: deque[_Stored | _FlowControl] = deque()
         self._wakened = asyncio.Event()
         self._broken = ""
         self._delivered = 0
         self._heard = 0.0
         self._name = ""
+        self.server = ""  # That has the consumer, in a cluster.
         self._subscription: Any = None
         self._watchdog: asyncio.TimerHandle | None = None
 
     async def start(self, timeout_s: float) -> int:
-        """Create the consumer; returns how many stored messages it is going to deliver first. Raises Unavailable."""
+        """Create the consumer; return how many stored messages it will deliver first. Raises Unavailable."""
         inbox = self._client.new_inbox()
         self._subscription = await self._client.hear(inbox, self._received)
         config: dict[str, Any] = {
@@ -95,15 +106,16 @@ class Tail:
         }
         if self._subject != ">":
             config["filter_subject"] = self._subject
-        # Others cannot guess the name, so they cannot delete the consumer. A filter without wildcards stands in the
-        # subject, too, where the server holds it against our permissions and refuses a body that says something else.
+        # Others cannot guess the name, so they cannot delete the consumer. A filter without wildcards is in the
+        # subject, too, where the server checks it against our permissions and refuses a body that differs from it.
         name = config["name"] = secrets.token_hex(8)
-        verb = f"CONSUMER.CREATE.{self._stream}.{name}"
+        verb = f"CONSUMER.CREATE.{self.stream}.{name}"
         if "*" not in self._subject and ">" not in self._subject:
             verb += f".{self._subject}"
-        body = {"stream_name": self._stream, "config": config}
+        body = {"stream_name": self.stream, "config": config}
         answer = await jetstream.checked_request(self._client, verb, body, timeout_s=timeout_s)
         self._name = answer["name"]
+        self.server = leader_in(answer)
         self._watch(asyncio.get_running_loop().time())
         return int(answer["num_pending"])
 
@@ -121,7 +133,7 @@ class Tail:
             await self._wakened.wait()
 
     def break_off(self, reason: str) -> None:
-        """Yield what is queued, then end."""
+        """End the tail, for ``reason``, once its queued messages were read."""
         if not self._broken:
             self._broken = reason
             self._wakened.set()
@@ -136,9 +148,9 @@ class Tail:
                 await self._subscription.unsubscribe()
             if self._name and self._client.is_connected:
                 # Without a reply: the server forgets an inactive consumer anyway.
-                await self._client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
+                await self._client.publish(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}", b"")
         except (nats.errors.Error, OSError):
-            pass  # The connection went meanwhile, and everything that we wanted undone with it.
+            pass  # The connection was lost, and consumer and subscription with it.
 
     async def _answer(self, reply: str) -> None:
         try:
@@ -159,7 +171,7 @@ class Tail:
             self._watchdog = loop.call_later(SILENCE_S - silent_s, self._check_silence)
 
     def _received(self, message: Any) -> None:
-        """Note that a message, a heartbeat or a flow-control request came in."""
+        """Handle a message, a heartbeat or a flow-control request."""
         if self._broken:
             return
         self._heard = asyncio.get_running_loop().time()
@@ -194,40 +206,57 @@ class Tail:
             if stalled:
                 self._queue.append(_FlowControl(stalled))
                 self._wakened.set()
-            elif not self._live and not self._queue:
-                # Idle, though messages were still to come: they expired. Count again with a new consumer.
+            elif not self.live and not self._queue:
+                # Idle, though messages were expected: they expired. Count again with a new consumer.
                 self.break_off("idle")
 
 
-class Tails:
-    """All tails of one connection; a lost connection ends them so that each is made anew."""
+def leader_in(answer: dict[str, Any]) -> str:
+    """Return the name of the server that leads what ``answer`` is about; "" where servers are no cluster."""
+    return str((answer.get("cluster") or {}).get("leader", ""))
 
-    def __init__(self) -> None:
+
+class _Elsewhere(Exception):
+    """A consumer of a bounded read is on another server than the stream's leader, and may lack messages."""
+
+
+class Tails:
+    """All tails of one connection; a lost connection ends them so that each is made again."""
+
+    def __init__(self, denied: AbstractSet[tuple[str, str]] = frozenset()) -> None:
+        """Begin with no tails. ``denied`` are verbs and subjects, in lower case, that the server denies us now."""
         self._tails: dict[int, Tail] = {}
+        self._denied = denied
 
     def break_all(self, reason: str) -> None:
+        """End every tail, so that its follower makes a new consumer behind the last message it yielded."""
         for tail in list(self._tails.values()):
             tail.break_off(reason)
 
     async def follow(
         self, connection: Any, stream: str, from_seq: int, subject: str, *, live: bool
     ) -> AsyncIterator[StreamMessage]:
-        """See ``shared.bus.protocol.Bus.follow``. ``connection()`` gives the current client, or None when closed."""
+        """Yield a stream's messages, see ``shared.bus.protocol.Bus.follow``.
+
+        ``connection()`` returns the current client, or None when closed.
+        """
         loop = asyncio.get_running_loop()
         next_seq = max(1, from_seq)
         remaining: int | None = None
         progressed_s = loop.time()
         create_s = FIRST_CREATE_S
+        elsewhere = 0  # Consumers in a row that another server has than the stream's leader.
         while True:
             client = connection()
             if client is None:
                 raise Unavailable("the bus is closed")
             tail = Tail(client, stream, next_seq, subject, live=live)
             self._tails[id(tail)] = tail
+            before, elsewhere = elsewhere, 0
             try:
                 if client.is_connected:
                     timeout_s, create_s = create_s, min(CREATE_GROWTH * create_s, jetstream.API_TIMEOUT_S)
-                    pending = await tail.start(timeout_s)
+                    pending = await self._start(tail, client, timeout_s)
                     create_s = FIRST_CREATE_S
                     if not live and pending == 0:
                         return
@@ -239,11 +268,13 @@ class Tails:
                         if matches(_CAPTURED.get(stream, ">"), stored.message.subject):
                             yield stored.message
                         else:
-                            # Somebody had another stream delivered into this one.
+                            # A user had another stream delivered into this one.
                             measures.MISDIRECTED.inc()
                             _log.warning("message_misdirected", to=stream, subject=stored.message.subject)
                         if not live and (stored.pending == 0 or remaining <= 0):
                             return
+            except _Elsewhere:
+                create_s, elsewhere = FIRST_CREATE_S, before + 1
             except (nats.errors.Error, OSError, Unavailable) as error:
                 _log.info("follow_interrupted", stream=stream, next_seq=next_seq, reason=str(error))
             except TransportError as error:
@@ -256,4 +287,38 @@ class Tails:
                 await tail.stop()
             if not live and loop.time() - progressed_s > GIVE_UP_S:
                 raise Unavailable(f"{stream} cannot be read: no progress in {GIVE_UP_S} s")
-            await asyncio.sleep(RETRY_S)
+            if elsewhere % CONSUMERS_AT_ONCE == 0:
+                await asyncio.sleep(RETRY_S)
+
+    async def _start(self, tail: Tail, client: Any, timeout_s: float) -> int:
+        """Start ``tail``; return how many messages it will deliver first. Raises as ``Tail.start``, and _Elsewhere."""
+        leader = await self._leader_of(client, tail.stream, timeout_s) if client.is_clustered and not tail.live else ""
+        try:
+            pending = await tail.start(timeout_s)
+        except TransportError as error:
+            if not leader:
+                raise
+            # The stream exists, and the server that was to have the consumer has not got it yet.
+            raise Unavailable(error.message) from error
+        # A server that is a leaf of a cluster, and none itself, names a leader of its streams, but none of consumers.
+        if leader and tail.server not in ("", leader):
+            raise _Elsewhere
+        return pending
+
+    async def _leader_of(self, client: Any, stream: str, timeout_s: float) -> str:
+        """Return the name of the stream's leader; "" where our user may not ask. Raises Unavailable, TransportError."""
+        verb = f"STREAM.INFO.{stream}"
+        permission = "publish", f"$js.api.{verb}".lower()
+        if permission in self._denied:
+            return ""
+        try:
+            answer = await jetstream.checked_request(client, verb, timeout_s=timeout_s)
+            leader = leader_in(answer)
+            if "cluster" in answer and not leader:
+                raise Unavailable(f"{stream} has no leader")
+            return leader
+        except Unavailable:
+            if permission not in self._denied:
+                raise
+            _log.warning("stream_read_unproven", stream=stream, reason=f"the broker does not let us ask for {verb}")
+            return ""

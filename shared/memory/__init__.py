@@ -1,12 +1,12 @@
 """Pools in POSIX shared memory: segments, the page-first host pool, and views of layer-first device pools.
 
-Who maps what:
+Mappings:
 
 * the owner of a pool creates a :class:`~shared.memory.segment.SharedSegment` and sends a ``PoolHandle``;
 * others attach by the handle. Unlinking removes only the name: a mapping made before stays readable until its
-  last array is gone. That a pool is no longer to be used is told by a Detach plan, never by the memory itself;
+  last array is gone. A Detach plan ends the use of a pool, never the memory itself;
 * a process that starts calls :func:`reap` first, which removes what killed processes left behind;
-* a file without a pool says that its owner lives (:mod:`~shared.memory.life`).
+* a file without a pool shows that its owner lives (:mod:`~shared.memory.life`).
 
 Nothing here imports torch. ``torch.from_numpy(view.pages)`` keeps a mapping alive, because it holds the array.
 """

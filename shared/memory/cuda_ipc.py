@@ -1,8 +1,8 @@
-"""Device memory of another process, by CUDA IPC: what ``PoolHandle.ipc`` holds, and how it is opened safely.
+"""Device memory of another process, by CUDA IPC: the contents of ``PoolHandle.ipc``, and how it is opened safely.
 
 The bytes are one :class:`CudaExport`, plain data: the values that torch's ``_share_cuda_`` gives, in its order, and
-what makes a tensor of them. No class or function is named, so nothing that another process wrote decides what is
-called. ``torch`` is passed in by those who have it, since ``shared`` imports none.
+those that make a tensor of them. No class or function is named, so nothing that another process wrote decides which
+code runs. ``torch`` is an argument, since ``shared`` does not import it.
 
 CUDA numbers GPUs differently in processes with another ``CUDA_VISIBLE_DEVICES``. So an export names its GPU by UUID,
 and is opened on the device that has this UUID here.
@@ -22,13 +22,13 @@ from shared.messages.pools import PoolHandle
 from shared.undecodable import UNDECODABLE
 
 EVENT_BYTES = 64
-"""Size of ``cudaIpcEventHandle_t``. torch reads that many, however many there are."""
+"""Size of ``cudaIpcEventHandle_t``. torch reads that many bytes, however many there are."""
 
 HANDLE_BYTES = range(64, 65_537)
 """Size of a memory handle: a ``cudaIpcMemHandle_t`` and torch's header, longer for segments that can be expanded."""
 
 COUNTERS = 10_000
-"""Counters in one of torch's files of them (``CUDA_IPC_REF_COUNTER_FILE_SIZE``)."""
+"""Number of counters in one of torch's files of them (``CUDA_IPC_REF_COUNTER_FILE_SIZE``)."""
 
 _COUNTER_FILE = re.compile(rb"/torch_[0-9]+_[0-9]+_[0-9]+")
 """Torch's names of such files. A process that releases a tensor writes to the file, so no other name is taken."""
@@ -37,7 +37,7 @@ _COUNTER_FILE = re.compile(rb"/torch_[0-9]+_[0-9]+_[0-9]+")
 class CudaExport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A uint8 tensor in CUDA memory, as another process opens it.
 
-    ``handle`` to ``waits_for_event`` are what ``UntypedStorage._share_cuda_`` gives behind the device:
+    ``handle`` to ``waits_for_event`` are the results of ``UntypedStorage._share_cuda_`` behind the device:
     ``storage_bytes`` at ``storage_offset_bytes`` of an allocation, a counter that the process that opened it decrements
     at the end, and an event after which the bytes may be used. ``offset``, ``shape`` and ``stride`` count elements.
     """
@@ -57,10 +57,9 @@ class CudaExport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def export(tensor: Any, torch: Any) -> bytes:
-    """Return the handle of a uint8 CUDA tensor, for one more process. The tensor lives as long as it is mapped
-    anywhere.
+    """Return the handle of a uint8 CUDA tensor, for one further process. Raises TransportError where that fails.
 
-    Raises TransportError where torch or the driver cannot export it.
+    The tensor lives as long as it is mapped anywhere.
     """
     storage = tensor.untyped_storage()
     try:
@@ -85,7 +84,7 @@ def export(tensor: Any, torch: Any) -> bytes:
 
 
 def read_export(ipc: bytes) -> CudaExport:
-    """Parse what :func:`export` wrote. Raises TransportError for other bytes, and for values that no export has."""
+    """Parse the bytes of :func:`export`. Raises TransportError for other bytes, and for impossible values."""
     try:
         found = msgspec.msgpack.decode(ipc, type=CudaExport)
     except UNDECODABLE as error:
@@ -97,8 +96,9 @@ def read_export(ipc: bytes) -> CudaExport:
 
 
 def open_halves(handle: PoolHandle, torch: Any) -> Any:
-    """Map the device pool of ``handle`` as a uint8 CUDA tensor [layers, 2, pages, half_bytes]; it stays mapped while
-    the tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
+    """Map a device pool as a uint8 CUDA tensor [layers, 2, pages, half_bytes], mapped while the tensor lives.
+
+    Raises TransportError if the handle is not of such a pool or CUDA cannot open it.
     """
     check_device_handle(handle)
     check_is_whole(handle)
@@ -130,8 +130,9 @@ def open_halves(handle: PoolHandle, torch: Any) -> Any:
 
 
 def find_device(uuid: str, torch: Any) -> int:
-    """Return the number that this process has for a GPU. Raises TransportError where it sees none of this UUID, or
-    several.
+    """Return this process's number of the GPU with a UUID.
+
+    Raises TransportError where it sees none of this UUID, or several.
     """
     try:
         seen = [_uuid(torch, index) for index in range(torch.cuda.device_count())]
@@ -155,7 +156,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _fault(found: CudaExport) -> str:
-    """Return the part of an export that torch cannot be given, or ""."""
+    """Return the part of an export that must not be given to torch, or ""."""
     if len(found.handle) not in HANDLE_BYTES:
         return f"a memory handle of {len(found.handle)} bytes"
     if len(found.event) != EVENT_BYTES:

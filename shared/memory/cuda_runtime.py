@@ -1,4 +1,4 @@
-"""What is asked of the CUDA runtime itself, by the very library that torch has loaded, and which of its errors stay.
+"""Calls of the CUDA runtime itself, by the very library that torch has loaded, and its permanent errors.
 
 Most errors belong to one call. Some leave the context of the process broken: every later call of any kind fails, and
 only a new process helps. A failed call is also remembered by its thread as the *last error*, which the next kernel
@@ -31,7 +31,7 @@ STICKY = {
     721: "Invalid access of peer GPU memory over nvlink or a hardware error",
     999: "unknown error",
 }
-"""Errors behind which no call of the process works (CUDA Runtime API, ``cudaError_t``), and how CUDA words them."""
+"""Errors after which every call of the process fails (CUDA Runtime API, ``cudaError_t``), with CUDA's texts."""
 
 _WORDS = "CUDA error: "
 
@@ -39,29 +39,35 @@ _WORDS = "CUDA error: "
 class CudaRuntime(Protocol):
     """Functions of the CUDA runtime; each returns a ``cudaError_t``."""
 
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int: ...  # noqa: N802 - CUDA's name.
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name.
+        """Pin ``nbytes`` of host memory at ``address`` for copies to and from devices."""
 
-    def cudaHostUnregister(self, address: int) -> int: ...  # noqa: N802 - CUDA's name.
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name.
+        """Unpin host memory that was pinned from ``address`` on."""
 
     def cudaGetLastError(self) -> int:  # noqa: N802 - CUDA's name.
         """Return the last error of this thread, and clear it."""
 
 
 class LoadedRuntime:
-    """Satisfies :class:`CudaRuntime` by the shared library of this process. Has not run with one."""
+    """A :class:`CudaRuntime` over the shared library of this process. Not yet run with a real one."""
 
     def __init__(self, library: Any) -> None:
+        """Wrap ``library``, a ``ctypes.CDLL`` of the CUDA runtime, and declare its argument types."""
         self._library = library
         library.cudaHostRegister.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
         library.cudaHostUnregister.argtypes = (ctypes.c_void_p,)
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name.
+        """Pin host memory through the loaded library."""
         return int(self._library.cudaHostRegister(address, nbytes, flags))
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name.
+        """Unpin host memory through the loaded library."""
         return int(self._library.cudaHostUnregister(address))
 
     def cudaGetLastError(self) -> int:  # noqa: N802 - CUDA's name.
+        """Return and clear the calling thread's last error in the loaded library."""
         return int(self._library.cudaGetLastError())
 
 
@@ -78,7 +84,7 @@ def loaded_runtime(maps: Path = Path("/proc/self/maps")) -> CudaRuntime:
 
 
 def sticky_reason(error: BaseException | None) -> str:
-    """CUDA's words if ``error``, or what caused it, has broken the context of this process; else ""."""
+    """Return CUDA's text if ``error``, or its cause, has broken the context of this process; otherwise ""."""
     while error is not None:
         code = getattr(error, "error_code", None)  # Of torch.AcceleratorError.
         if isinstance(code, int) and code in STICKY:
@@ -95,6 +101,6 @@ def sticky_reason(error: BaseException | None) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no memory left for a call, which harms nothing else."""
+    """Return whether the device had no memory left for a call, which harms nothing else."""
     is_torchs = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     return is_torchs or getattr(error, "error_code", None) == OUT_OF_MEMORY or f"{_WORDS}out of memory" in str(error)

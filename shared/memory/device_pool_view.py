@@ -1,9 +1,9 @@
-"""A worker's layer-first device pool, as other processes on its node see it.
+"""A worker's layer-first device pool, as other processes on its node map it.
 
 Two kinds of handle exist. ``shm``: the pool lies in a shared segment (machines without a GPU) and
 :class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory, one contiguous uint8 tensor
 ``[layers, 2, pages, half_bytes]``, and ``PoolHandle.ipc`` is its export (``shared.memory.cuda_ipc``), plain data. The
-worker keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
+worker keeps the tensor alive for as long as any process maps it, and sends ``name=""``. Only processes that
 import torch can map that; the storage does so in its GPU bridge. Both kinds satisfy :class:`DevicePages`.
 """
 
@@ -20,39 +20,43 @@ from shared.memory.segment import SharedSegment
 from shared.messages.pools import KvGeometry, PoolHandle
 
 DeviceRun = tuple[int, int, int]
-"""(first device page, first host page, how many): consecutive pages on both sides."""
+"""(first device page, first host page, count): consecutive pages on both sides."""
 
 
 class DevicePages(Protocol):
-    """What a copier of device pages needs, whichever memory they are in."""
+    """Device pages of any memory, as copiers use them."""
 
     @property
-    def handle(self) -> PoolHandle: ...
+    def handle(self) -> PoolHandle:
+        """Handle of the pool, as its worker sent it."""
 
     @property
     def fault(self) -> str:
-        """Why nothing can be read from here any more, or ""."""
+        """Why the pool cannot be read any more, or ""."""
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
-        """Copy the pages of ``run`` into ``into``, the page-first uint8 [pages, layers, 2 * half_bytes] of a host
-        pool; when it returns, the bytes are there. Raises TransportError when the device pool cannot be read.
+        """Copy the pages of ``run`` into ``into``; when it returns, the bytes are there.
+
+        ``into`` is the page-first uint8 [pages, layers, 2 * half_bytes] of a host pool. Raises TransportError when the
+        device pool cannot be read.
         """
 
     def close(self) -> bool:
-        """Unmap; see ``SharedSegment.close``."""
+        """Unmap the pool; see ``SharedSegment.close``."""
 
 
 class GatheredPages(DevicePages, Protocol):
-    """What is asked of a part of a device pool besides (``shared.memory.device_parts``)."""
+    """Pages of a part of a device pool (``shared.memory.device_parts``)."""
 
     def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
-        """``count`` pages from page ``device``, page-first: uint8 [count, layers, 2, half_bytes], to be read at once.
+        """Return ``count`` pages from ``device`` on, page-first: uint8 [count, layers, 2, half_bytes], to read at once.
+
         Raises TransportError when the device pool cannot be read.
         """
 
 
 def device_nbytes(geometry: KvGeometry, pages: int) -> int:
-    """Bytes of a device pool of ``pages`` pages."""
+    """Return the bytes of a device pool of ``pages`` pages."""
     return pages * geometry.page_bytes
 
 
@@ -63,6 +67,7 @@ class DevicePoolView:
     """
 
     def __init__(self, segment: SharedSegment, handle: PoolHandle) -> None:
+        """View ``segment`` as ``handle`` describes it, unchecked; :meth:`close` closes the segment."""
         geometry = handle.geometry
         self.handle = handle
         self._segment = segment
@@ -71,8 +76,10 @@ class DevicePoolView:
 
     @classmethod
     def attach(cls, handle: PoolHandle, *, writable: bool = False) -> DevicePoolView:
-        """Map the pool of ``handle``. Raises TransportError if the handle is none of a device pool in shared
-        memory, contradicts itself, or its segment is missing or of another size.
+        """Map the pool of ``handle``.
+
+        Raises TransportError if the handle is not of a device pool in shared memory, contradicts itself, or its segment
+        is missing or of another size.
         """
         if handle.kind != "shm":
             raise TransportError(f"device pool {handle.name!r} is {handle.kind} memory, which needs the GPU bridge")
@@ -82,26 +89,30 @@ class DevicePoolView:
 
     @property
     def geometry(self) -> KvGeometry:
+        """Geometry of the pool's pages."""
         return self.handle.geometry
 
     @property
     def fault(self) -> str:
-        """See :class:`DevicePages`; shared memory has none."""
+        """Always "": shared memory stays readable. See :class:`DevicePages`."""
         return ""
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
-        """See :class:`DevicePages`. One strided copy, in which every row is one half of one page in one layer."""
+        """Copy a run in one strided copy, each row being one half of one page in one layer.
+
+        See :class:`DevicePages`.
+        """
         geometry = self.handle.geometry
         device, host, count = run
         target = into[host : host + count].reshape(count, geometry.layers, 2, geometry.half_bytes)
         target[...] = self.gather(device, count)
 
     def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
-        """See :class:`GatheredPages`; a view."""
+        """Return a view of the pages. See :class:`GatheredPages`."""
         return self.halves[:, :, device : device + count].transpose(2, 0, 1, 3)
 
     def close(self) -> bool:
-        """Drop the view and unmap; the view is of no use afterwards."""
+        """Drop the view and unmap; the view is useless afterwards. See ``SharedSegment.close``."""
         self.halves = np.empty((0,), np.uint8)
         return self._segment.close()
 
@@ -120,7 +131,7 @@ def check_device_handle(handle: PoolHandle) -> None:
 
 
 def _check_geometry(geometry: KvGeometry, what: str) -> None:
-    """Raise TransportError where no pool can have this geometry; ``what`` is said to have it."""
+    """Raise TransportError where no pool can have this geometry; ``what`` names its owner."""
     try:
         check_geometry(geometry)
     except ConfigError as error:
@@ -128,13 +139,13 @@ def _check_geometry(geometry: KvGeometry, what: str) -> None:
 
 
 def check_is_whole(handle: PoolHandle) -> None:
-    """Raise TransportError for a pool in parts, where only one in a single piece can be mapped."""
+    """Raise TransportError for a pool in parts, where only a single piece can be mapped."""
     if handle.parts:
         raise TransportError(f"the device pool is that of a group of {len(handle.parts)} ranks, in as many parts")
 
 
 def _check_parts(handle: PoolHandle) -> None:
-    """Parts by heads have every head of a page, and no others; spans lie within pages."""
+    """Raise TransportError unless parts by heads have exactly all heads of a page, and spans lie within pages."""
     if not handle.parts:
         return
     if any(part.geometry is not None for part in handle.parts):

@@ -39,17 +39,20 @@ def check_geometry(geometry: KvGeometry) -> None:
 
 
 def table_offset_for(geometry: KvGeometry, pages: int) -> int:
-    """Where the identity table of a pool of ``pages`` pages starts, bytes."""
+    """Return the byte offset of the identity table in a pool of ``pages`` pages."""
     return -(-pages * geometry.page_bytes // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT
 
 
 def nbytes_for(geometry: KvGeometry, pages: int) -> int:
-    """Bytes of a segment that holds ``pages`` pages and their tables."""
+    """Return the bytes of a segment that holds ``pages`` pages and their tables."""
     return table_offset_for(geometry, pages) + pages * (DIGEST_BYTES + CHECKSUM_BYTES * geometry.units)
 
 
 def pages_for(geometry: KvGeometry, nbytes: int) -> int:
-    """How many pages fit in a budget of ``nbytes``, tables included; 0 if not even one does."""
+    """Return how many pages fit in ``nbytes``, tables included; 0 if not even one does.
+
+    Raises ConfigError for a geometry that no pool can have.
+    """
     check_geometry(geometry)
     each = geometry.page_bytes + DIGEST_BYTES + CHECKSUM_BYTES * geometry.units
     pages = max(0, nbytes // each)
@@ -60,18 +63,21 @@ def pages_for(geometry: KvGeometry, nbytes: int) -> int:
 
 
 def layer_checksum(layer: npt.NDArray[np.uint8] | memoryview, identity: bytes) -> int:
-    """xxh3_64 of one unit of one page (contiguous bytes), seeded with the low 8 identity bytes."""
+    """Return the xxh3_64 of one unit of one page (contiguous bytes), seeded with the low 8 identity bytes."""
     data = layer if isinstance(layer, memoryview) else layer.data
     return int(xxhash.xxh3_64_intdigest(data, seed=int.from_bytes(identity[:8], "little")))
 
 
 class HostPoolView:
-    """A mapped host pool. ``pages`` is uint8 [pages, units, unit_bytes]; ``identities`` uint8 [pages, 16];
-    ``checksums`` uint64 [pages, units]. Units are layers in a pool of KV (``KvGeometry``). All are views of shared
+    """A mapped host pool.
+
+    ``pages`` is uint8 [pages, units, unit_bytes]; ``identities`` uint8 [pages, 16]; ``checksums`` uint64
+    [pages, units]. Units are layers in a pool of KV (``KvGeometry``). All are views of shared
     memory and keep it mapped.
     """
 
     def __init__(self, segment: SharedSegment, handle: PoolHandle) -> None:
+        """View ``segment`` as ``handle`` describes it, unchecked; :meth:`close` closes the segment."""
         geometry, count = handle.geometry, handle.pages
         self.handle = handle
         self._segment = segment
@@ -86,7 +92,7 @@ class HostPoolView:
 
     @classmethod
     def create(cls, prefix: str, geometry: KvGeometry, pages: int, *, prefault: bool = True) -> HostPoolView:
-        """Make an empty pool owned by this process. Raises ConfigError when there is no room for it."""
+        """Create an empty pool owned by this process. Raises ConfigError when there is no room for it."""
         check_geometry(geometry)
         if pages < 1:
             raise ConfigError(f"a host pool needs room for one page at least: {geometry.page_bytes} bytes and tables")
@@ -105,31 +111,37 @@ class HostPoolView:
 
     @classmethod
     def attach(cls, handle: PoolHandle, *, writable: bool = True) -> HostPoolView:
-        """Map a pool that another process made. Raises TransportError if the handle is none of a host pool,
-        contradicts itself, or its segment is missing or of another size.
+        """Map a pool that another process made.
+
+        Raises TransportError if the handle is not of a host pool, contradicts itself, or its segment is missing or of
+        another size.
         """
         _check_handle(handle)
         return cls(SharedSegment.attach(handle.name, handle.nbytes, writable=writable), handle)
 
     @property
     def geometry(self) -> KvGeometry:
+        """Geometry of the pool's pages."""
         return self.handle.geometry
 
     def flat_pages(self) -> npt.NDArray[np.uint8]:
-        """Return the bytes of all pages, flat, without the tables. Raises TransportError once the view is closed."""
+        """Return the bytes of all pages, uint8, flat, without the tables. Raises TransportError once closed."""
         return self._segment.array[: self.handle.pages * self.geometry.page_bytes]
 
     def segment_bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the whole segment, flat: pages, then identities and checksums. Raises TransportError once closed."""
+        """Return the whole segment, uint8, flat: pages, then identities and checksums.
+
+        Raises TransportError once closed.
+        """
         return self._segment.array
 
     def clear(self, page: int | slice | npt.NDArray[np.int32]) -> None:
-        """Forget what the page (or pages) held: nothing verifies until it is sealed. The KV bytes stay as they are."""
+        """Unseal the page (or pages): nothing verifies until it is sealed again. The KV bytes stay as they are."""
         self.identities[page] = 0
         self.checksums[page] = 0
 
     def seal_page(self, page: int, identity: bytes) -> None:
-        """Say that the bytes now in ``page`` are those of ``identity``: write its checksums, then the identity.
+        """Seal the bytes now in ``page`` as those of ``identity``: write its checksums, then the identity.
 
         Raises IntegrityError for an identity that is not 16 bytes or all zero (which marks a cleared page).
         """
@@ -142,9 +154,9 @@ class HostPoolView:
         self.identities[page] = np.frombuffer(identity, dtype=np.uint8)
 
     def verify_layer(self, page: int, layer: int, identity: bytes) -> None:
-        """Raise IntegrityError, saying what was wrong, unless ``page`` holds what was sealed of ``identity``.
+        """Raise IntegrityError with the reason unless ``page`` holds the bytes sealed as ``identity``.
 
-        Only unit ``layer`` of it is looked at, which in a pool of KV is a layer.
+        Only unit ``layer`` of it is checked, which in a pool of KV is a layer.
         """
         found = self.identities[page].tobytes()
         if found != identity or found == _UNSEALED:
@@ -163,7 +175,7 @@ class HostPoolView:
             )
 
     def close(self) -> bool:
-        """Drop the views and unmap; see :meth:`SharedSegment.close`. The view is of no use afterwards."""
+        """Drop the views and unmap; see :meth:`SharedSegment.close`. The view is useless afterwards."""
         empty = np.empty((0,), np.uint8)
         self.pages, self.identities, self.checksums = empty, empty, empty.view("<u8")
         return self._segment.close()

@@ -1,14 +1,14 @@
-"""Signs of life: a process shows a small file in /dev/shm, and a lock on it that ends with the process.
+"""Signs of life: a small file in /dev/shm for each process, with a lock that ends with the process.
 
-The kernel lets go of the lock when it takes down the process, however that came to its end, and a process that shares
-/dev/shm can see it from another PID namespace. So a death is known as soon as somebody looks, while silence has to last
-before it means anything. A process that hangs or is frozen keeps its lock: its heartbeats tell of that.
+The kernel releases the lock when the process ends, for whatever reason, and a process that shares /dev/shm can see it
+from another PID namespace. So a death is known at the next look, while silence has to last before it means anything. A
+process that hangs or is frozen keeps its lock: missing heartbeats tell of that.
 
-A file appears under its name only when it is locked and complete. It is made under another one that `reap` knows too.
+A file appears under its name only when it is locked and complete. It is made under another one that `reap` knows, too.
 
 The lock belongs to the open file, which a child shares from a fork on. One that executes another program closes it
-(``O_CLOEXEC``), and one that Python forks lets go of it here. A child that native code forks, and that goes on without
-executing anything, keeps the sign alive for as long as it lives; then heartbeats have the last word again.
+(``O_CLOEXEC``), and one that Python forks closes it here. A child that native code forks, and that goes on without
+executing anything, keeps the sign alive for as long as it lives; then only heartbeats tell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shared.messages.status import Kind
 from shared.undecodable import UNDECODABLE
 
 WATCHED_MOST = 256
-"""Signs that one watch follows, each with an open file."""
+"""Signs at most that one watch follows, each with an open file."""
 
 _KIND, _DRAFT_KIND = "life", "life-draft"
 _CONTENT_BYTES_MOST = 1024
@@ -38,7 +38,7 @@ _TRIES = 3
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Whose sign it is: the same three that a heartbeat tells."""
+    """The owner of a sign: the same three fields as in a heartbeat."""
 
     kind: Kind
     id: str
@@ -49,13 +49,14 @@ class LifeSign:
     """The sign of this process; it ends with :meth:`end`, with the ``with`` block, or with the process."""
 
     def __init__(self, name: str, fd: int) -> None:
+        """Own ``fd``, the open and locked file ``name``; :meth:`show` makes both."""
         self.name = name
         self._fd: int | None = fd
         _shown[name] = self
 
     @classmethod
     def show(cls, prefix: str, kind: Kind, member_id: str, incarnation: str) -> LifeSign:
-        """Show that this incarnation lives. Raises ConfigError when /dev/shm takes no file of it."""
+        """Show that this incarnation lives. Raises ConfigError when the file cannot be made in /dev/shm."""
         content = msgspec.msgpack.encode(Member(kind, member_id, incarnation))
         try:
             return cls(*_publish(prefix, content))
@@ -63,7 +64,7 @@ class LifeSign:
             raise ConfigError(f"cannot show a sign of life in {SHM_DIRECTORY}: {error.strerror}") from error
 
     def end(self) -> None:
-        """Take the sign down; idempotent."""
+        """Remove the sign. Idempotent."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
@@ -73,15 +74,17 @@ class LifeSign:
         os.close(fd)
 
     def __enter__(self) -> LifeSign:
+        """Return this sign, which is shown already."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Remove the sign."""
         self.end()
 
     def let_go_in_child(self) -> None:
-        """Close the file in a child of the process whose sign it is, which unlocks nothing for the parent."""
+        """Close the file in a forked child, which unlocks nothing for the parent."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -100,22 +103,23 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class LifeWatch:
-    """Sees which processes that show signs under ``prefix`` have ended. Not thread-safe.
+    """A watch for the end of processes that show signs. Not thread-safe.
 
-    A sign is opened when it is first seen and asked through that open file from then on, so it does not matter who
-    removes its name, or when.
+    A sign is opened when it is first seen and checked through that open file from then on, so its name may be removed
+    at any time.
     """
 
     def __init__(self, prefix: str) -> None:
-        self.is_full = False  # Whether the last look left a sign out because WATCHED_MOST are watched.
+        """Watch the signs of ``prefix``, from the first look on."""
+        self.is_full = False  # Whether the last look skipped a sign beyond WATCHED_MOST.
         self._prefix = prefix
-        self._watched: dict[str, tuple[int, Member]] = {}  # By name: the open file, and whose it is.
+        self._watched: dict[str, tuple[int, Member]] = {}  # By name: the open file, and its owner.
 
     def look(self) -> list[Member]:
-        """Members that were alive at an earlier look and have ended, each once, in the order in which they appeared.
+        """Return members that were alive at an earlier look and have ended, each once, in order of appearance.
 
-        Takes a list of /dev/shm and a lock attempt for each sign. What cannot be read, is not this user's, or was never
-        seen alive is passed over.
+        Costs a listing of /dev/shm and a lock attempt for each sign. Signs that are unreadable, another user's, or
+        never seen alive are skipped.
         """
         ended = []
         for name, (fd, member) in list(self._watched.items()):
@@ -127,7 +131,7 @@ class LifeWatch:
         return ended
 
     def close(self) -> None:
-        """Stop watching; idempotent."""
+        """Stop watching. Idempotent."""
         for fd, _ in self._watched.values():
             os.close(fd)
         self._watched.clear()
@@ -149,13 +153,13 @@ class LifeWatch:
         try:
             names = sorted(name for name in os.listdir(SHM_DIRECTORY) if name.startswith(start))
         except OSError:
-            return []  # Nothing new can be seen now; what is watched still is.
+            return []  # No new sign can be seen now; watched ones still are.
         parsed = ((name, parse_segment_name(name)) for name in names)
         return [name for name, parts in parsed if parts is not None and parts.kind == _KIND]
 
 
 def _publish(prefix: str, content: bytes) -> tuple[str, int]:
-    """Make the file; returns its name and the open file that holds the lock."""
+    """Create the file; return its name and the open file that holds the lock."""
     for _ in range(_TRIES):
         draft = new_segment_name(prefix, _DRAFT_KIND)
         name = str(replace(draft, kind=_KIND))
@@ -167,7 +171,7 @@ def _publish(prefix: str, content: bytes) -> tuple[str, int]:
                 file.write(content)
             path.rename(SHM_DIRECTORY / name)
         except (BlockingIOError, FileNotFoundError):
-            # Somebody in another PID namespace reaped the draft in the moment before it was locked.
+            # A process in another PID namespace reaped the draft in the moment before it was locked.
             _discard(fd, path)
         except BaseException:
             _discard(fd, path)
@@ -188,7 +192,7 @@ def _discard(fd: int, path: os.PathLike[str]) -> None:
 def _open(name: str) -> tuple[int, Member] | None:
     """Return a sign whose owner lives, or None."""
     try:
-        # A pipe of that name must not make anybody wait.
+        # A pipe of that name must not block us.
         fd = os.open(SHM_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None  # Gone meanwhile, or another user's.
@@ -202,7 +206,7 @@ def _open(name: str) -> tuple[int, Member] | None:
 def _read(fd: int) -> Member | None:
     try:
         status = os.fstat(fd)
-        # Another user could take a sign down that only looks like one of ours.
+        # Another user could remove a sign that only looks like one of ours.
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             return None
         member = msgspec.msgpack.decode(os.pread(fd, _CONTENT_BYTES_MOST, 0), type=Member)
@@ -212,13 +216,13 @@ def _read(fd: int) -> Member | None:
 
 
 def _is_held(fd: int) -> bool:
-    """Whether the owner's lock is there. A shared lock is tried, so that several watches do not disturb one another.
+    """Return whether the owner holds the lock. A shared lock is tried, so that watches do not disturb one another.
 
-    It is let go of at once: a reaper that came in that moment would leave the file to the next one.
+    It is released at once: a reaper that came in that moment would leave the file to the next one.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return True  # Held; or the kernel could not say, and then no process is declared dead.
+        return True  # Held; or unknown, and then no process is declared dead.
     fcntl.flock(fd, fcntl.LOCK_UN)
     return False

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container that this process runs in, has left."""
+"""The free memory of this machine, or of the container that this process runs in."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """Bytes that can be taken: of memory without swapping or exceeding a cgroup's limit, and of ``/dev/shm``.
+    """Free bytes: of memory without swapping or exceeding a cgroup's limit, and of ``/dev/shm``.
 
-    A page in ``/dev/shm`` is a page of memory, so what lies there takes from both.
+    A page in ``/dev/shm`` is a page of memory, so files there take from both.
     """
 
     memory_bytes: int
@@ -26,12 +26,12 @@ class MachineMemory:
 
 
 def machine_memory() -> MachineMemory:
-    """Return what is left now. Raises ConfigError on a system without ``/dev/shm`` or ``/proc/meminfo``."""
+    """Return the free memory now. Raises ConfigError on a system without ``/dev/shm`` or ``/proc/meminfo``."""
     return MachineMemory(memory_available_bytes(), free_shared_memory())
 
 
 def free_shared_memory() -> int:
-    """Free bytes of ``/dev/shm``. Raises ConfigError where there is none."""
+    """Return the free bytes of ``/dev/shm``. Raises ConfigError where there is none."""
     try:
         filesystem = os.statvfs(SHM_DIRECTORY)
     except OSError as error:
@@ -40,7 +40,7 @@ def free_shared_memory() -> int:
 
 
 def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """``MemAvailable``, or what the limit of a cgroup leaves where that is less. Raises ConfigError."""
+    """Return ``MemAvailable``, or what the limit of a cgroup leaves where that is less. Raises ConfigError."""
     return min([_mem_available(proc), *_left_in_cgroups(proc, cgroups)])
 
 
@@ -52,7 +52,7 @@ def _mem_available(proc: Path) -> int:
 
 
 def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yield what each limited cgroup above this process leaves: its limit less what is used and not reclaimable."""
+    """Yield the free bytes of each limited cgroup above this process: its limit less the used, unreclaimable memory."""
     for line in _read(proc / "self/cgroup").splitlines():
         controllers, _, name = line.partition(":")[2].partition(":")
         if not controllers:  # Version 2.
@@ -62,7 +62,7 @@ def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
             root = cgroups / "memory"
         else:
             continue
-        # Within a container the name may be that of the host; what is mounted there is then the container's own.
+        # Within a container the name may be that of the host; the container's own cgroup is mounted at the root then.
         place = root / name.lstrip("/")
         for folder in (place, *place.parents):
             if not folder.is_relative_to(root):
@@ -73,13 +73,13 @@ def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, such as ``max`` for no limit."""
+    """Return the number in a file; None without one, such as for ``max`` (no limit)."""
     text = _read(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def _cached(path: Path, name: str) -> int:
-    """Bytes of files in memory that the kernel gives up first."""
+    """Return the bytes of cached files that the kernel evicts first."""
     found = (line.split() for line in _read(path).splitlines())
     return next((int(fields[1]) for fields in found if len(fields) == 2 and fields[0] == name), 0)
 

@@ -1,6 +1,6 @@
-"""Bytes of a part of a page to and from their places in whole pages (``shared.messages.pools.PartSpan``).
+"""Views of the bytes of a page's part, in the part and in whole pages (``shared.messages.pools.PartSpan``).
 
-Planes of pages are ``[..., planes, half_bytes]``, uint8, of numpy or of torch; what is returned is a view of them.
+Planes of pages are ``[..., planes, half_bytes]``, uint8, of numpy or of torch; results are views of them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from shared.messages.pools import PartSpan
 
 
 def whole_bytes(planes: Any, span: PartSpan) -> Any:
-    """Return what ``span`` names of ``planes`` of whole pages: ``[..., span.planes, rows, nbytes]``."""
+    """Return the bytes that ``span`` names in ``planes`` of whole pages: ``[..., span.planes, rows, nbytes]``."""
     return _bytes(planes, span, span.first, span.offset)
 
 
 def part_bytes(planes: Any, span: PartSpan) -> Any:
-    """Return the same of planes of the part."""
+    """Return the bytes that ``span`` names in ``planes`` of the part: ``[..., span.planes, rows, nbytes]``."""
     return _bytes(planes, span, span.own_first, span.own_offset)
 
 
 def of_plane(spans: Iterable[PartSpan], plane: int, at: int) -> list[PartSpan]:
-    """Return what ``spans`` have of one plane of whole pages, as spans of pages in which it is plane ``at``."""
+    """Return the spans of one plane of whole pages, as spans of pages in which it is plane ``at``."""
     return [
         PartSpan(
             first=at,

@@ -1,8 +1,8 @@
-"""Host memory that is registered with the CUDA driver: it stays where it is, and a GPU reads and writes it by itself.
+"""Host memory that is registered with the CUDA driver: it is never moved, and a GPU reads and writes it directly.
 
 A range is registered once in a process and unregistered before it is unmapped, since the driver keeps the pages that it
-was given: a GPU would go on writing to them when the address has long been another's. So ranges are known here, nothing
-overlaps, and no call is made that is known to fail.
+was given: a GPU would go on writing to them when the address has long another use. So all ranges are recorded here,
+none overlap, and no call is made that is known to fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 
 TOUCHED_BYTES = 2**30
-"""How much of a pool is touched between two words of progress."""
+"""Bytes of a pool touched between two reports of progress."""
 
 PAGE_BYTES = 4096
 
@@ -33,17 +33,17 @@ class PinnedMemory:
     """The registered ranges of this process. Used by any thread."""
 
     def __init__(self, runtime: Callable[[], CudaRuntime]) -> None:
-        """``runtime`` is asked for when it is first needed."""
+        """``runtime`` is called when the runtime is first needed."""
         self._runtime = runtime
         self._changed = threading.Condition()
-        self._under_way: set[tuple[int, int]] = set()  # The driver has been asked, and has not answered.
-        self._uses: dict[tuple[int, int], int] = {}  # (first address, the one behind the last) to how often.
+        self._under_way: set[tuple[int, int]] = set()  # Ranges being registered.
+        self._uses: dict[tuple[int, int], int] = {}  # (first address, end) to the number of registrations.
 
     def register(self, array: npt.NDArray[np.uint8]) -> None:
-        """Pin the memory under ``array``, which may take minutes for a large pool; a range that is pinned is counted.
+        """Pin the memory under ``array``, which may take minutes for a large pool; repeats of a range are counted.
 
         Raises TransportError when it overlaps another range, or when the driver refuses, mostly for the limit on
-        locked memory; the thread's next launch does not hear of that.
+        locked memory; the error is cleared, so that the thread's next launch does not raise it.
         """
         span = _span(array)
         with self._changed:
@@ -66,8 +66,9 @@ class PinnedMemory:
                 self._changed.notify_all()
 
     def unregister(self, array: npt.NDArray[np.uint8]) -> None:
-        """Undo one :meth:`register`, once that is through; a range that is not pinned is fine. Raises TransportError
-        when the driver refuses.
+        """Undo one :meth:`register`, after waiting for it; a range that is not pinned is ignored.
+
+        Raises TransportError when the driver refuses.
         """
         span = _span(array)
         with self._changed:
@@ -85,7 +86,7 @@ class PinnedMemory:
             raise TransportError(f"cudaHostUnregister of {array.nbytes} bytes failed with code {code}")
 
     def covers(self, array: npt.NDArray[np.uint8]) -> bool:
-        """Whether all of ``array``, which is contiguous, is pinned."""
+        """Return whether all of ``array``, which is contiguous, is pinned."""
         first, behind = _span(array)
         with self._changed:
             return any(begin <= first and behind <= end for begin, end in self._uses)
@@ -95,7 +96,7 @@ class PinnedMemory:
         runtime = self._runtime()
         code = runtime.cudaHostRegister(array.ctypes.data, array.nbytes, _PORTABLE_AND_MAPPED)
         if code:
-            # Else the thread's next kernel launch raises it as its own.
+            # Otherwise the thread's next kernel launch raises it as its own.
             runtime.cudaGetLastError()
         if code not in (0, _ALREADY_REGISTERED):
             raise TransportError(f"cudaHostRegister of {array.nbytes} bytes failed with code {code}: see ulimit -l")
@@ -106,7 +107,7 @@ def _span(array: npt.NDArray[np.uint8]) -> tuple[int, int]:
 
 
 def _touch(array: npt.NDArray[np.uint8]) -> None:
-    """Map every page of ``array`` into this process, and say how far it is where that takes long."""
+    """Map every page of ``array`` into this process, and report progress where that takes long."""
     flat = array.reshape(-1)
     if flat.nbytes <= TOUCHED_BYTES:
         return

@@ -1,8 +1,8 @@
-"""How large the KV pools of a node become where no setting says. Pure.
+"""Sizes of a node's KV pools where no setting gives them. Pure.
 
-Device pools on CPUs, the host pool and the hidden pool lie in ``/dev/shm``, which is memory too. What is left of both,
-less what the processes and the weights will take, is divided: a quarter to the device pools of all workers, at most
-half to the host pool, an eighth to the hidden pool. Device pools on GPUs take nothing of it
+Device pools on CPUs, the host pool and the hidden pool lie in ``/dev/shm``, which is memory, too. The free part of
+both, less what the processes and the weights will take, is divided: a quarter to the device pools of all workers, at
+most half to the host pool, an eighth to the hidden pool. Device pools on GPUs take none of it
 (``services.worker.engine.gpu_room``), so beside them the host pool may have half of memory as long as ``/dev/shm``,
 which by default is half of memory itself, has room.
 """
@@ -17,33 +17,33 @@ from shared.memory.machine_memory import MachineMemory
 MIB, GIB = 2**20, 2**30
 
 DEVICE_SHARE, HOST_SHARE, HIDDEN_SHARE = 4, 2, 8
-"""Parts of what is left: one in so many goes to all device pools, to the host pool, to the hidden pool."""
+"""Shares of the free memory: one part in so many for all device pools, the host pool, the hidden pool."""
 
 LEAST_WANTED_BYTES, MOST_WANTED_BYTES, CONTEXTS = 64 * MIB, GIB, 8
-"""A device pool on a CPU is made for so many contexts of the model, but not below or above these sizes, unless a single
-context takes more.
+"""Bounds of a device pool on a CPU, and the number of the model's contexts that it is made for. A single context may
+exceed the upper bound.
 """
 
 HOST_FACTOR, LEAST_HOST_BYTES, HOST_BYTES_BESIDE_A_GPU = 4, GIB, 128 * GIB
-"""The host pool is so many times the device pools, or the least where that is more. Beside GPUs, whose pools are not
-known when the host pool is sized, it is its share of memory up to so much for each GPU that the workers take.
+"""Size of the host pool: a multiple of the device pools, at least the second figure. Beside GPUs, whose pools are not
+known when the host pool is sized, it is its share of memory, up to the third figure for each GPU of the workers.
 """
 
 LEFT_OF_SHM = 8
-"""Beside GPUs one part in so many of ``/dev/shm`` is left to others, such as NCCL; the pools may have the rest."""
+"""Beside GPUs one part in so many of ``/dev/shm`` is left to other uses, such as NCCL; the pools may have the rest."""
 
 HIDDEN_BYTES = 256 * MIB
 
 SMALLEST_BYTES = MIB
-"""Below this a size is no pool, and the start is refused."""
+"""Least size of a pool; below it the start is refused."""
 
 RANK_BYTES, SERVICES_BYTES, LOWER_TIERS_BYTES = 512 * MIB, 512 * MIB, 512 * MIB
-"""Memory besides pools and weights: of each process with the model, of all others, and of staging for lower tiers."""
+"""Memory besides pools and weights: each process with the model, all other processes, staging for lower tiers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What one worker's model takes, as far as its files say. 0 is unknown.
+    """Sizes of one worker's model by its files; 0 is unknown.
 
     ``kv_heads`` is of one layer: where a group has more ranks, several of them hold the same head.
     """
@@ -56,7 +56,7 @@ class ModelDemand:
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Bytes of the pools of one node; ``device`` is that of each worker. As a wish, None is a size to be chosen."""
+    """Bytes of the pools of one node; ``device`` is that of each worker. None asks for a size to be chosen."""
 
     device: int | None = None
     host: int | None = None
@@ -74,21 +74,22 @@ class ChosenSizes:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Who shares the memory of a machine. ``is_on_cpu`` is None where the workers will find out."""
+    """The processes that share the memory of a machine. ``is_on_cpu`` is None where the workers will find out."""
 
     workers: int = 1
-    ranks: int = 1  # Of each worker.
+    ranks: int = 1  # Ranks of each worker.
     is_on_cpu: bool | None = None
-    sees_gpus: bool = False  # The driver shows some.
-    has_lower_tiers: bool = False  # A disk or an object store.
+    sees_gpus: bool = False  # The driver shows GPUs.
+    has_lower_tiers: bool = False  # There is a disk or an object store.
 
     @property
     def may_be_on_gpus(self) -> bool:
+        """Whether the workers run on GPUs, or will find out and the driver shows some."""
         return self.is_on_cpu is False or (self.is_on_cpu is None and self.sees_gpus)
 
 
 def wanted_on_cpu(token_bytes: int, context_tokens: int) -> int:
-    """Bytes of a device pool on a CPU that does not lack memory."""
+    """Return the bytes of a device pool on a CPU where memory is not short."""
     context = token_bytes * context_tokens
     if not context:
         return MOST_WANTED_BYTES
@@ -96,36 +97,36 @@ def wanted_on_cpu(token_bytes: int, context_tokens: int) -> int:
 
 
 def room(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
-    """Bytes that pools may take together once all processes run with their weights."""
+    """Return the bytes that pools may take together once all processes run with their weights."""
     return min(_unused_memory(machine, model, node), machine.shm_bytes)
 
 
 def _unused_memory(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
-    """Memory besides processes and weights; not below 0."""
+    """Return the memory besides processes and weights, at least 0."""
     processes = SERVICES_BYTES + node.workers * node.ranks * RANK_BYTES + node.has_lower_tiers * LOWER_TIERS_BYTES
-    # On a GPU they are in memory only while they are read, before there is a host pool.
+    # On a GPU weights are in memory only while they are read, before there is a host pool.
     weights = 0 if node.is_on_cpu is False else node.workers * model.weight_bytes
     return max(0, machine.memory_bytes - processes - weights)
 
 
 def on_cpu(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
-    """Bytes of each worker's device pool on a CPU where nothing says how many."""
+    """Return the bytes of each worker's device pool on a CPU where no setting gives them."""
     most = room(machine, model, node) // DEVICE_SHARE // node.workers // _copies(model, node)
     return min(wanted_on_cpu(model.token_bytes, model.context_tokens), most)
 
 
 def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, node: Node) -> ChosenSizes:
-    """Every size that ``asked`` leaves open. All pools together fit in ``machine``.
+    """Return the sizes with every one that ``asked`` leaves open chosen. All pools together fit in ``machine``.
 
-    Raises ConfigError with the figures where what was asked for does not fit, or leaves nothing for the rest.
+    Raises ConfigError with the figures where the requested sizes do not fit, or leave nothing for the rest.
     """
     if node.may_be_on_gpus and room(machine, model, node) == 0:
-        node = replace(node, is_on_cpu=False)  # Nowhere else would the weights fit.
+        node = replace(node, is_on_cpu=False)  # The weights would not fit on CPUs.
     left = room(machine, model, node)
     device = on_cpu(machine, model, node) if asked.device is None else asked.device
     in_shm = device * node.workers * _copies(model, node)
     if node.is_on_cpu is False or (asked.device is not None and node.may_be_on_gpus):
-        in_shm = 0  # Its memory is the GPU's.
+        in_shm = 0  # Device pools are in the GPU's memory.
     hidden = asked.hidden
     if not node.has_lower_tiers:
         hidden = 0
@@ -145,7 +146,7 @@ def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, n
 
 
 def _copies(model: ModelDemand, node: Node) -> int:
-    """How often a group of ranks holds a page: more than once where it has more ranks than the model has KV heads."""
+    """Return how often a group of ranks holds a page: more than once if it has more ranks than there are KV heads."""
     return max(1, -(-node.ranks // model.kv_heads)) if model.kv_heads else 1
 
 

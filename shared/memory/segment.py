@@ -1,4 +1,4 @@
-"""One file in /dev/shm, mapped: the only way by which bytes of KV cross processes without a GPU.
+"""One mapped file in /dev/shm: the only way for bytes of KV to cross processes without a GPU.
 
 The mapping lives exactly as long as something can reach it: every array handed out holds the mapping, so
 ``close`` never leaves an array that points at unmapped memory (the next access would be a segmentation fault).
@@ -28,6 +28,7 @@ class SharedSegment:
     """A mapped file. Make one with :meth:`create` (the owner) or :meth:`attach` (every other process)."""
 
     def __init__(self, name: str, mapping: mmap.mmap) -> None:
+        """Own ``mapping``, which maps the whole file ``name`` in /dev/shm."""
         self.name = name
         self.nbytes = len(mapping)
         self._mapping: mmap.mmap | None = mapping
@@ -37,11 +38,11 @@ class SharedSegment:
 
     @classmethod
     def create(cls, prefix: str, kind: str, nbytes: int, *, prefault: bool = True) -> SharedSegment:
-        """Make a zero-filled segment owned by this process, mode 0600.
+        """Create a zero-filled segment owned by this process, mode 0600.
 
-        ``prefault`` takes all its memory now; without it the file is sparse, pages come at first touch, and a
-        full /dev/shm kills the process that touches one. Raises ConfigError, with the figures, when /dev/shm or
-        the memory of this machine has less than ``nbytes``.
+        ``prefault`` takes all its memory now; without it the file is sparse, pages come at first touch, and a full
+        /dev/shm kills the process that touches one. Raises ConfigError, with the figures, when /dev/shm or the memory
+        of this machine has less than ``nbytes``.
         """
         _check_room(kind, nbytes)
         name = str(new_segment_name(prefix, kind))
@@ -95,12 +96,13 @@ class SharedSegment:
 
     @property
     def is_closed(self) -> bool:
+        """Whether :meth:`close` was called; views may still hold the memory."""
         return self._mapping is None
 
     def close(self) -> bool:
-        """Let go of the mapping; idempotent. True if it is unmapped now, False if a view still holds it.
+        """Release the mapping. Return True if it is unmapped now, False if a view still holds it. Idempotent.
 
-        In the second case the memory goes when the last view goes; until then every view stays readable.
+        In the second case the memory is freed with the last view; until then every view stays readable.
         """
         mapping, self._mapping, self._array = self._mapping, None, None
         if mapping is None:
@@ -112,22 +114,22 @@ class SharedSegment:
         return True
 
     def unlink(self) -> None:
-        """Remove the name; idempotent. Mappings, here and in other processes, stay valid until they are closed."""
+        """Remove the name. Mappings, here and in other processes, stay valid until they are closed. Idempotent."""
         (SHM_DIRECTORY / self.name).unlink(missing_ok=True)
 
 
 def reap(prefix: str) -> list[str]:
-    """Remove segments of ``prefix`` whose owner is dead; returns their names, sorted."""
+    """Remove segments of ``prefix`` whose owner is dead; return their names, sorted."""
     return [name for name in _names(prefix) if _is_leftover(name) and _remove(name)]
 
 
 def unlink_all(prefix: str) -> list[str]:
-    """Remove every segment of ``prefix``, whichever process owns it; returns their names, sorted."""
+    """Remove every segment of ``prefix``, whichever process owns it; return their names, sorted."""
     return [name for name in _names(prefix) if _remove(name)]
 
 
 def unlink_own(prefix: str) -> list[str]:
-    """Remove every segment of ``prefix`` that this process made; returns their names, sorted."""
+    """Remove every segment of ``prefix`` that this process made; return their names, sorted."""
     own = os.getpid()
     return [name for name in _names(prefix) if _is_owned_by(name, own) and _remove(name)]
 
@@ -184,7 +186,7 @@ def _check_room(kind: str, nbytes: int) -> None:
 
 
 def _reserve(fd: int, nbytes: int, kind: str) -> None:
-    """Take the memory now, in steps so that a signal interrupts (and repeats) only one of them."""
+    """Take the memory now, in steps, so that a signal interrupts (and repeats) only one of them."""
     with progress.phase(f"making the {kind} pool", total=nbytes, unit="bytes") as advance:
         for start in range(0, nbytes, _RESERVE_STEP_BYTES):
             step = min(_RESERVE_STEP_BYTES, nbytes - start)
@@ -206,7 +208,7 @@ def prefault_pages(memory: npt.NDArray[np.uint8]) -> None:
     ``MAP_POPULATE`` would do the same while it holds that lock: a second for each GiB, and a multiple of it on full
     cores, in which no thread of the process runs, no heartbeat is sent and the process counts as dead.
     """
-    # A reduction over one byte a page; numpy lets go of the lock for it.
+    # A reduction over one byte of each page; numpy releases the lock for it.
     np.bitwise_or.reduce(memory[:: mmap.PAGESIZE])
 
 

@@ -1,7 +1,7 @@
-"""Names of shared segments, which say whose they are: ``<prefix>.<owner pid>-<start time>.<kind>.<random>``.
+"""Names of shared segments, which tell their owner: ``<prefix>.<owner pid>-<start time>.<kind>.<random>``.
 
 A process id alone is reused by the kernel; together with the process's start time (clock ticks since boot,
-field 22 of ``/proc/<pid>/stat``) it names one process for good.
+field 22 of ``/proc/<pid>/stat``) it names one process permanently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(r"^([A-Za-z0-9_-]{1,64})\.(\d{1,10})-(\d{1,20})\.([A-Za-z0-9_
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """A parsed name."""
+    """The parts of a segment's name."""
 
     prefix: str
     owner_pid: int
@@ -29,15 +29,19 @@ class SegmentName:
     random: str
 
     def __str__(self) -> str:
+        """Return the name of the file in /dev/shm."""
         return f"{self.prefix}.{self.owner_pid}-{self.owner_started}.{self.kind}.{self.random}"
 
     def owner_is_alive(self) -> bool:
-        """Whether the very process that made the segment still runs (as far as this PID namespace sees)."""
+        """Return whether the process that made the segment still runs, as far as this PID namespace sees."""
         return process_start_time(self.owner_pid) == self.owner_started
 
 
 def new_segment_name(prefix: str, kind: str) -> SegmentName:
-    """Return a fresh name owned by this process. Raises ConfigError for a prefix or kind that no file name may have."""
+    """Return a fresh name owned by this process.
+
+    Raises ConfigError for a prefix or kind that no file name may have, and without /proc.
+    """
     for part, value in (("shm prefix", prefix), ("segment kind", kind)):
         if not _PART.match(value):
             raise ConfigError(f"{part} {value!r} may only have letters, digits, _ and -, and 64 of them at most")
@@ -57,7 +61,7 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 def process_start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which ``pid`` started; None if there is no such process, or only its zombie."""
+    """Return the clock ticks since boot at which ``pid`` started; None without such a process, or for a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """Messages, one module per subject family. Commands are imperative, events are in the past tense.
 
 =================  =======================================================  ============================
-module             who sends to whom                                        how
+module             sender and receiver                                      how
 =================  =======================================================  ============================
 requests           gateway to scheduler                                     JetStream ``TC_INPUTS``
 worker_events      worker to scheduler                                      JetStream ``TC_INPUTS``

@@ -18,13 +18,13 @@ from shared.packed_tokens import PackedTokens
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """Base class; the class name is the tag on the wire.
 
-    Messages refer to values and to other messages, never back to what refers to them, so the cyclic collector need
-    not look at them: reference counts free them all.
+    Messages refer to values and to other messages, never back, so the cyclic collector need not scan them: reference
+    counts free them all.
     """
 
 
 def pack_int32(values: Sequence[int] | Iterable[int] | np.ndarray) -> bytes:
-    """Pack integers in [-2**31, 2**31) as little-endian int32."""
+    """Return integers in [-2**31, 2**31) packed as little-endian int32."""
     if isinstance(values, PackedTokens):
         return values.packed
     if not isinstance(values, np.ndarray):
@@ -33,11 +33,11 @@ def pack_int32(values: Sequence[int] | Iterable[int] | np.ndarray) -> bytes:
 
 
 def unpack_int32(packed: bytes) -> list[int]:
-    """Undo :func:`pack_int32`."""
+    """Return the integers of packed little-endian int32."""
     unpacked: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
     return unpacked
 
 
 def count_int32(packed: bytes) -> int:
-    """How many integers ``packed`` holds."""
+    """Return the number of integers in ``packed``."""
     return len(packed) // 4

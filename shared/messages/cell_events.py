@@ -16,29 +16,29 @@ PrefetchWait = Literal["best_effort", "deadline", "full"]
 
 
 class CellConfig(Message, frozen=True):
-    """Everything that shapes decisions. It is itself an input, so a recording carries it."""
+    """All settings that decisions depend on. They are an input, so a recording carries them."""
 
-    prefix_caching: bool = True  # Requests reuse KV of earlier ones and leave theirs; without it, none does either.
+    prefix_caching: bool = True  # Requests reuse KV of earlier ones and leave theirs; without it, neither.
     policy: str = "thermocline"  # Eviction policy.
     eviction_expression: str = "frequency + clock / length"  # Priority of policy "hotprefix"; the least goes first.
-    hotness_expression: str = "frequency * clock"  # Of admission and promotion.
-    fingerprint_bits: int = 8  # Widths of an entry of the hotness filter.
+    hotness_expression: str = "frequency * clock"  # Hotness for admission and promotion.
+    fingerprint_bits: int = 8  # Widths of the fields of an entry in the hotness filter, in bits.
     clock_bits: int = 8
     frequency_bits: int = 8
     depth_bits: int = 8
     aging_requests: int = 64  # Admitted requests after which every clock goes down by one.
-    admission: str = "all"  # What an eviction backs up; "selective" goes by hotness.
+    admission: str = "all"  # Nodes that an eviction backs up; "selective" decides by hotness.
     admission_frequency: int = 2  # Least frequency that selective admission lets through.
-    promotion: Promotion = "off"  # By what host copies are promoted after a prefill batch.
+    promotion: Promotion = "off"  # The order in which host copies are promoted after a prefill batch.
     promotion_tokens: int = 8192  # Most that one promotion plan moves; 0 is no bound.
-    schedule: str = "balanced"  # How a batch is chosen from a worker's queue.
+    schedule: str = "balanced"  # Schedule: how a batch is chosen from a worker's queue.
     defer_tokens: int = 100  # More tokens than this that another request is about to compute defer one; 0 never does.
     defer_deadline_ms: int = 30_000  # Past it a deferred request runs anyway.
     load_compute_ratio: float = 0.0  # Loaded tokens per computed token that make a batch loading-bound; 0 measures.
     bubble_filling: bool = True  # Decode while a loading-bound batch loads.
-    bubble_prefill: bool = False  # Also prefill meanwhile, what needs no load.
+    bubble_prefill: bool = False  # Also prefill meanwhile, where that needs no load.
     fair_share: bool = True  # Tenants of equal priority take turns, by tokens served.
-    queue_window: int = 128  # Waiting requests of a worker that one batch formation looks at.
+    queue_window: int = 128  # Waiting requests of a worker that are scanned for one batch.
     max_queued_per_tenant: int = 0  # Waiting requests of one tenant; 0 is no bound of its own.
     max_batch_tokens: int = 2048  # Prefill tokens of one batch (chunked prefill budget); 0 leaves it to the device.
     max_running: int = 64  # Requests that a worker decodes or prefills at once; 0 leaves it to the device.
@@ -46,32 +46,32 @@ class CellConfig(Message, frozen=True):
     max_queued_tokens: int = 16_777_216
     batches_ahead: int = 2  # RunBatch plans sent before the first is answered.
     lease_tokens: int = 64  # Least decode room granted at a time; where the pool has room, more for longer answers.
-    reserve_fraction: float = 0.05  # Device pages that eviction tries to keep free ahead of need.
+    reserve_fraction: float = 0.05  # Share of device pages that eviction tries to keep free ahead of need.
     host_tier: bool = True  # Back up to host memory on eviction, and load on a hit.
     min_host_load_tokens: int = 1  # A shorter host hit is recomputed.
     backup_deadline_ms: int = 10_000  # Past it a backup counts as failed.
     host_writes: HostWrites = (
         "on_evict"  # When KV is copied to host memory: at once, once it was reused, or at eviction.
     )
-    copies_at_rest: bool = False  # Copy to free host pages what only an idle worker's device holds.
-    disk_writes: DiskWrites = "through"  # The same for disk and object store; "on_evict" is when it leaves host memory.
+    copies_at_rest: bool = False  # Copy KV that only an idle worker's device holds to free host pages.
+    disk_writes: DiskWrites = "through"  # The same for disk and object store; "on_evict": when KV leaves host memory.
     save_deadline_ms: int = 30_000  # Past it a save to disk counts as failed.
-    prefetch_wait: PrefetchWait = "deadline"  # How long a request waits for its prefix from disk or object store.
+    prefetch_wait: PrefetchWait = "deadline"  # How a request waits for its prefix from disk or object store.
     prefetch_deadline_ms: int = 2_000  # Longest such wait under "deadline".
-    fetch_deadline_ms: int = 30_000  # Past it a fetch is cut off, whatever waits for it.
+    fetch_deadline_ms: int = 30_000  # Past it a fetch is cut off, even if requests wait for it.
     min_prefetch_tokens: int = 64  # A shorter hit below host memory is recomputed.
-    prefetch_fraction: float = 0.5  # Host pages that fetches under way may fill at the most.
+    prefetch_fraction: float = 0.5  # Share of host pages that fetches in flight may fill at most.
     neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
-    # What is kept below host memory in the place of KV: "off", "auto", or layers as "T/H/K".
+    # Form kept below host memory in the place of KV: "off", "auto", or numbers of layers as "T/H/K".
     hidden_form: str = field(name="state_form", default="auto")
-    restoring: Restoring = "planned"  # By which means a prefix comes back from below host memory.
-    importance_caching: bool = True  # What is read in part counts by how important it proved, and comes up when hot.
-    pin_fraction: float = 0.25  # Host pages that pins may hold at the most.
-    max_attempts: int = 4  # After so many starts of one request it fails.
+    restoring: Restoring = "planned"  # How a prefix is restored from below host memory.
+    importance_caching: bool = True  # Measured importance weighs cached nodes, and hot chunks are warmed.
+    pin_fraction: float = 0.25  # Share of host pages that pins and leases may lock at most.
+    max_attempts: int = 4  # Starts of one request before it fails.
 
 
 class CellConfigured(Message, frozen=True):
-    """The cell's settings: before anything is decided by them, and after each change."""
+    """The cell's settings: sent before any decision depends on them, and after each change."""
 
     config: CellConfig
 
@@ -90,7 +90,7 @@ class TimerFired(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """Heartbeats of this incarnation stopped, or somebody saw its process end; ``reason`` says which."""
+    """Heartbeats of this incarnation stopped, or its process was seen to end; ``reason`` says which."""
 
     worker_id: str
     incarnation: str
@@ -98,7 +98,7 @@ class WorkerLost(Message, frozen=True):
 
 
 class StorageLost(Message, frozen=True):
-    """Heartbeats of this incarnation stopped, or somebody saw its process end; ``reason`` says which."""
+    """Heartbeats of this incarnation stopped, or its process was seen to end; ``reason`` says which."""
 
     storage_id: str
     incarnation: str
@@ -117,11 +117,11 @@ class FlushCache(Message, frozen=True):
 
     call_id: str
     tiers: tuple[str, ...] = ("device", "host")
-    namespace: str = ""  # "" is all
+    namespace: str = ""  # "" is all of them.
 
 
 class InputFailed(Message, frozen=True):
-    """The core raised for input ``seq``, at the scheduler that holds the lead. Enough of these, and it is skipped."""
+    """The core raised for input ``seq`` at the active scheduler. After several of these the input is skipped."""
 
     seq: int
     scheduler_id: str
@@ -129,34 +129,34 @@ class InputFailed(Message, frozen=True):
 
 
 class SkipInput(Message, frozen=True):
-    """An operator's order to leave input ``seq`` out, if no scheduler has come past it yet."""
+    """An operator's order to leave input ``seq`` out, if no scheduler has folded it yet."""
 
     seq: int
     reason: str
 
 
 class InputSkipped(Message, frozen=True):
-    """Input ``seq``, which came before this one, is left out of the fold by all that fold the stream.
+    """Input ``seq``, which came before this one, is left out of the fold by all schedulers.
 
-    What it was and whom it concerned, as far as it could be read, is told because it is not read again.
+    Its kind and the processes that it concerned, as far as they could be read, are here because it is not read again.
     """
 
     seq: int
-    subject: str  # On which it was stored.
-    kind: str  # Its type; "" is unknown.
+    subject: str  # Subject on which it was stored.
+    kind: str  # Its type; "" if unknown.
     reason: str  # For people.
-    gateway_id: str = ""  # Who asked by it, and for what:
+    gateway_id: str = ""  # Gateway and request of a request's input,
     request_id: str = ""
-    worker_id: str = ""  # Or who reported by it,
+    worker_id: str = ""  # or the process that reported by it,
     storage_id: str = ""
     incarnation: str = ""
-    timer_id: str = ""  # or the timer that it was.
+    timer_id: str = ""  # or the timer that fired.
 
 
 class PinPrefix(Message, frozen=True):
     """Keep the cached prefix of ``tokens`` (packed int32) in host memory and on disk until ``ttl_ms`` from now.
 
-    A pin holds what is cached then, in whole pages; a repeated ``pin_id`` renews. It is refused beyond its budget.
+    A pin holds whole pages that are cached then; a repeated ``pin_id`` renews it. It is refused beyond its budget.
     """
 
     pin_id: str
@@ -166,7 +166,7 @@ class PinPrefix(Message, frozen=True):
 
 
 class UnpinPrefix(Message, frozen=True):
-    """Let go of a pin before its time; an unknown one is fine."""
+    """End a pin before its time; an unknown one is ignored."""
 
     pin_id: str
 
@@ -183,7 +183,7 @@ class LoadAdapter(Message, frozen=True):
 
 
 class UnloadAdapter(Message, frozen=True):
-    """Take no more requests for the adapter of this name; what runs ends as it would. An unknown one is fine."""
+    """Take no more requests for the adapter of this name; running ones go on. An unknown name is ignored."""
 
     name: str
 
@@ -204,4 +204,4 @@ CellEvent = (
     | LoadAdapter
     | UnloadAdapter
 )
-"""What schedulers, operators and the cell's settings put into the stream."""
+"""Events that schedulers, operators and the cell's settings put into the stream."""

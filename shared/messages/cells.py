@@ -1,6 +1,6 @@
-"""What a cell tells those who choose between cells: the heads of prompts that it holds, and how busy it is.
+"""A cell's messages to routers: the heads of prompts that it holds, and how busy it is.
 
-These travel on ``tc.cells.>``, the only subjects that leave a cell, over leaf nodes or gateways of NATS. No scheduler
+They travel on ``tc.cells.>``, the only subjects that leave a cell, over leaf nodes or gateways of NATS. No scheduler
 reads or writes them, and nothing that a core decides depends on them.
 """
 
@@ -12,10 +12,10 @@ HEAD_BYTES = 8
 
 
 class CellHeads(Message, frozen=True):
-    """Published by a gateway of a cell; numbers rise by one, so that a receiver knows what it missed.
+    """Heads of prompts that a cell holds; a gateway publishes them, numbered so that a receiver notices losses.
 
     ``added`` and ``removed`` are digests of heads (``services.gateway.prompt_heads``), 8 bytes each, little-endian. A
-    whole summary is told in parts: with ``is_first`` what was told before is void, and ``more`` parts follow.
+    whole summary comes in parts: with ``is_first`` all earlier ones are void, and ``more`` parts follow.
     """
 
     cell: str
@@ -29,7 +29,7 @@ class CellHeads(Message, frozen=True):
 
 
 class CellLoad(Message, frozen=True):
-    """Published by a gateway of a cell about once a second: what its scheduler said last."""
+    """A cell's load by its scheduler's last status; a gateway publishes it about once a second."""
 
     cell: str
     gateway: str
@@ -39,14 +39,14 @@ class CellLoad(Message, frozen=True):
     running: int = 0
     queued: int = 0
     max_queued: int = 0
-    heads_number: int = 0  # Of the last CellHeads.
-    asked_tokens: int = 0  # Of all prompts that this gateway sent to its scheduler, less those that were refused.
-    found_tokens: int = 0  # Of all prompts of the cell, those that its scheduler found in a cache, since it began.
-    token_bytes: float = 4.0  # Length of a token of text, on average lately.
-    fingerprint: str = ""  # Of the model: all that answers follow from.
+    heads_number: int = 0  # Number of the last CellHeads.
+    asked_tokens: int = 0  # Tokens of all prompts that this gateway's scheduler accepted.
+    found_tokens: int = 0  # Prompt tokens of the cell that its scheduler found cached so far.
+    token_bytes: float = 4.0  # Recent average length of a token's text in bytes.
+    fingerprint: str = ""  # The model's fingerprint: all that answers depend on.
 
 
 class HeadsWanted(Message, frozen=True):
-    """Published by a router: let the gateways of this cell tell whole summaries."""
+    """A router's request that the gateways of this cell send whole summaries."""
 
     cell: str

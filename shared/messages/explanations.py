@@ -1,4 +1,4 @@
-"""Why a request was served as it was: what the scheduler answers when a gateway asks about requests of late.
+"""Explanations: the scheduler's answers when a gateway asks how recent requests were served, and why.
 
 None of it is an input or an output of the core: it decides nothing, and no recording holds it.
 """
@@ -12,43 +12,43 @@ from shared.messages.base import Message
 Source = Literal["device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "computed", "lent"]
 
 Reason = Literal[
-    "never_stored",  # Nothing is known of it.
-    "evicted",  # It was cached, and left.
+    "never_stored",  # No earlier use of these tokens is known.
+    "evicted",  # It was cached, and has left the cell's memory.
     "not_admitted",  # It left the device, and host memory did not take it.
-    "pending",  # Another was computing or bringing it.
+    "pending",  # Another request was computing or fetching it.
     "other_salt",  # It is cached in another namespace only.
     "other_fidelity",  # It was computed on top of a lossy prefix, and such KV is not cached.
-    "deadline",  # It was waited for until the time was over.
+    "deadline",  # The request waited for it until a deadline.
     "partial_chunk",  # It fills no whole page, and pages are reused whole.
     "last_token",  # The last token is always computed, and with it the page that it ends.
     "opted_out",  # The request reads no cache.
-    "failed",  # What was kept of it failed verification.
+    "failed",  # Its stored copy failed verification.
     "elsewhere",  # Only devices that its worker does not reach hold it.
-    "too_little",  # Less than is worth a load.
+    "too_little",  # Too little to be worth a load.
     "unknown",  # It was cached, and how it left is forgotten.
 ]
 
 Departure = Literal["evicted", "displaced", "refused", "flushed", "failed", "lost", "lossy"]
-"""How KV left the cell's memory: named by a policy; for a promotion; refused a backup; by an order; by a bad checksum;
-with its worker or storage; never kept, because it was lossy."""
+"""How KV left the cell's memory: a policy's victim; displaced by a promotion; refused a backup; flushed by an order;
+failed a checksum; lost with its worker or storage; lossy and never kept."""
 
 
 PointKind = Literal[
     "diverged",  # The nearest cached path goes on with other tokens.
-    "continued",  # It ends there: what follows is new, as in the next turn of a conversation.
-    "evicted",  # It went on with the same tokens, and they have left.
+    "continued",  # It ends there: the rest is new, as in a conversation's next turn.
+    "evicted",  # It went on with the same tokens, which have left the cell's memory.
     "new",  # No cached path of the namespace begins like the prompt.
     "opted_out",  # The request reads no cache.
 ]
 
 
 class DivergencePoint(Message, frozen=True):
-    """Where a prompt leaves the nearest cached path, in tokens, as it was when the request was admitted.
+    """The place where a prompt leaves the nearest cached path, in tokens, at its request's admission.
 
     ``position`` is the first token that is not shared, ``page_start`` the first token of its page. ``before`` are the
     last tokens that both have, ``prompt`` and ``cached`` the first ones behind (packed int32). ``lost_tokens`` were
     computed although the cached path holds them behind its own tokens, or held them until they left; they took about
-    ``lost_us`` at the speed that was measured, 0 where none was.
+    ``lost_us`` at the measured speed, 0 where none was measured.
     """
 
     kind: PointKind
@@ -63,10 +63,10 @@ class DivergencePoint(Message, frozen=True):
 
 
 class PromptSpan(Message, frozen=True):
-    """Tokens [start, end) of the caller's prompt, and where their KV came from.
+    """Tokens [start, end) of the caller's prompt, and the source of their KV.
 
-    ``reason`` says of computed ones why. Where they are known to have left, ``departure`` says how, ``tier`` from where
-    last, ``policy`` by which eviction policy, and ``at_ns`` when (time of the inputs stream).
+    ``reason`` is why computed ones were computed. Where they are known to have left, ``departure`` says how, ``tier``
+    from where last, ``policy`` by which eviction policy, and ``at_ns`` when (time of the inputs stream).
     """
 
     start: int
@@ -80,7 +80,7 @@ class PromptSpan(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """A time in which a waiting request stood aside, in nanoseconds of the inputs stream."""
+    """A time for which a waiting request was deferred, in nanoseconds of the inputs stream."""
 
     kind: Literal["deferral", "prefetch_wait"]
     start_ns: int
@@ -88,7 +88,7 @@ class Wait(Message, frozen=True):
 
 
 class Admission(Message, frozen=True):
-    """One attempt of a request, as it was admitted: when, where, after which waits, and what its prompt was made of."""
+    """One attempt of a request: when and where it was admitted, after which waits, and its prompt's sources of KV."""
 
     request_id: str
     attempt: int
@@ -103,8 +103,8 @@ class Admission(Message, frozen=True):
 class GetAdmissions(Message, frozen=True):
     """Call ``rpc.scheduler.admissions``; answered by Admissions.
 
-    ``ended``: those of them that the caller has seen end. The scheduler learns of an end from its own stream, perhaps
-    later; its answer waits a moment for that, because what was restored for a request is complete only then.
+    ``ended``: requests that the caller has seen end. The scheduler learns of an end from its own stream, perhaps
+    later; its answer waits a moment for that, because a request's restored spans are complete only then.
     """
 
     request_ids: tuple[str, ...]
@@ -112,16 +112,16 @@ class GetAdmissions(Message, frozen=True):
 
 
 class Admissions(Message, frozen=True):
-    """What is still remembered of them, attempts of one request in order; forgotten requests have none."""
+    """The admissions still remembered, attempts of one request in order; forgotten requests have none."""
 
     admissions: tuple[Admission, ...] = ()
 
 
 class CostlyPoint(Message, frozen=True):
-    """A divergence point at which several prompts left the cache, by the latest of them.
+    """A divergence point of several prompts, by the latest of them.
 
     ``lost_tokens`` may be up to ``error_tokens`` too many: points that were forgotten are counted with the point that
-    took their place.
+    replaced them.
     """
 
     namespace: str
@@ -141,7 +141,7 @@ class GetDivergences(Message, frozen=True):
 
 
 class Divergences(Message, frozen=True):
-    """The points that lost most tokens, the costliest first, since the time ``since_ns`` of the inputs stream."""
+    """The points that lost most tokens, the costliest first, since ``since_ns`` (time of the inputs stream)."""
 
     since_ns: int = 0
     points: tuple[CostlyPoint, ...] = ()

@@ -1,4 +1,4 @@
-"""What the scheduler tells one gateway. Subject family ``out.gateway.<id>``."""
+"""The scheduler's notices to one gateway. Subject family ``out.gateway.<id>``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GatewayWord = RequestFailed | ResumeNeeded | PromptWanted
 
 
 class GatewayNotice(Message, frozen=True):
-    """Envelope. ``number`` counts from 1 for each gateway_id."""
+    """Envelope of a notice. ``number`` counts from 1 for each gateway_id."""
 
     gateway_id: str
     number: int

@@ -9,9 +9,9 @@ class StorePages(Message, frozen=True):
     """Copy pages of the worker's device pool to pages of a host pool that the worker has mapped.
 
     Both lists are packed int32 of equal length, and no host page is named twice; with empty ones the call only asks
-    whether the worker does this. ``pool`` is the name of the host pool's segment: no other pool of that storage is
-    written to. A call with the ``storage_incarnation``, ``transfer_id`` and ``part`` of an earlier one is that call
-    asked again, and gets its answer.
+    whether the worker can do this. ``pool`` is the name of the host pool's segment: no other pool of that storage is
+    written to. A call with the ``storage_incarnation``, ``transfer_id`` and ``part`` of an earlier one repeats it and
+    gets its answer.
     """
 
     worker_incarnation: str
@@ -27,10 +27,10 @@ class StorePages(Message, frozen=True):
 class PagesStored(Message, frozen=True):
     """Answer: every byte is in host memory, and nothing is being written there any more.
 
-    The latter holds whatever else is said: ``refused`` is why the worker cannot do it, and has not begun; ``error`` is
-    why it failed, so that the host pages hold anything.
+    The latter also holds for failures: ``refused`` is why the worker cannot copy and has not begun; ``error`` is why it
+    failed, so that the contents of the host pages are undefined.
     """
 
     refused: str = ""
     error: str = ""
-    seconds: float = 0.0  # That the copy took, without waiting for its turn.
+    seconds: float = 0.0  # Duration of the copy, without the wait for its turn.

@@ -9,29 +9,26 @@ import msgspec
 from shared.messages.base import Message
 
 FLOAT8: Final = "float8_e4m3fn"
-"""K and V rounded to eight bits: of each head of a token codes, and a scale behind them."""
+"""K and V rounded to eight bits: codes for each head of a token, with a scale behind them."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 SCALE_BYTES: Final = 4
-"""Of the scale of one head of one token, little-endian float32, which lies at a multiple of as many bytes."""
+"""Bytes of the scale of one head of one token, little-endian float32, at a multiple of as many bytes."""
 
 KvDtype = Literal["auto", "fp8"]
-"""What K and V are in pages, as settings have it: ``auto`` is the type in which they are computed, ``fp8`` FLOAT8."""
+"""Type of K and V in pages, as a setting: ``auto`` is the type in which they are computed, ``fp8`` is FLOAT8."""
 
 Layout = Literal["layer_first", "page_first"]
 
 HIDDEN: Final = "state"
-"""The form hidden, by the word that release 0.1.0 has for it: on the wire, of chunks, pools and ways to restore. It is
-written nowhere else; people read :func:`form_name`.
-"""
+"""The form hidden by its word on the wire, as in release 0.1.0: of chunks, pools and ways to restore. It is written
+nowhere else; people read :func:`form_name`."""
 
 ChunkForm = Literal["kv", "state", "sparse"]
-"""What a page or chunk holds: the KV of all layers, or hidden states that it is restored from (``KvGeometry``).
-
-``sparse`` is only ever a copy on a disk of a chunk of KV, in a form that can be read in parts (``sparse_reads``):
-there are no such pages, and no order names it.
-"""
+"""Contents of a page or chunk: the KV of all layers, or hidden states that it is restored from (``KvGeometry``).
+``sparse`` is only ever a copy on a disk of a chunk of KV, in a form that can be read in parts (``sparse_reads``): there
+are no such pages, and no order names it."""
 
 
 def form_name(word: str) -> str:
@@ -40,19 +37,19 @@ def form_name(word: str) -> str:
 
 
 def form_word(name: str) -> str:
-    """Undo :func:`form_name`."""
+    """Return the word on the wire for the usual name of a form, a tier or a way to restore."""
     return HIDDEN if name == "hidden" else name
 
 
 def scale_offset(head_dim: int) -> int:
-    """Where the scale of a head of ``head_dim`` codes lies, bytes from the first code."""
+    """Return where the scale of a head of ``head_dim`` codes begins, in bytes from the first code."""
     return -(-head_dim // SCALE_BYTES) * SCALE_BYTES
 
 
 class KvGeometry(Message, frozen=True):
     """Shape of one page. Two pools can exchange pages only if their geometries are equal.
 
-    A page of KV holds K and V of every layer. A hidden page (HCache 4.1) is what KV is restored from: nothing of the
+    A page of KV holds K and V of every layer. A hidden page (HCache 4.1) holds what KV is restored from: nothing of the
     first ``absent`` layers, which are recomputed from tokens; the hidden states (``hidden`` values a token) that the
     next ``from_hidden`` layers begin with; and KV of the rest. It consists of units: a layer's hidden states are one,
     its K and its V are one each, in the order of the layers. All units of a geometry have one size, so hidden states
@@ -75,12 +72,12 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def form(self) -> str:
-        """Layers computed from tokens / from hidden states / kept as KV, as the setting ``hidden_form`` has it."""
+        """Layers computed from tokens / from hidden states / kept as KV, as in the setting ``hidden_form``."""
         return f"{self.absent}/{self.from_hidden}/{self.loaded_layers}"
 
     @property
     def as_kv(self) -> KvGeometry:
-        """The geometry of the KV that is restored."""
+        """Geometry of the KV that is restored."""
         return KvGeometry(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -96,7 +93,7 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of K (or V) of one token in one head of one layer; rounded ones with their scale."""
+        """Bytes of K (or V) of one token in one head of one layer; of rounded ones with their scale."""
         if self.is_rounded:
             return scale_offset(self.head_dim) + SCALE_BYTES
         return self.head_dim * DTYPE_BYTES[self.dtype]
@@ -108,17 +105,17 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def loaded_layers(self) -> int:
-        """Layers with KV in a page: the last ones."""
+        """Number of layers with KV in a page, which are the last ones."""
         return self.layers - self.absent - self.from_hidden
 
     @property
     def units(self) -> int:
-        """Pieces of a page, each with a checksum of its own: layers of K and V or, of a hidden page, see above."""
+        """Number of pieces of a page with a checksum each: layers of K and V or, of a hidden page, see above."""
         return self.from_hidden + 2 * self.loaded_layers if self.is_hidden else self.layers
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one such piece."""
+        """Bytes of one unit."""
         if not self.is_hidden:
             return 2 * self.half_bytes
         return self.page_size * self.hidden * DTYPE_BYTES[self.dtype] if self.from_hidden else self.half_bytes
@@ -134,7 +131,7 @@ class KvGeometry(Message, frozen=True):
         return self.page_bytes // self.page_size
 
     def fault(self) -> str:
-        """Why no pool can have this geometry, or ""."""
+        """Return why no pool can have this geometry, or ""."""
         sizes = (self.layers, self.kv_heads, self.head_dim, self.page_size)
         if min(sizes) < 1 or self.dtype not in DTYPE_BYTES:
             return "a size is below one or the dtype unknown"
@@ -150,11 +147,12 @@ class KvGeometry(Message, frozen=True):
 
 
 class PartSpan(Message, frozen=True):
-    """Where bytes of a part belong in whole pages. ``planes`` planes of a page from ``first`` on are those of the part
-    from ``own_first`` on, in so far: each is ``rows`` equal rows, in the part's pages as in whole ones, and ``nbytes``
-    from byte ``offset`` of a row on are the part's from byte ``own_offset`` of its row on.
+    """The place in whole pages of some bytes of a part.
 
-    A plane is a half of a layer: plane p is half ``p % 2`` of layer ``p // 2``.
+    ``planes`` planes of a page from ``first`` on correspond to those of the part from ``own_first`` on: each is
+    ``rows`` equal rows, in the part's pages as in whole ones, and ``nbytes`` from byte ``offset`` of a row on are the
+    part's from byte ``own_offset`` of its row on. A plane is a half of a layer: plane p is half ``p % 2`` of layer ``p
+    // 2``.
     """
 
     first: int
@@ -166,7 +164,7 @@ class PartSpan(Message, frozen=True):
     rows: int
 
     def fits(self, whole: KvGeometry, part: KvGeometry) -> bool:
-        """Whether both ends lie within pages of these geometries."""
+        """Return whether both places lie within pages of these geometries."""
         sides = ((self.first, self.offset, whole), (self.own_first, self.own_offset, part))
         return min(self.planes, self.nbytes, self.rows) >= 1 and all(
             min(first, offset) >= 0
@@ -178,11 +176,11 @@ class PartSpan(Message, frozen=True):
 
 
 class PoolPart(Message, frozen=True):
-    """A part of a device pool that several processes own: of every page ``kv_heads`` heads from ``first_head``; or,
-    with a ``geometry``, pages of that geometry, whose bytes belong where ``spans`` say.
+    """A part of a device pool that several processes own.
 
-    It is layer-first itself, with page p of the pool as its page p. ``name``, ``nbytes`` and ``ipc`` are as in
-    ``PoolHandle``.
+    It has ``kv_heads`` heads from ``first_head`` on of every page; or, with a ``geometry``, pages of that geometry,
+    whose bytes belong where ``spans`` say. It is layer-first itself, with page p of the pool as its page p. ``name``,
+    ``nbytes`` and ``ipc`` are as in ``PoolHandle``.
     """
 
     first_head: int
@@ -195,7 +193,7 @@ class PoolPart(Message, frozen=True):
 
 
 class PoolHandle(Message, frozen=True):
-    """How another process maps a pool.
+    """The description by which another process maps a pool.
 
     (With ``float8_e4m3fn`` a head has ``head_bytes`` bytes in the place of ``head_dim`` values.)
     layout ``layer_first``: bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` (device pools).
@@ -207,7 +205,7 @@ class PoolHandle(Message, frozen=True):
 
     A device pool with ``parts`` is that of a tensor-parallel group: its pages lie in pieces, and it has no memory of
     its own. ``geometry`` is that of whole pages, ``nbytes`` the sum of the parts. Parts by heads have all heads, some
-    maybe several times; of parts by spans each byte is in one at most, and what is in none is zero.
+    maybe several times; of parts by spans each byte is in at most one, and bytes in none are zero.
     """
 
     kind: Literal["shm", "cuda_ipc"]
@@ -221,8 +219,9 @@ class PoolHandle(Message, frozen=True):
     parts: tuple[PoolPart, ...] = ()
 
     def part_handles(self) -> list[tuple[tuple[PartSpan, ...], PoolHandle]]:
-        """Return the parts that have what no earlier one has: where their bytes belong, and the handle by which each
-        is mapped as a pool of its own.
+        """Return the parts with bytes that no earlier part has.
+
+        Each with the spans of its bytes, and the handle by which it is mapped as a pool of its own.
         """
         found, next_head = [], 0
         for part in self.parts:
@@ -242,7 +241,7 @@ class PoolHandle(Message, frozen=True):
 
 
 def heads_span(geometry: KvGeometry, heads: range) -> PartSpan:
-    """Return the span of a part that has these ``heads`` of every layer of pages of ``geometry``, and nothing else."""
+    """Return the span of a part that has exactly these ``heads`` of every layer of pages of ``geometry``."""
     size = geometry.head_bytes
     return PartSpan(
         first=0,

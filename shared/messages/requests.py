@@ -1,4 +1,4 @@
-"""What gateways ask of the scheduler. Subject family ``in.request``."""
+"""Messages from gateways to the scheduler. Subject family ``in.request``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from shared.importance import DEFAULT_METRIC, PROBE_HEADS
 from shared.messages.base import Message, count_int32
 
 MAX_GRAMMAR_BYTES = 65_536
-"""Bytes of a grammar's text, in UTF-8."""
+"""Bytes of a grammar's text at most, in UTF-8."""
 
 
 class Grammar(Message, frozen=True):
-    """What an answer's text must look like, from its first token to its end. The gateway has checked that it compiles.
+    """Rules for an answer's text, from its first token to its end. The gateway has checked that they compile.
 
     ``text`` is a JSON schema, a regular expression, or a grammar in the Lark dialect of llguidance, in which special
-    tokens stand by name.
+    tokens are written by name.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -36,20 +36,20 @@ class SamplingParams(Message, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    seed: int = 0  # The gateway draws one where the caller gave none, so a resumed request goes on alike.
+    seed: int = 0  # The gateway draws one where the caller gave none, so that a resumed request continues alike.
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # Keep the matched stop string in the text.
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    shown_special_tokens: tuple[int, ...] = ()  # These stay in the text although the others are left out of it.
+    shown_special_tokens: tuple[int, ...] = ()  # Special tokens that stay in the text although others are left out.
     logprobs: int | None = None  # None: none. k: the chosen token's logprob and the k most likely.
     prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
     grammar: Grammar | None = None  # None: any text.
 
 
 class Importance(Message, frozen=True):
-    """How little of a prefix may be loaded: lossy, and therefore only where the caller or the deployment chose it.
+    """The part of a prefix that may be loaded: lossy, so only where the caller or the deployment chose it.
 
     Of every layer ``ratio`` of the prefix tokens, by ``metric`` (``shared.importance``; IMPRESS 4.1), among them
     ``first_tokens`` and ``recent_tokens`` in any case, as far as the ratio goes.
@@ -59,19 +59,19 @@ class Importance(Message, frozen=True):
     metric: str = DEFAULT_METRIC
     first_tokens: int = 0
     recent_tokens: int = 0
-    probe_heads: int = PROBE_HEADS  # That the cell's workers ask, by which such reads are priced.
+    probe_heads: int = PROBE_HEADS  # Probe heads of the cell's workers, for the cost of such reads.
 
 
 class Lease(Message, frozen=True):
-    """A prefix of the prompt that is to be kept for a time, within the tenant's budget.
+    """A prefix of the prompt to be kept for a time, within the tenant's budget.
 
-    With a ``key`` it takes the place of the tenant's last lease of that key in the namespace.
+    With a ``key`` it replaces the tenant's last lease of that key in the namespace.
     """
 
-    tokens: int  # Of the prompt, from its start.
-    ttl_ms: int  # From the request's admission, and anew from each use.
+    tokens: int  # Tokens of the prompt, from its start.
+    ttl_ms: int  # From the request's admission, and again from each use.
     key: str = ""
-    with_answer: bool = False  # The answer's tokens too, as far as the budget goes.
+    with_answer: bool = False  # The answer's tokens, too, as far as the budget goes.
 
 
 class CacheHints(Message, frozen=True):
@@ -85,14 +85,13 @@ class CacheHints(Message, frozen=True):
     importance: Importance | None = None
     leases: tuple[Lease, ...] = ()
     max_leased_tokens: int = 0  # Budget of its tenant's leases in the cell; 0 grants none.
-    returns_in_ms: int = 0  # After the answer its caller will go on with it in about so long; 0 says nothing.
+    returns_in_ms: int = 0  # Time from the answer to the session's next request; 0: unknown.
 
 
 class CacheQuota(Message, frozen=True):
-    """How many bytes KV of one owner may take in each pool: each device, each host pool, each disk, and in the object
-    store. 0 is no bound.
+    """Bytes that KV of one owner may take in each device, host pool and disk, and in the object store. 0 is no bound.
 
-    The owner is a tenant's salt, told by its digest (``shared.ids.key_digest``): tenants of one salt have one cache,
+    The owner is a tenant's salt, named by its digest (``shared.ids.key_digest``): tenants of one salt have one cache,
     and one quota.
     """
 
@@ -104,9 +103,9 @@ class CacheQuota(Message, frozen=True):
 
 
 class PromptBase(Message, frozen=True):
-    """The first ``tokens`` tokens of a prompt, which the receiver has: whole blocks, by the digest of the last of them.
+    """The first ``tokens`` tokens of a prompt, which the receiver has: whole blocks, by the digest of the last one.
 
-    ``shared.prompt_chain`` has the digests.
+    ``shared.prompt_chain`` computes the digests.
     """
 
     digest: bytes  # 16 bytes
@@ -119,8 +118,8 @@ class SubmitRequest(Message, frozen=True):
     With a ``base`` the scheduler has the front of the prompt, and ``tail`` is the rest: packed, at least one token.
     ``prompt`` is empty then, so that a scheduler that knows no bases refuses the request and computes no other prompt.
 
-    Where the scheduler takes it, ``compact`` has the prompt, or the tail behind a base, and both of them are empty
-    (``shared.compact_messages``).
+    For a scheduler that takes compact forms, ``compact`` has the prompt, or the tail behind a base, and both of them
+    are empty (``shared.compact_messages``).
     """
 
     request_id: str
@@ -130,13 +129,13 @@ class SubmitRequest(Message, frozen=True):
     sampling: SamplingParams
     tenant: str = ""
     max_queued: int = 0  # Waiting requests that its tenant may have; 0 is the cell's own bound.
-    trace: str = ""  # ``traceparent`` of the HTTP request's span; "" is not traced, and decides nothing.
+    trace: str = ""  # ``traceparent`` of the HTTP request's span; "" is not traced. It decides nothing.
     priority: int = 0
     deadline_ms: int = 0  # After acceptance; 0 is none.
     cache: CacheHints = CacheHints()
     key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
-    quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
+    quota: CacheQuota | None = None  # Quota of the namespace's owner, from now on; None is no bound.
     base: PromptBase | None = None
     tail: bytes = b""
     compact: bytes = b""
@@ -144,6 +143,7 @@ class SubmitRequest(Message, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
+        """Number of tokens of the whole prompt, in whichever form it comes, its base included."""
         told = count_compact(self.compact) if self.compact else 0
         if self.base is not None:
             return self.base.tokens + count_int32(self.tail) + told
@@ -151,13 +151,13 @@ class SubmitRequest(Message, frozen=True):
 
 
 class ReclaimRequest(Message, frozen=True):
-    """A gateway misses the rest of an answer, no worker knows the request, and the scheduler did not either when asked.
+    """A gateway misses the rest of an answer, and neither a worker nor the scheduler knows the request.
 
-    What a worker said of it last was lost with that worker. The request begins again behind the tokens that the gateway
-    has: the scheduler answers with ``ResumeNeeded``, unless it knows the request after all.
+    The last report of it was lost with its worker. The request begins again behind the tokens that the gateway has: the
+    scheduler answers with ``ResumeNeeded``, unless it knows the request after all.
     """
 
-    submit: SubmitRequest  # As it was, but for ``deadline_ms``: what is left of it.
+    submit: SubmitRequest  # As before, with the rest of ``deadline_ms``.
 
 
 class CancelRequest(Message, frozen=True):
@@ -181,4 +181,4 @@ class ResumeRequest(Message, frozen=True):
 
 
 RequestInput = SubmitRequest | ReclaimRequest | CancelRequest | ResumeRequest
-"""What gateways put into the stream."""
+"""Messages that gateways put into the stream."""

@@ -14,7 +14,7 @@ Kind = Literal["gateway", "scheduler", "worker", "storage"]
 
 
 OWNERS_TOLD = 1024
-"""Owners, and tenants, that a message tells apart at the most: those with most."""
+"""Owners, and tenants, that a message lists at most: those with most."""
 
 
 class Degradation(Message, frozen=True):
@@ -29,7 +29,7 @@ class Degradation(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Published by every process about once a second on ``heartbeat.<kind>.<id>``.
 
-    With ``is_gone`` it is the word of a storage, on the storage's subject: this incarnation, of its node, has ended.
+    With ``is_gone`` it comes from a storage, on the storage's subject: this incarnation on its node has ended.
     """
 
     kind: Kind
@@ -37,44 +37,46 @@ class Heartbeat(Message, frozen=True):
     incarnation: str
     last_plan: int = 0  # Highest plan number executed.
     is_gone: bool = False
-    owned_bytes: dict[str, int] = {}  # Of a storage with a disk: bytes there by owner, see ``OwnerBytes``.
-    degraded: tuple[Degradation, ...] = ()  # What this process was asked for and does not have now.
+    owned_bytes: dict[str, int] = {}  # For a storage with a disk: bytes there by owner, see ``OwnerBytes``.
+    degraded: tuple[Degradation, ...] = ()  # Requested features that this process does not have now.
 
 
 class PoolStatus(Message, frozen=True):
     """Pages of one pool; free + cached + leased = total, and all leased are back at idle."""
 
     owner: str  # worker id or storage id
-    tier: Literal["device", "host", "state"]  # HIDDEN: host memory for hidden states on their way to the disk and back.
+    tier: Literal["device", "host", "state"]  # HIDDEN: host memory for hidden states in transit to and from the disk.
     total: int
     free: int
     cached: int
     leased: int
-    form: str = ""  # Of a hidden pool: KvGeometry.form.
+    form: str = ""  # KvGeometry.form of a hidden pool.
 
 
 class WorkerStatus(Message, frozen=True):
+    """One worker of the cell, with its running and waiting requests."""
+
     worker_id: str
     incarnation: str
     running: int
     waiting: int
-    draining: bool = False  # It is given nothing new and is about to leave.
-    device: DeviceFacts | None = None  # As it said when it joined.
+    draining: bool = False  # It gets nothing new and is about to leave.
+    device: DeviceFacts | None = None  # As reported when it joined.
 
 
 class RestorationStatus(Message, frozen=True):
-    """How long prefixes took to come back from below host memory in one way, beside what was predicted."""
+    """Durations of restorations from below host memory by one method, with the predicted ones."""
 
     kind: str  # Methods and sources, such as "hidden from disk + tokens".
     count: int
-    predicted_seconds: float  # Sums over all of them.
+    predicted_seconds: float  # Sums over all restorations.
     observed_seconds: float
-    bias: float  # Smoothed (observed - predicted) / predicted,
-    error: float  # and the same without its sign.
+    bias: float  # Smoothed (observed - predicted) / predicted.
+    error: float  # The same without its sign.
 
 
 class TenantLoad(Message, frozen=True):
-    """Requests of one tenant, by the name that they carry; "" is who has no key."""
+    """Requests of one tenant, by the name that they carry; "" is requests without a key."""
 
     tenant: str
     running: int
@@ -91,7 +93,7 @@ class OwnerBytes(Message, frozen=True):
 
 
 class StorageBudget(Message, frozen=True):
-    """What a storage may hold, in bytes; 0 is none. ``awaits_pool``: its host pool is being made."""
+    """Bytes that a storage may hold; 0 is none. ``awaits_pool``: its host pool is being made."""
 
     storage_id: str
     host: int = 0
@@ -106,9 +108,9 @@ class AdapterStatus(Message, frozen=True):
     name: str
     digest: str
     path: str
-    workers: tuple[str, ...] = ()  # That have it,
-    faults: dict[str, str] = {}  # and that could not load it, and why; the others are at it.
-    requests: int = 0  # Waiting or running, under whatever name of it.
+    workers: tuple[str, ...] = ()  # Workers that have loaded it.
+    faults: dict[str, str] = {}  # Workers that could not load it, and why; others still load.
+    requests: int = 0  # Waiting or running requests, under any of its names.
 
 
 class CellStatus(Message, frozen=True):
@@ -125,38 +127,38 @@ class CellStatus(Message, frozen=True):
     max_context: int
     workers: tuple[WorkerStatus, ...] = ()
     storages: tuple[str, ...] = ()
-    storage_incarnations: dict[str, str] = {}  # By storage.
+    storage_incarnations: dict[str, str] = {}  # By storage id.
     pools: tuple[PoolStatus, ...] = ()
     counters: dict[str, int] = {}  # Monotonic counters of the core, by name (hits, evictions, ...).
     nodes: int = 0
     pins: int = 0
     pinned_pages: int = 0  # Host pages.
     cache_leases: int = 0
-    leased_pages: int = 0  # That they cover, on whatever tier; each page counts once.
-    chunks: int = 0  # Of KV on the disks, as far as the scheduler knows.
-    hidden_chunks: int = field(name="state_chunks", default=0)  # The same of hidden states that KV is restored from.
-    sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
-    fetches: int = 0  # Under way.
-    saves: int = 0  # Under way.
-    deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.
+    leased_pages: int = 0  # Pages that they cover, on any tier; each counts once.
+    chunks: int = 0  # Chunks of KV on the disks, as far as the scheduler knows.
+    hidden_chunks: int = field(name="state_chunks", default=0)  # The same of hidden states.
+    sparse_chunks: int = 0  # Of ``chunks``: with a second copy for sparse reads.
+    fetches: int = 0  # Fetches in flight.
+    saves: int = 0  # Saves in flight.
+    deferred: int = 0  # Waiting requests that wait for KV that another is about to bring.
     in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
     in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.
     restorations: tuple[RestorationStatus, ...] = ()
-    deferred_for_fetch: int = 0  # Of ``deferred``: for what a storage is bringing from below.
-    unplaced: int = 0  # Of ``queued``: there is no worker for them to wait at.
-    tenant_loads: tuple[TenantLoad, ...] = ()  # Of tenants that have any request.
+    deferred_for_fetch: int = 0  # Of ``deferred``: waiting for a storage's fetch from below.
+    unplaced: int = 0  # Of ``queued``: without a worker to wait at.
+    tenant_loads: tuple[TenantLoad, ...] = ()  # Tenants with a request.
     owner_bytes: tuple[OwnerBytes, ...] = ()
-    degraded: tuple[Degradation, ...] = ()  # Of all processes, as they say with their heartbeats.
-    dtype: str = ""  # Of KV, which is that of the model.
-    page_bytes: int = 0  # Of a page of KV; 0 while no worker has joined.
+    degraded: tuple[Degradation, ...] = ()  # Degradations of all processes, from their heartbeats.
+    dtype: str = ""  # Data type of KV, as in its pages.
+    page_bytes: int = 0  # Bytes of a page of KV; 0 while no worker has joined.
     budgets: tuple[StorageBudget, ...] = ()
     takes_bases: bool = False  # A ``SubmitRequest`` may refer to the front of its prompt.
-    takes_compact: bool = False  # It may have its tokens in compact form.
+    takes_compact: bool = False  # A ``SubmitRequest`` may have its tokens in compact form.
     adapters: tuple[AdapterStatus, ...] = ()
 
     @property
     def chunks_in_all(self) -> int:
-        """Chunks on the disks in either form."""
+        """Number of chunks on the disks in either form."""
         return self.chunks + self.hidden_chunks
 
 
@@ -165,7 +167,7 @@ class GetStatus(Message, frozen=True):
 
 
 class GetOutputs(Message, frozen=True):
-    """Call ``rpc.worker.<id>.outputs``: everything this worker emitted for a request from ``index`` on."""
+    """Call ``rpc.worker.<id>.outputs``: all output of this worker for a request from ``index`` on."""
 
     request_id: str
     attempt: int
@@ -173,7 +175,7 @@ class GetOutputs(Message, frozen=True):
 
 
 class Outputs(Message, frozen=True):
-    """Answer: the items joined into one, or None if the worker no longer knows the request."""
+    """Answer to GetOutputs: the items joined into one, or None if the worker does not know the request any more."""
 
     item: TokenItem | None
 
@@ -183,7 +185,7 @@ class GetInventory(Message, frozen=True):
 
 
 class Inventory(Message, frozen=True):
-    """What a worker or storage really holds, for reconciliation and for tests."""
+    """Actual holdings of a worker or storage, for reconciliation and for tests."""
 
     id: str
     incarnation: str
@@ -198,6 +200,8 @@ class TakeSnapshot(Message, frozen=True):
 
 
 class SnapshotTaken(Message, frozen=True):
+    """Answer to TakeSnapshot: the snapshot holds all inputs up to ``seq``, in ``nbytes`` bytes."""
+
     seq: int
     nbytes: int
 
@@ -210,7 +214,7 @@ class GetStanding(Message, frozen=True):
 
 
 class Standing(Message, frozen=True):
-    """Answer to GetStanding, true at some moment between call and answer. Who is no member never is one again."""
+    """Answer to GetStanding, true at some moment between call and answer. A lost member never is one again."""
 
     is_member: bool
 
@@ -233,31 +237,31 @@ class ListCache(Message, frozen=True):
     Answered by CacheListing.
     """
 
-    namespace: str = ""  # "" is all
+    namespace: str = ""  # "" is all of them.
     max_nodes: int = 256
-    after: int = 0  # Go on after the node of this id.
+    after: int = 0  # Continue after the node of this id.
     max_leases: int = 0  # Cache leases to list beside the nodes, the first granted first.
 
 
 class CachedNode(Message, frozen=True):
-    """One node. Pages are counted per pool; ``head`` is its first tokens (packed int32, at most 16)."""
+    """One node, with its pages per pool; ``head`` is its first tokens (packed int32, at most 16)."""
 
     id: int
     parent: int
     namespace: str
     depth: int  # Tokens above its own span.
-    tokens: int  # Of its own span.
+    tokens: int  # Tokens of its own span.
     hits: int
     head: bytes
     device: dict[str, int] = {}
     host: dict[str, int] = {}
     disk: dict[str, int] = {}  # Chunks that end in this node's span and whose KV is on that storage's disk.
-    hidden: dict[str, int] = field(name="state", default_factory=dict)  # The same of the form hidden.
+    hidden: dict[str, int] = field(name="state", default_factory=dict)  # The same in the form hidden.
     pins: tuple[str, ...] = ()
 
 
 class PinStatus(Message, frozen=True):
-    """One pin. ``pages`` are host pages that it holds, of the first ``held_tokens`` of its tokens."""
+    """One pin. ``pages`` are the host pages that it holds, of the first ``held_tokens`` of its tokens."""
 
     pin_id: str
     namespace: str

@@ -7,10 +7,10 @@ from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 
 
 class CreateHostPool(Message, frozen=True):
-    """Make the page-first host pool for this geometry, as many pages as fit in the host KV budget.
+    """Make the page-first host pool for this geometry, with as many pages as fit in the host KV budget.
 
-    With a geometry of hidden pages it is the hidden pool: room for hidden states on their way to the disk and back, as
-    many pages as fit in the storage's budget for that.
+    With a geometry of hidden pages it is the hidden pool: room for hidden states in transit to and from the disk, as
+    many pages as fit in the storage's budget for them.
     """
 
     geometry: KvGeometry
@@ -34,7 +34,7 @@ class DetachDevicePool(Message, frozen=True):
 class BackupPages(Message, frozen=True):
     """Copy device pages to host pages and write identity and checksums; answered by ``BackupDone``.
 
-    Both page lists are packed int32 of equal length; ``identities`` is 16 bytes a page.
+    Both page lists are packed int32 of equal length; ``identities`` is 16 bytes for each page.
     """
 
     transfer_id: int
@@ -46,7 +46,8 @@ class BackupPages(Message, frozen=True):
 
 
 class DiskQuota(Message, frozen=True):
-    """How many bytes of a disk, and of the object store, what one owner has there may take from now on; 0 is no bound.
+    """Bytes that one owner may take on a disk, and in the object store, from now on; 0 is no bound.
+
     See ``CacheQuota``.
     """
 
@@ -77,16 +78,16 @@ class SaveChunks(Message, frozen=True):
     device_pages: bytes
     worker_id: str = ""
     worker_incarnation: str = ""
-    key_id: str = ""  # Whose key encrypts it at rest; see ``SubmitRequest.key_id``.
-    value: float = 0.0  # How hot it is now; the disk keeps what is worth more.
+    key_id: str = ""  # Key that encrypts it at rest; see ``SubmitRequest.key_id``.
+    value: float = 0.0  # Present hotness; the disk evicts chunks of less value first.
     form: ChunkForm = "kv"
-    quota: DiskQuota | None = None  # Of who owns the namespace; None says nothing of it.
+    quota: DiskQuota | None = None  # Quota of the namespace's owner; None changes nothing.
 
 
 class SaveTokens(Message, frozen=True):
     """``SaveChunks`` in compact form, for storages that take it (``StorageJoined.takes_compact``).
 
-    ``tokens`` are as ``shared.compact_tokens`` has them, both lists of pages as ``shared.page_runs`` has them.
+    ``tokens`` are in the form of ``shared.compact_tokens``, both lists of pages in that of ``shared.page_runs``.
     Identities follow from ``parent`` and the tokens. Answered by ``ChunksSaved``, which may say ``is_all``.
     """
 
@@ -109,8 +110,9 @@ SaveOrder = SaveChunks | SaveTokens
 
 
 class Lender(Message, frozen=True):
-    """A storage of another node whose host pool holds what is fetched: page i in ``pages[i]`` (packed int32), one entry
-    a page of the fetch. Its copies stay where they are until the fetch is over.
+    """A storage of another node whose host pool holds the fetched pages: page i in ``pages[i]`` (packed int32).
+
+    ``pages`` has one entry for each page of the fetch. The copies stay until the fetch is over.
     """
 
     storage_id: str
@@ -122,7 +124,7 @@ class FetchChunks(Message, frozen=True):
     """Bring a run of whole chunks of one sequence to host memory, in order; answered by ``ChunksFetched``.
 
     ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
-    Each tier is asked in turn, disk first, or the ``lender`` alone. The run ends at the first chunk that none of them
+    Each tier is tried in turn, disk first, or only the ``lender``. The run ends at the first chunk that none of them
     has or that fails verification. With form ``hidden`` the pages are of the hidden pool.
     """
 
@@ -134,19 +136,19 @@ class FetchChunks(Message, frozen=True):
     deadline_ms: int
     key_id: str = ""
     form: ChunkForm = "kv"
-    trace: str = ""  # Of the request that it was begun for; "" is not traced.
+    trace: str = ""  # ``traceparent`` of the request that it was begun for; "" is not traced.
     quota: DiskQuota | None = None  # As in ``SaveChunks``.
     lender: Lender | None = None
 
 
 class CancelFetch(Message, frozen=True):
-    """Start no further chunk of this fetch; its ``ChunksFetched`` says how far it came."""
+    """Start no further chunk of this fetch; its ``ChunksFetched`` reports the chunks that came."""
 
     fetch_id: int
 
 
 class PinChunks(Message, frozen=True):
-    """Never evict these chunks from the disk (16 bytes each, in either form), or do so again.
+    """Never evict these chunks from the disk (16 bytes each, in either form), or allow it again.
 
     Pins do not outlive the incarnation.
     """

@@ -16,7 +16,7 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Timing(Message, frozen=True):
-    """Wall-clock nanoseconds along a request's way to its first token. 0 is unknown."""
+    """Wall-clock times, in ns, of the events up to a request's first token. 0 is unknown."""
 
     received_ns: int = 0  # HTTP request complete at the gateway.
     accepted_ns: int = 0  # Stored in the stream.
@@ -24,22 +24,22 @@ class Timing(Message, frozen=True):
     started_ns: int = 0  # The step of its first chunk began.
     loaded_ns: int = 0  # Its last page load ended; 0 without loads.
     first_token_ns: int = 0  # Its first token was sampled.
-    restored_ns: int = 0  # The last chunk of its prompt that comes from hidden states was there; 0 without any.
+    restored_ns: int = 0  # The last chunk of its prompt was restored from hidden states; 0 without any.
 
 
 class ImportanceUsage(Message, frozen=True):
-    """What was loaded of a sparse prefix."""
+    """The part of a sparse prefix that was loaded."""
 
     ratio: float
     metric: str
-    loaded_tokens: int  # Of the prefix, per layer.
+    loaded_tokens: int  # Tokens of the prefix, per layer.
     layers: int
     layers_fallen_back: int  # Probe heads disagreed there, and all keys were read.
     disk_bytes: int
 
 
 class Usage(Message, frozen=True):
-    """Where the caller's prompt tokens came from."""
+    """Sources of the KV of the caller's prompt tokens."""
 
     device_tokens: int = 0
     host_tokens: int = 0
@@ -48,18 +48,19 @@ class Usage(Message, frozen=True):
     neighbour_tokens: int = 0
     hidden_tokens: int = 0  # Restored from hidden states, or from a mix of them, KV and recomputation.
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
-    sparse_tokens: int = 0  # Of a sparse prefix: only the important ones among them were loaded.
+    sparse_tokens: int = 0  # Tokens of a sparse prefix: only the important ones among them were loaded.
     importance: ImportanceUsage | None = None  # None where nothing was loaded lossily.
-    leases: tuple[LeaseGrant, ...] = ()  # An answer to each lease that the request asked for.
+    leases: tuple[LeaseGrant, ...] = ()  # One answer to each lease of the request.
     lent_tokens: int = 0  # Read from another node.
 
 
 class TokenItem(Message, frozen=True):
-    """New tokens of one request. ``index`` is the output position of the first; a gateway drops what it has
-    and asks the worker again (``rpc.worker.<id>.outputs``) for what it misses.
+    """New tokens of one request.
 
-    ``text`` is the text that these tokens complete; it never ends inside a character, and it is withheld
-    while it could be the beginning of a stop string, so it may be empty while tokens are not.
+    ``index`` is the output position of the first; a gateway drops tokens that it has and asks the worker again
+    (``rpc.worker.<id>.outputs``) for those it misses. ``text`` is the text that these tokens complete; it never ends
+    inside a character, and it is withheld while it could be the beginning of a stop string, so it may be empty while
+    tokens are not.
     """
 
     request_id: str
@@ -77,7 +78,7 @@ class TokenItem(Message, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """Everything that one step has for one gateway."""
+    """All output of one step for one gateway."""
 
     worker_id: str
     incarnation: str

@@ -1,4 +1,4 @@
-"""What workers tell the scheduler. Subject family ``in.worker.<id>``; events are in the past tense."""
+"""Workers' events for the scheduler. Subject family ``in.worker.<id>``; events are in the past tense."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 class RestorationCosts(Message, frozen=True):
-    """What ways back onto the device cost on a worker, as a profile of this model on this machine has it (HCache
-    4.1.2). Times are microseconds for one token in one layer.
+    """A worker's costs of restoring, by a profile of this model on this machine (HCache 4.1.2).
+
+    Times are microseconds for one token in one layer.
     """
 
     hidden: int  # Values of a hidden state; 0 where the model's KV cannot be restored from hidden states.
-    hidden_us: float  # K and V from a hidden state.
-    token_us: float  # The whole layer without attention.
-    pair_us: float  # Attention to one token of context.
+    hidden_us: float  # Computing K and V from a hidden state.
+    token_us: float  # Computing the whole layer without attention.
+    pair_us: float  # Attending to one token of context.
     link_bytes_per_us: float  # Host memory to the device, verified.
 
 
 class DeviceFacts(Message, frozen=True):
-    """What a worker computes on."""
+    """The devices that a worker computes on."""
 
     kind: Literal["cpu", "cuda"]
-    name: str = ""  # As its maker or its driver has it.
+    name: str = ""  # Name by its maker or its driver.
     ranks: int = 1  # Processes that share the model, with a GPU each on cuda.
-    note: str = ""  # Why a GPU that is there is not used.
-    max_batch_tokens: int = 0  # What it takes at once where the cell's settings leave it to devices; 0: as any.
+    note: str = ""  # Why an existing GPU is not used.
+    max_batch_tokens: int = 0  # Its own bounds, where the cell's settings leave them to devices; 0: the usual ones.
     max_running: int = 0
 
 
@@ -42,9 +43,9 @@ class WorkerJoined(Message, frozen=True):
     model: str  # Fingerprint of weights, config and tokenizer.
     pool: PoolHandle
     max_context: int  # tokens
-    restoration: RestorationCosts | None = None  # None where nothing was measured: only KV is kept then.
+    restoration: RestorationCosts | None = None  # None where nothing was measured: then only KV is kept.
     device: DeviceFacts | None = None  # None where an earlier release does not say.
-    kept_tokens: int = 0  # It keeps texts of so many tokens together, to which admissions may refer; 0: none.
+    kept_tokens: int = 0  # Tokens of kept texts together, which admissions may refer to; 0: none.
     takes_compact: bool = False  # It reads compact forms of admissions (``shared.compact_messages``).
 
 
@@ -56,7 +57,7 @@ class WorkerLeft(Message, frozen=True):
 
 
 class WorkerDraining(Message, frozen=True):
-    """The worker was asked to end. It goes on with what it has for ``grace_ms`` at the most, and waits to be let go.
+    """The worker was asked to end. It goes on with its requests for ``grace_ms`` at most, and waits for LeaveCell.
 
     Answered by ``LeaveCell`` once nothing on its device is needed any more, or when that time is over.
     """
@@ -76,7 +77,7 @@ class LoadFailure(Message, frozen=True):
 
 
 class SparseLoaded(Message, frozen=True):
-    """What became of a request's ``SparsePrefix`` when its first chunk was computed.
+    """The sparse read of a request's ``SparsePrefix``, when its first chunk was computed.
 
     ``shares`` has a byte for each of its chunks: the share of the chunk's tokens that was chosen, on average over the
     layers, in 255ths (IMPRESS 4.4.2's importance ratio).
@@ -86,7 +87,7 @@ class SparseLoaded(Message, frozen=True):
     attempt: int
     shares: bytes
     disk_bytes: int
-    read_us: int  # Computation waited so long for it.
+    read_us: int  # Time for which computation waited for it.
 
 
 class BatchDone(Message, frozen=True):
@@ -94,11 +95,11 @@ class BatchDone(Message, frozen=True):
 
     Requests in ``failed`` had a load that failed verification or a chunk that raised; the scheduler
     plans them again. A load whose request is in ``failed`` counts as undone as a whole, so every request of the
-    batch that stands on any of its pages is in ``failed`` too. ``first_token_ns`` of the step is for metrics only.
+    batch that reuses any of its pages is in ``failed`` too. ``first_token_ns`` of the step is for metrics only.
 
     Time per prefill token is estimated as ``(compute_us - stall_us) / computed_tokens``: the bubble is not part of
     ``compute_us``, the stall is. Where ``load_failures`` or ``failed`` is not empty the step may have been repeated,
-    and its time says nothing of the kind. Nor are ``load_us`` and ``compute_us`` to be added up: they overlap.
+    and its time allows no such estimate. Do not add ``load_us`` and ``compute_us``: they overlap.
     """
 
     worker_id: str
@@ -113,7 +114,7 @@ class BatchDone(Message, frozen=True):
     bubble_us: int = 0  # Time in which decode steps ran while this batch was only loading.
     bubble_tokens: int = 0  # Tokens that these decode steps computed.
     stall_us: int = 0  # Time in which computation waited for a load; part of compute_us.
-    restored_tokens: int = 0  # Of ``restores`` that took place.
+    restored_tokens: int = 0  # Tokens of ``restores`` that succeeded.
     restore_us: int = 0  # Wall time of all restorations, one after another, before the step; not in compute_us.
     restores_refused: tuple[str, ...] = ()  # Of ``failed``: their hidden pages were not what was saved.
     sparse_refused: tuple[str, ...] = ()  # Of ``failed``: their sparse prefix could not be read.
@@ -134,7 +135,7 @@ class HiddenSaved(Message, frozen=True, tag="StateSaved"):
 
 
 class PagesPromoted(Message, frozen=True):
-    """A ``PromotePages`` is over. It took place as a whole (``ok``) or nothing vouches for its device pages.
+    """A ``PromotePages`` is over. It succeeded as a whole (``ok``), or its device pages are undefined.
 
     ``bad_host_pages`` (packed int32) failed verification.
     """
@@ -158,7 +159,7 @@ class LeaseWanted(Message, frozen=True):
 class LeaseRequested(Message, frozen=True):
     """A decoding request will run out of page room soon. ``generated`` counts its output tokens so far.
 
-    ``others`` of the same worker would ask a little later: one message for all of them is less for the scheduler.
+    ``others`` of the same worker would ask a little later: one message for all of them costs the scheduler less.
     """
 
     worker_id: str
@@ -183,7 +184,7 @@ class RequestFinished(Message, frozen=True):
     """A request is over at the worker. ``output`` holds all its output tokens of all attempts (packed int32).
 
     KV exists for the prompt and for all output tokens but the last. ``others`` ended with it, in the same step: one
-    message for all of them is less work for all, and their places are given to others together.
+    message for all of them costs all less, and their places are given to other requests together.
     """
 
     worker_id: str
@@ -217,7 +218,7 @@ class TextMissing(Message, frozen=True):
 
 
 class AdapterAttached(Message, frozen=True):
-    """Answer to ``AttachAdapter``: requests may have the adapter now, or, with a ``fault``, why they may not."""
+    """Answer to ``AttachAdapter``: requests may use the adapter now; with a ``fault``, why they may not."""
 
     worker_id: str
     incarnation: str
@@ -239,4 +240,4 @@ WorkerEvent = (
     | TextMissing
     | AdapterAttached
 )
-"""What workers put into the stream."""
+"""Events that workers put into the stream."""

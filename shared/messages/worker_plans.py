@@ -15,11 +15,10 @@ from shared.messages.requests import Importance, SamplingParams
 
 
 class HiddenLease(Message, frozen=True, tag="StateLease"):
-    """Pages of the node's hidden pool (packed int32) for the hidden states of one request's tokens from ``depth`` on
-    (HCache 4.2.2).
+    """Pages of the node's hidden pool (packed int32) for hidden states of one request's tokens (HCache 4.2.2).
 
-    The worker fills and seals them as it computes those tokens; ``depth`` is a multiple of a chunk's tokens and
-    ``parent`` the identity of the page before it. Answered by one ``HiddenSaved``, whatever becomes of the request.
+    The worker fills and seals them as it computes tokens from ``depth`` on; ``depth`` is a multiple of a chunk's tokens
+    and ``parent`` the identity of the page before it. Answered by one ``HiddenSaved``, whatever becomes of the request.
     """
 
     lease_id: int
@@ -30,10 +29,10 @@ class HiddenLease(Message, frozen=True, tag="StateLease"):
 
 
 class SparsePrefix(Message, frozen=True):
-    """Tokens [start, end) of a request, which lie on the disk of its node and are not loaded as a whole (IMPRESS 4.1).
+    """Tokens [start, end) of a request on its node's disk, only the important ones to be loaded (IMPRESS 4.1).
 
-    In the step of the request's first chunk, each layer reads the keys of the probe heads, chooses, and reads K and V
-    of what it chose (``shared.messages.sparse_reads``); these tokens are never computed. ``start`` and ``end`` are
+    In the step of the request's first chunk, each layer reads the keys of the probe heads, chooses tokens, and reads
+    their K and V (``shared.messages.sparse_reads``); these tokens are never computed. ``start`` and ``end`` are
     multiples of the page size. ``chunks`` are the names (16 bytes each) of the chunks that hold them, the first of
     which begins at token ``depth``, at or before ``start``; the last ends at ``end``. ``pages`` (packed int32) hold in
     every layer what that layer chose, in order: room for ceil(ratio * (end - start)) tokens.
@@ -51,14 +50,14 @@ class SparsePrefix(Message, frozen=True):
 
 
 class LeaseGrant(Message, frozen=True):
-    """The answer to one ``Lease``: so many tokens of the prompt are kept until then, or why none are.
+    """The answer to one ``Lease``: the tokens of the prompt that are kept and until when, or why none are.
 
     ``refusal`` is one of
 
     * ``malformed``: no whole page, or no time;
     * ``no_budget``: the tenant has none;
-    * ``over_budget``: larger than what the budget has to give;
-    * ``no_host_pool``: nothing could keep what leaves a device;
+    * ``over_budget``: larger than what the budget can give;
+    * ``no_host_pool``: no pool could keep copies of pages that leave a device;
     * ``over_capacity``: leases of all tenants have the whole share of the host pools;
     * ``too_many``: as many as may be, of the request or the cell.
     """
@@ -69,8 +68,9 @@ class LeaseGrant(Message, frozen=True):
 
 
 class TextBase(Message, frozen=True):
-    """What an ``AdmitRequest`` need not say again: the first ``tokens`` tokens of the text that the worker keeps under
-    this number, and the first ``pages`` entries of the page table that came with it.
+    """The part of an ``AdmitRequest`` that the worker keeps already.
+
+    That is the first ``tokens`` tokens of the text with this number, and the first ``pages`` entries of its page table.
     """
 
     text: int
@@ -88,12 +88,12 @@ class AdmitRequest(Message, frozen=True):
     the first ``RunBatch`` that names this request. The worker samples output token number
     ``len(tokens) - prompt_tokens`` first.
 
-    With a ``sparse`` prefix, entries of ``pages`` that hold its tokens are -1, and ``cached_tokens`` is its end: what
-    lies before its start is cached like any other prefix. All that is computed behind it is lossy as well.
+    With a ``sparse`` prefix, entries of ``pages`` that hold its tokens are -1, and ``cached_tokens`` is its end: tokens
+    before its start are cached like any other prefix. All KV computed behind it is lossy as well.
 
-    To a worker that keeps texts (``WorkerJoined.kept_tokens``), ``tokens`` and ``pages`` are what follows ``base``.
-    It keeps the whole of both under the number ``text``, unless that is 0, and then forgets the numbers in
-    ``dropped``, whether it knows them or not. It answers ``TextMissing`` where it does not keep what ``base`` names.
+    To a worker that keeps texts (``WorkerJoined.kept_tokens``), ``tokens`` and ``pages`` follow behind ``base``.
+    It keeps the whole of both under the number ``text``, unless that is 0, and then drops the numbers in
+    ``dropped``, whether it knows them or not. It answers ``TextMissing`` where it does not keep the text of ``base``.
 
     To one that takes compact forms (``WorkerJoined.takes_compact``), ``compact`` may stand for ``tokens`` and
     ``page_runs`` for ``pages``, which are empty then (``shared.compact_messages``).
@@ -106,29 +106,29 @@ class AdmitRequest(Message, frozen=True):
     prompt_tokens: int
     sampling: SamplingParams
     pages: bytes
-    cached_tokens: int = 0  # Prefix whose KV is not recomputed now, on whatever tier.
+    cached_tokens: int = 0  # Prefix whose KV is not recomputed now, on any tier.
     device_tokens: int = 0  # Of the caller's prompt, for usage: found in this worker's device pool.
     host_tokens: int = 0  # Of the caller's prompt, for usage: loaded from the host pool.
-    disk_tokens: int = 0  # The same: brought to the host pool from the disk for this request.
+    disk_tokens: int = 0  # The same: fetched to the host pool from the disk for this request.
     remote_tokens: int = 0  # The same, from the object store.
     neighbour_tokens: int = 0  # The same: copied from another worker's device pool.
     received_ns: int = 0
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
     hidden_lease: HiddenLease | None = field(name="state_lease", default=None)
     sparse: SparsePrefix | None = None
-    trace: str = ""  # As SubmitRequest has it.
-    leases: tuple[LeaseGrant, ...] = ()  # For usage: an answer to each lease that it asked for.
+    trace: str = ""  # As in SubmitRequest.
+    leases: tuple[LeaseGrant, ...] = ()  # For usage: one answer to each lease of the request.
     base: TextBase | None = None
     text: int = 0
     dropped: tuple[int, ...] = ()
-    lent_tokens: int = 0  # For usage: brought to the host pool from another node for this request.
+    lent_tokens: int = 0  # For usage: fetched to the host pool from another node for this request.
     compact: bytes = b""
     page_runs: bytes = b""
-    adapter: str = ""  # As SubmitRequest has it; the worker has loaded it.
+    adapter: str = ""  # As in SubmitRequest; the worker has loaded it.
 
     @property
     def token_count(self) -> int:
-        """All tokens, those of the base too."""
+        """Number of all tokens, in whichever form they come, those of the base included."""
         told = count_compact(self.compact) if self.compact else count_int32(self.tokens)
         return (0 if self.base is None else self.base.tokens) + told
 
@@ -146,8 +146,8 @@ class RestoreChunk(Message, frozen=True):
     """Restore the KV of tokens [start, end) of a request from hidden pages: a chunk that need not be computed.
 
     ``start`` is where the request's KV ends so far; both are multiples of the page size. ``hidden_pages`` (packed
-    int32, of the storage's hidden pool) and ``identities`` (16 bytes each) have an entry a page. The first
-    ``recomputed`` layers are computed from tokens, those behind from what the pages hold; every unit is verified
+    int32, of the storage's hidden pool) and ``identities`` (16 bytes each) have an entry for each page. The first
+    ``recomputed`` layers are computed from tokens, the others from the contents of the pages; every unit is verified
     before it is used.
     """
 
@@ -180,15 +180,14 @@ class PageLoad(Message, frozen=True):
 
 
 class RunBatch(Message, frozen=True):
-    """One forward step: these loads and restorations, then these chunks together with one token of every decoding
-    request. A request has a chunk or is restored, not both.
+    """One forward step: loads and restorations, then these chunks with one token of every decoding request.
 
-    Answered by ``BatchDone`` with this plan's number.
+    A request has a chunk or is restored, not both. Answered by ``BatchDone`` with this plan's number.
     """
 
     chunks: tuple[PrefillChunk, ...]
     loads: tuple[PageLoad, ...] = ()
-    fill_bubble: bool = False  # Decode while the loads run, and compute the chunks when that stalls no more.
+    fill_bubble: bool = False  # Decode while the loads run, until the chunks can be computed without a stall.
     restores: tuple[RestoreChunk, ...] = ()
     bubble_prefill: bool = False  # In such a bubble, also compute batches behind this one that load nothing.
 
@@ -207,7 +206,7 @@ class PromotePages(Message, frozen=True):
 
 
 class ExtendLease(Message, frozen=True):
-    """Append pages (packed int32) to a running request's page table, and pages to its hidden lease if it has one."""
+    """Append pages (packed int32) to a running request's page table, and to its hidden lease if it has one."""
 
     request_id: str
     attempt: int
@@ -225,7 +224,7 @@ class PreemptRequest(Message, frozen=True):
 class AbortRequest(Message, frozen=True):
     """End this request for the caller with finish reason ``reason``; answered by ``RequestFinished``.
 
-    A request that the worker has finished already needs no answer: its RequestFinished is on the way.
+    A request that the worker has finished already needs no answer: its RequestFinished is in transit.
     """
 
     request_id: str
@@ -236,7 +235,7 @@ class AbortRequest(Message, frozen=True):
 class AttachHostPool(Message, frozen=True):
     """Map a pool of this node's storage; orders may name it from now on.
 
-    A geometry of hidden pages says that it is the hidden pool, which the worker also writes to.
+    With a geometry of hidden pages it is the hidden pool, which the worker also writes to.
     """
 
     storage_id: str
@@ -267,7 +266,7 @@ class DetachNeighbour(Message, frozen=True):
 class AttachAdapter(Message, frozen=True):
     """Load a LoRA adapter beside the model, from a directory of this node; answered by ``AdapterAttached``.
 
-    Its files must have this ``digest`` (``shared.adapters``): what lies there now may be another adapter.
+    Its files must have this ``digest`` (``shared.adapters``): the directory may hold another adapter by now.
     """
 
     attach_id: int
@@ -276,13 +275,13 @@ class AttachAdapter(Message, frozen=True):
 
 
 class DetachAdapter(Message, frozen=True):
-    """Forget a LoRA adapter; no request that runs has it. One that is still being loaded needs no answer any more."""
+    """Drop a LoRA adapter; no running request has it. One that is still being loaded needs no answer any more."""
 
     digest: str
 
 
 class LeaveCell(Message, frozen=True):
-    """Answer to ``WorkerDraining``: the worker says that it left, and ends. What it still runs goes on elsewhere."""
+    """Answer to ``WorkerDraining``: the worker reports that it left, and ends. Its running requests go on elsewhere."""
 
 
 class Dismiss(Message, frozen=True):
@@ -315,6 +314,6 @@ class WorkerPlan(Message, frozen=True):
     worker_id: str
     incarnation: str
     number: int
-    epoch: int  # Fencing epoch of the scheduler that spoke.
-    cause: int  # Stream sequence of the input that led to it.
+    epoch: int  # Fencing epoch of the scheduler that sent it.
+    cause: int  # Stream sequence of the input that caused it.
     order: WorkerOrder
