@@ -14,7 +14,7 @@ DESCRIPTION = "Own the host pool of this node, and copy pages between tiers."
 
 
 def parser() -> ArgumentParser:
-    """Return the command line."""
+    """Return the command line's parser."""
     return config.parser_of(StorageConfig, "storage", DESCRIPTION)
 
 

@@ -13,18 +13,19 @@ import numpy as np
 
 
 class Abandoned:
-    """Owned by the event loop."""
+    """The abandoned calls under way. Owned by the event loop."""
 
     def __init__(self) -> None:
+        """Begin with no abandoned calls."""
         self._running: dict[asyncio.Future[Any], None] = {}
-        self._by_address: dict[int, asyncio.Future[Any]] = {}  # Those that use a buffer, by where it begins.
+        self._by_address: dict[int, asyncio.Future[Any]] = {}  # Calls that use a buffer, by the buffer's address.
 
     def __len__(self) -> int:
         """Return the number of calls under way."""
         return len(self._running)
 
     def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:
-        """Note a call that is not waited for any more and uses buffers from their beginning on."""
+        """Note a call that is not waited for any more, and the beginnings of buffers that it uses."""
         addresses = [_address(buffer) for buffer in uses]
         self._running[call] = None
         self._by_address |= dict.fromkeys(addresses, call)
@@ -34,7 +35,7 @@ class Abandoned:
             for address in addresses:
                 del self._by_address[address]
             if not call.cancelled():
-                call.exception()  # Seen; it is not asked for elsewhere.
+                call.exception()  # Retrieve its exception, which no other code asks for.
 
         call.add_done_callback(ended)
 

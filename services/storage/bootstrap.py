@@ -9,12 +9,13 @@ import signal
 from services.storage.checks import check
 from services.storage.config import StorageConfig
 from services.storage.disk_check import check_tiers
-from services.storage.media import Media, open_media
+from services.storage.media import open_media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from shared import ids, logs, metrics, tracing
 from shared.bus import nats_bus
 from shared.lifecycle import Lifecycle
+from shared.membership import Readiness
 from shared.memory import reap
 from shared.tracing import Tracer
 
@@ -35,29 +36,26 @@ async def _serve(config: StorageConfig, life: Lifecycle, tracer: Tracer | None) 
     reaped = reap(config.shm_prefix)
     if reaped:
         _log.info("leftovers_reaped", segments=reaped)
-    metrics.serve(config.metrics_port, config.metrics_host)
+    readiness = Readiness()
+    metrics.serve(config.metrics_port, config.metrics_host, lambda: readiness.reason)
     if not os.environ.get("THERMOCLINE_SUPERVISED"):
-        # A supervisor has checked it before the first start; later ones must not end a cell that can serve.
+        # A supervisor has checked it before the first start; a later start must not end a cell that can serve.
         await life.in_thread(check_tiers, config)
     media = await life.in_thread(open_media, config)
     loop = asyncio.get_running_loop()
-    # Always handled: what an operator sends to have keys read again must not end a storage that has none.
-    loop.add_signal_handler(signal.SIGHUP, _read_keys_again, media)
+    # Always handled: the signal to read keys again must not end a storage that has none.
+    loop.add_signal_handler(signal.SIGHUP, media.cipher.reload if media.cipher is not None else lambda: None)
     try:
         bus = await nats_bus.connect_with(config, f"storage {config.id}")
         try:
             pools = Pools(
                 config.shm_prefix, config.host_kv_bytes, config.hidden_bytes, backup_share=config.backup_share
             )
-            shell = StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage"), tracer=tracer)
+            incarnation = ids.new_id("storage")
+            shell = StorageShell(config, bus, pools, media, incarnation=incarnation, tracer=tracer, readiness=readiness)
             await shell.run(life)
         finally:
             await bus.close()
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
         await asyncio.to_thread(media.close)
-
-
-def _read_keys_again(media: Media) -> None:
-    if media.cipher is not None:
-        media.cipher.reload()

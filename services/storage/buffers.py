@@ -1,6 +1,6 @@
-"""Who gets the next buffer for a chunk on its way: fetches first, and saves never all of them.
+"""Turns for the buffers of chunks: fetches first, and saves never hold all of them.
 
-``staging.Staging`` owns the memory; this is the line in front of it, on the event loop, so that no thread ever waits
+``staging.Staging`` owns the memory; this is the queue in front of it, on the event loop, so that no thread ever waits
 for a buffer.
 """
 
@@ -25,20 +25,22 @@ class Buffers:
         self._abandoned = Abandoned() if abandoned is None else abandoned
         self._waiting: dict[bool, deque[asyncio.Future[memoryview]]] = {True: deque(), False: deque()}
         self._taken = {True: 0, False: 0}
-        # Background work leaves a fetch one buffer at the least, where there are two.
+        # Background work leaves at least one buffer to fetches, where there are two.
         self.background_most = max(1, staging.buffers // 2)
 
     @property
     def blob_bytes(self) -> int:
+        """Bytes of each buffer: one blob of the geometry."""
         return self._staging.blob_bytes
 
     @property
     def taken(self) -> int:
+        """Buffers in use, by fetches and by background work together."""
         return self._taken[True] + self._taken[False]
 
     @asynccontextmanager
     async def buffer(self, *, is_urgent: bool) -> AsyncIterator[memoryview]:
-        """Wait for a buffer of ``blob_bytes`` bytes; it is given back at the end. Fetches are urgent."""
+        """Wait for a buffer of ``blob_bytes`` bytes; it is given back at the end of the block. Fetches are urgent."""
         buffer = await self.take(is_urgent=is_urgent)
         try:
             yield buffer
@@ -68,7 +70,7 @@ class Buffers:
         self._serve()
 
     def close(self) -> None:
-        """Let go of the memory. Those who still wait are cancelled."""
+        """Release the memory. Waiting callers are cancelled."""
         for waiting in self._waiting.values():
             for turn in waiting:
                 turn.cancel()
@@ -78,11 +80,11 @@ class Buffers:
         for is_urgent in (True, False):
             waiting = self._waiting[is_urgent]
             while waiting and self.taken < self._staging.buffers:
-                if waiting[0].done():  # Its owner was cancelled.
+                if waiting[0].done():  # Its waiter was cancelled.
                     waiting.popleft()
                     continue
                 if not is_urgent and self._taken[False] >= self.background_most:
                     break
-                waiting.popleft().set_result(self._staging.take(timeout_s=0.0))
+                waiting.popleft().set_result(self._staging.take())
                 self._taken[is_urgent] += 1
                 measures.STAGING_TAKEN.inc()

@@ -1,5 +1,6 @@
-"""What is wrong with a storage's settings that their types do not show. Run before it starts, and by ``thermocline up``
-before anything is.
+"""Checks of a storage's settings that their types cannot make.
+
+Run before it starts, and by ``thermocline up`` before any process is started.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from shared.errors import ConfigError
 
 
 def check(config: StorageConfig, environ: Mapping[str, str] | None = None) -> None:
-    """Check the settings. Raises ConfigError with every fault. Reads the file of keys; sends no request to an object
-    store.
+    """Check the settings; read the file of keys, but send no request to an object store.
+
+    Raises ConfigError with every fault.
     """
     faults = list(_faults(config, os.environ if environ is None else environ))
     if faults:
@@ -41,7 +43,7 @@ def _faults(config: StorageConfig, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def directory_faults(flag: str, paths: Sequence[str]) -> list[str]:
-    """Return what keeps ``paths`` from being directories that this user can write to. Creates none.
+    """Return why ``paths`` are not directories that this user can write to. Creates none.
 
     For the start of a cell, where a wrong path is a slip: a storage that starts again while its disk is broken goes on
     without it.

@@ -1,5 +1,4 @@
-"""The blob of a chunk, format versions 1 and 2: a header that tells everything about itself, and whole pages of KV or
-hidden states.
+"""The blob of a chunk, format versions 1 and 2: a self-contained header, and whole pages of KV or hidden states.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
@@ -30,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from services.storage.backends import BLOCK_BYTES, ChunkKey
+from services.storage.backends import ChunkKey, whole_blocks
 from shared.chunks import chunk_bytes, chunk_pages, chunk_tokens, geometry_id
 from shared.errors import IntegrityError, InvalidRequest
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root
@@ -38,12 +37,13 @@ from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCKVCHNK"
 PLAIN_VERSION = 1
-"""Of chunks that are not sealed. Sealed ones of this version, of releases before 0.3, are read and not written."""
+"""Version of chunks that are not sealed. Sealed ones of this version, by releases before 0.3, are read and not written.
+"""
 SEALED_VERSION = 2
-"""Of sealed chunks: version 1 with hidden identities (``chunk_names``)."""
+"""Version of sealed chunks: version 1 with hidden identities (``chunk_names``)."""
 FIXED_BYTES = 256
 SEALING_BYTES = 28
-"""What sealing adds to what it seals: a nonce of 12 bytes and a tag of 16."""
+"""Bytes that sealing adds: a nonce of 12 and a tag of 16."""
 
 LAYOUT = "page_first"
 CHECKSUM = "xxh3_64"
@@ -64,36 +64,45 @@ Checksums = npt.NDArray[np.uint64]
 
 
 class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a blob says of itself. ``tokens``, ``identities`` and ``checksum_table`` are empty while it is sealed."""
+    """Content of a blob's header. ``tokens``, ``identities`` and ``checksum_table`` are empty while it is sealed."""
 
     version: int = PLAIN_VERSION
     namespace: str
     identity: bytes
-    """Of the chunk's last page: the name of the chunk. Hidden where :attr:`hides_names`."""
+    """Identity of the chunk's last page: the name of the chunk. Hidden where :attr:`hides_names`."""
     parent: bytes
-    """Of the page before the chunk; the namespace's root at depth 0. Hidden where :attr:`hides_names`."""
+    """Identity of the page before the chunk; the namespace's root at depth 0. Hidden where :attr:`hides_names`."""
     depth: int
     """Tokens from the root to the first of the chunk."""
     geometry: KvGeometry
-    pages: int
-    first_layer: int = 0
-    """Before it there is nothing: ``geometry.absent``."""
-    layer_end: int
     layout: str = LAYOUT
     key_id: str = ""
-    is_sealed: bool = False
-    header_bytes: int
-    payload_bytes: int
+    """Id of the key that seals it; "" is none."""
     tokens: bytes = b""
     """Packed int32."""
     identities: bytes = b""
     """16 bytes a page; they follow from ``parent`` and ``tokens`` and are not stored."""
     checksum_table: bytes = b""
-    """As stored; that it fits the payload is for ``chunk_payload.verify_payload`` to say."""
+    """The table as stored; ``chunk_payload.verify_payload`` compares it with the payload."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the chunk is encrypted."""
+        return bool(self.key_id)
+
+    @property
+    def header_bytes(self) -> int:
+        """Offset of the payload in bytes."""
+        return header_nbytes(self.geometry)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the pages."""
+        return chunk_bytes(self.geometry)
 
     @property
     def checksums(self) -> Checksums:
-        """uint64 [pages, units]; not for a sealed header. A view of :attr:`checksum_table`."""
+        """Checksums uint64 [pages, units], a view of :attr:`checksum_table`; not for a sealed header."""
         return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.units)
 
     @property
@@ -108,36 +117,32 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Of the whole blob."""
-        return _whole_blocks(self.header_bytes + self.payload_bytes)
+        """Bytes of the whole blob."""
+        return blob_nbytes(self.geometry)
 
 
 # A process has few geometries, and each chunk is checked against one.
 _geometry_id = lru_cache(maxsize=64)(geometry_id)
 
 
-def _whole_blocks(nbytes: int) -> int:
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
 def table_nbytes(geometry: KvGeometry) -> int:
-    """Bytes of the tables: the tokens and one checksum for each page and unit."""
+    """Return the bytes of the tables: the tokens and one checksum for each page and unit."""
     checksums = chunk_pages(geometry.page_size) * geometry.units * _CHECKSUM.size
     return chunk_tokens(geometry.page_size) * TOKEN_BYTES + checksums
 
 
 def header_nbytes(geometry: KvGeometry) -> int:
-    """Where the payload begins, bytes; whole blocks."""
-    return _whole_blocks(FIXED_BYTES + SEALING_BYTES + table_nbytes(geometry))
+    """Return the offset of the payload in bytes; whole blocks."""
+    return whole_blocks(FIXED_BYTES + SEALING_BYTES + table_nbytes(geometry))
 
 
 def blob_nbytes(geometry: KvGeometry) -> int:
-    """Bytes of any blob of this geometry, sealed or not; whole blocks."""
-    return _whole_blocks(header_nbytes(geometry) + chunk_bytes(geometry))
+    """Return the bytes of any blob of this geometry, sealed or not; whole blocks."""
+    return whole_blocks(header_nbytes(geometry) + chunk_bytes(geometry))
 
 
 def payload_view(blob: memoryview, geometry: KvGeometry) -> memoryview:
-    """Return the part of an unsealed blob that is pages; a page is the next ``geometry.page_bytes`` of it."""
+    """Return the pages in an unsealed blob, one after the other, ``geometry.page_bytes`` each."""
     start = header_nbytes(geometry)
     return blob[start : start + chunk_bytes(geometry)]
 
@@ -159,10 +164,9 @@ def write_header(
 ) -> ChunkHeader:
     """Make the payload that ``blob`` holds (see :func:`payload_view`) a chunk: write all but the payload.
 
-    ``blob`` is writable and has :func:`blob_nbytes` bytes, whatever was in them; ``tokens`` are packed int32;
-    ``checksums`` is uint64 [pages, units]: xxh3_64 seeded with the page's identity, as host pools keep it. Compare
-    the answer with the chunk's name by :func:`check` before the blob is kept. Raises InvalidRequest when the
-    arguments do not make a chunk.
+    ``blob`` is writable and has :func:`blob_nbytes` bytes of any content; ``tokens`` are packed int32; ``checksums`` is
+    uint64 [pages, units]: xxh3_64 seeded with the page's identity, as host pools keep it. Compare the result with the
+    chunk's name by :func:`check` before the blob is kept. Raises InvalidRequest when the arguments do not make a chunk.
     """
     pages, fault = chunk_pages(geometry.page_size), geometry.fault()
     if fault:
@@ -184,11 +188,6 @@ def write_header(
         parent=parent,
         depth=depth,
         geometry=geometry,
-        pages=pages,
-        first_layer=geometry.absent,
-        layer_end=geometry.layers,
-        header_bytes=header_nbytes(geometry),
-        payload_bytes=chunk_bytes(geometry),
         tokens=tokens,
         identities=identities,
         checksum_table=checksums.astype("<u8").tobytes(),
@@ -217,10 +216,10 @@ def fixed_fields(header: ChunkHeader) -> bytes:
         header.header_bytes,
         header.payload_bytes,
         IS_SEALED if header.is_sealed else 0,
-        header.pages,
+        chunk_pages(geometry.page_size),
         header.depth,
-        header.first_layer,
-        header.layer_end,
+        geometry.absent,
+        geometry.layers,
         geometry.layers,
         geometry.kv_heads,
         geometry.head_dim,
@@ -239,7 +238,10 @@ def fixed_fields(header: ChunkHeader) -> bytes:
 
 
 def _body_checksum(blob: memoryview, header: ChunkHeader) -> int:
-    """Of the rest of the header, for the payload has checksums of its own there; of everything when it is sealed."""
+    """Return the checksum of the rest of the header, or of all the rest of a sealed blob.
+
+    An unsealed payload has checksums of its own in the header.
+    """
     end = blob.nbytes if header.is_sealed else header.header_bytes
     return int(xxhash.xxh3_64_intdigest(blob[FIXED_BYTES:end]))
 
@@ -304,7 +306,7 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
             kv_heads=kv_heads,
             head_dim=head_dim,
             page_size=page_size,
-            dtype=_text(dtype),
+            dtype=text_of(dtype),
             hidden=hidden,
             absent=first_layer,
             from_hidden=from_hidden,
@@ -313,8 +315,8 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
             not geometry.fault()
             and (header_bytes, payload_bytes) == (header_nbytes(geometry), chunk_bytes(geometry))
             and (pages, layer_end) == (chunk_pages(page_size), layers)
-            and _text(checksum_name) == CHECKSUM
-            and flags == (IS_SEALED if _text(key_id) else 0)
+            and text_of(checksum_name) == CHECKSUM
+            and flags == (IS_SEALED if text_of(key_id) else 0)
             and (version == PLAIN_VERSION or flags == IS_SEALED)
             and not any(zeros)
         )
@@ -325,14 +327,8 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
             parent=parent,
             depth=depth,
             geometry=geometry,
-            pages=pages,
-            first_layer=first_layer,
-            layer_end=layer_end,
-            layout=_text(layout),
-            key_id=_text(key_id),
-            is_sealed=bool(flags & IS_SEALED),
-            header_bytes=header_bytes,
-            payload_bytes=payload_bytes,
+            layout=text_of(layout),
+            key_id=text_of(key_id),
         )
     except UnicodeDecodeError as error:
         raise IntegrityError("a name in the chunk's header is not ASCII", code="wrong_layout") from error
@@ -346,21 +342,23 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
 
 
 def is_zero(view: memoryview) -> bool:
-    """Whether there are only zeros."""
+    """Return whether there are only zeros."""
     return bytes(view).count(0) == view.nbytes
 
 
-def _text(padded: bytes) -> str:
+def text_of(padded: bytes) -> str:
+    """Return a name as a header holds it, without the zeros behind it. Raises UnicodeDecodeError unless it is ASCII."""
     return padded.rstrip(b"\0").decode("ascii")
 
 
 def check(header: ChunkHeader, key: ChunkKey, geometry: KvGeometry) -> None:
     """Raise IntegrityError unless ``header`` is that of the chunk called ``key`` with pages of ``geometry``.
 
-    ``key`` is the cell's name. What a sealed header hides can be told only when it is opened: then ask again.
+    ``key`` is the cell's name. Hidden fields of a sealed header can be checked only when it is opened: then check
+    again.
 
     Codes: ``wrong_namespace``, ``wrong_identity``, ``wrong_dtype``, ``wrong_geometry``, ``wrong_layout``, and
-    ``wrong_tokens`` when the identity does not follow from parent and tokens (not told of a sealed header).
+    ``wrong_tokens`` when the identity does not follow from parent and tokens (not for a sealed header).
     """
     if header.namespace != key.namespace:
         raise _wrong("namespace", header.namespace, key.namespace)

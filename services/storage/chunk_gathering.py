@@ -1,10 +1,9 @@
-"""A chunk's pages from the pools into a buffer, and from a buffer into a pool. Blocking: for I/O threads.
+"""Copies of a chunk's pages from the pools into a buffer, and from a buffer into a pool. Blocking: for I/O threads.
 
-Pages are hashed once on their way. What comes from the host pool must hash to the checksums of the pool's own table,
-which the chunk's header then carries; what comes from a device is hashed here for the first time; and what goes into
-the host pool was verified against its header before, so that its checksums are written, not computed. For chunks of
-hidden states the host pool is the hidden pool, to which workers write too: what they overwrite is found out in the same
-way.
+Pages are hashed once. Pages of the host pool must hash to the checksums of the pool's own table, which the chunk's
+header then carries; pages of a device are hashed here for the first time; and pages for the host pool were verified
+against their header before, so that its checksums are written, not computed. For chunks of hidden states the host pool
+is the hidden pool, to which workers write too: pages that they overwrite are found in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def pages_of(blob: memoryview, geometry: KvGeometry) -> npt.NDArray[np.uint8]:
 
 
 def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device: DevicePages | None) -> Checksums:
-    """Copy the pages of ``chunk`` into the payload of ``blob``; returns their checksums, uint64 [pages, units].
+    """Copy the pages of ``chunk`` into the payload of ``blob``; return their checksums, uint64 [pages, units].
 
     Raises IntegrityError (``wrong_identity``, ``wrong_checksum``) when a host page does not hold, or no more, what the
     order says, and TransportError when the device pool cannot be read.
@@ -42,7 +41,7 @@ def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device:
     pages = pages_of(blob, geometry)
     from_host = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
     sources = chunk.host_pages[from_host]
-    # The table is read before the bytes: a page that is overwritten meanwhile cannot hash to what was read here.
+    # The table is read before the bytes: a page that is overwritten meanwhile cannot have the checksum read here.
     identities, expected = host.identities[sources].tobytes(), host.checksums[sources].copy()
     wanted = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)[from_host].tobytes()
     if identities != wanted:
@@ -77,10 +76,10 @@ def put_pages(
     checksums: Checksums,
     identities: npt.NDArray[np.uint8],
 ) -> None:
-    """Copy verified ``pages[sources]`` to the host pages ``targets`` (int32 [n] both), and seal them with checksums and
-    identities of the same rows.
+    """Copy verified ``pages[sources]`` to the host pages ``targets`` (int32 [n] both), and seal them.
 
-    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
+    ``checksums`` and ``identities`` have a row for each page. A page is cleared before its bytes change, and its
+    identity is written last, so a reader never finds half a page.
     """
     for first, into, count in _runs(sources, targets):
         source, target = slice(first, first + count), slice(into, into + count)
@@ -91,5 +90,5 @@ def put_pages(
 
 
 def _runs(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """(first, second, how many): pages that are consecutive on both sides."""
+    """Yield (first, second, count): pages that are consecutive on both sides."""
     return merge_runs(first, second, max(1, len(first)))

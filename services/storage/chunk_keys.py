@@ -1,7 +1,7 @@
-"""Under whose key a chunk lies on disk and in the object store.
+"""The key under which a chunk lies on disk and in the object store.
 
 Without keys nothing is encrypted. With keys everything is: a chunk whose tenant has none is neither written nor read,
-for who was told to encrypt must not write a tenant's tokens in the clear.
+because a storage that was told to encrypt must not write a tenant's tokens in the clear.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shared.errors import KeyMissing
 
 
 class NoCipher:
-    """Stands where no keys are: a sealed chunk cannot be opened, and nothing is sealed."""
+    """A cipher without keys: a sealed chunk cannot be opened, and nothing is sealed."""
 
     def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
         """Raise KeyMissing."""
@@ -32,9 +32,10 @@ class NoCipher:
 
 
 class ChunkKeys:
-    """The cipher at hand, if any."""
+    """The cipher at hand, if any, and the keys of orders."""
 
     def __init__(self, cipher: Cipher | None) -> None:
+        """Seal with ``cipher``; with None nothing is sealed, and sealed chunks cannot be opened."""
         self._is_sealing = cipher is not None
         self.cipher: Cipher = NoCipher() if cipher is None else cipher
 

@@ -1,9 +1,9 @@
 """The names under which chunks lie at rest.
 
-In the cell a chunk is known by its identity, a digest of its tokens: who guesses them from the root confirms the guess
-by the name alone. So a sealed chunk has another name at rest, its identity encrypted as one block under the tenant's
-key (``cipher.Cipher.hide``). Equal chunks still have equal names, so that nodes with one key share them, and who has
-the key gets the identity back from the name. Chunks that are not sealed keep their own names.
+In the cell a chunk is known by its identity, a digest of its tokens: an attacker who guesses them from the root
+confirms the guess by the name alone. So a sealed chunk has another name at rest, its identity encrypted as one block
+under the tenant's key (``cipher.Cipher.hide``). Equal chunks still have equal names, so that nodes with one key share
+them, and the identity can be computed from the name with the key. Chunks that are not sealed keep their own names.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from services.storage.chunk_sealing import Cipher
 from shared.errors import KeyMissing
 
 MAX_NAMESPACES = 65_536
-"""Chunks whose key is known. One that was forgotten is learnt again by its next order."""
+"""Most namespaces whose key is remembered. A forgotten one is learnt again by its next order."""
 
 
 class ChunkNames:
-    """Between names of the cell and names at rest. Any thread may call it."""
+    """Translation between names of the cell and names at rest. Safe from any thread."""
 
     def __init__(self, cipher: Cipher | None = None) -> None:
-        """Without a cipher nothing is sealed, and names are the same."""
+        """Prepare; without a cipher nothing is sealed, and names are the same."""
         self._cipher = cipher
         self._lock = threading.Lock()
-        self._key_ids: OrderedDict[str, str] = OrderedDict()  # By namespace, the last used at the end.
+        self._key_ids: OrderedDict[str, str] = OrderedDict()  # Key ids by namespace, the last used at the end.
 
     def learn(self, namespace: str, key_id: str) -> None:
-        """Chunks of this namespace are sealed with this key; "" is none."""
+        """Note that chunks of this namespace are sealed with this key; "" is none."""
         if self._cipher is None or not key_id:
             return
         with self._lock:
@@ -40,7 +40,7 @@ class ChunkNames:
                 self._key_ids.popitem(last=False)
 
     def at_rest(self, key: ChunkKey) -> ChunkKey:
-        """Return the name at rest of a chunk; one that is such a name already stays. Raises KeyMissing."""
+        """Return a chunk's name at rest; a name that is one already is returned as it is. Raises KeyMissing."""
         if self._cipher is None or key.is_sealed:
             return key
         key_id = self._key_id(key.namespace)
@@ -49,7 +49,7 @@ class ChunkNames:
         return replace(key, identity=self._cipher.hide(key_id, key.identity), is_sealed=True)
 
     def in_cell(self, name: ChunkKey) -> ChunkKey:
-        """Return the chunk whose name at rest this is; ``name`` itself without the key, which is never asked for."""
+        """Return the chunk with this name at rest; ``name`` itself without the key, which is not requested for this."""
         key_id = self._key_id(name.namespace)
         if self._cipher is None or not name.is_sealed or not key_id:
             return name

@@ -1,9 +1,9 @@
-"""Sealing of blobs: the same chunk, but only who has the key reads its tokens and KV, or changes them unnoticed.
+"""Sealing of blobs: the same chunk, but only with the key can its tokens and KV be read, or changed unnoticed.
 
-What is sealed is one piece of the blob, the tables and the payload; it is replaced by nonce, ciphertext and tag from
+The sealed part is one piece of the blob, the tables and the payload; it is replaced by nonce, ciphertext and tag from
 byte 256 on. The fixed header stays readable, so that an inventory needs no key, and is authenticated with the rest: a
-sealed chunk cannot pass for another. The identities in it, which are digests of tokens, are hidden. What it tells
-a reader of the disk is documented in ``docs/reference/chunk-format.md``.
+sealed chunk cannot pass for another. The identities in it, which are digests of tokens, are hidden.
+``docs/reference/chunk-format.md`` documents what it reveals to a reader of the disk.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Cipher(Protocol):
     """Authenticated encryption under named keys."""
 
     def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
-        """Nonce, ciphertext and tag. Raises ConfigError when there is no such key."""
+        """Return nonce, ciphertext and tag. Raises ConfigError when there is no such key."""
 
     def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
-        """Undo :meth:`seal`. Raises IntegrityError(code="wrong_key"), or ConfigError when there is no such key."""
+        """Return the plaintext. Raises IntegrityError(code="wrong_key"), or ConfigError when there is no such key."""
 
     def hide(self, key_id: str, identity: bytes) -> bytes:
-        """Another 16 bytes for an identity, the same each time. Raises ConfigError when there is no such key."""
+        """Return other 16 bytes for an identity, the same each time. Raises ConfigError when there is no such key."""
 
     def show(self, key_id: str, hidden: bytes) -> bytes:
-        """Undo :meth:`hide`. Raises ConfigError when there is no such key."""
+        """Return the identity that :meth:`hide` was given. Raises ConfigError when there is no such key."""
 
 
 def seal_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> ChunkHeader:
-    """Encrypt an unsealed blob where it is; returns the header that it has now. Its size stays.
+    """Encrypt an unsealed blob in place; return its new header. Its size does not change.
 
     ``blob`` and ``header`` are those of ``chunk_format.write_header``. Raises InvalidRequest for an impossible
-    ``key_id`` (1 to 32 ASCII characters), and what the cipher raises, the blob being as it was then.
+    ``key_id`` (1 to 32 ASCII characters), and what the cipher raises, with the blob unchanged.
     """
     if header.is_sealed or not key_id.isascii() or not 1 <= len(key_id) <= MAX_KEY_ID_BYTES or "\0" in key_id:
         raise InvalidRequest(f"chunk {header.identity.hex()} cannot be sealed with key {key_id!r}")
@@ -57,7 +57,6 @@ def seal_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
         identity=cipher.hide(key_id, header.identity),
         parent=cipher.hide(key_id, header.parent),
         key_id=key_id,
-        is_sealed=True,
         tokens=b"",
         identities=b"",
         checksum_table=b"",
@@ -66,20 +65,20 @@ def seal_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher
     sealed = cipher.seal(key_id, blob[start:end], fixed_fields(sealed_header))
     sealed_end = FIXED_BYTES + len(sealed)
     blob[FIXED_BYTES:sealed_end] = sealed
-    # The plaintext's end lies behind that, and must not stay.
+    # The plaintext's end lies behind that, and must be overwritten.
     blob[sealed_end:] = bytes(blob.nbytes - sealed_end)
     write_fixed(blob, sealed_header)
     return sealed_header
 
 
 def open_blob(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher | None) -> ChunkHeader:
-    """Decrypt a sealed blob where it is, so that it can be verified; returns the whole header, tables included.
+    """Decrypt a sealed blob in place, so that it can be verified; return the whole header, tables included.
 
-    ``key_id`` is whose key the caller may use: IntegrityError(code="wrong_key") when the chunk is sealed with another,
-    or is not what was sealed. A blob that is not sealed is accepted only for the key_id "", so that none can
-    put a plain chunk in the place of a sealed one. ConfigError when there is no such key, or no cipher at all.
+    ``key_id`` names the key that the caller may use: IntegrityError(code="wrong_key") when the chunk is sealed with
+    another, or was changed. A blob that is not sealed is accepted only for the key_id "", so that no plain chunk can
+    take the place of a sealed one. ConfigError when there is no such key, or no cipher at all.
     """
-    if header.key_id != key_id or header.is_sealed != bool(key_id):
+    if header.key_id != key_id:
         raise IntegrityError(
             f"chunk {header.identity.hex()} is sealed with key {header.key_id or 'none'}, not {key_id or 'none'}",
             code="wrong_key",
@@ -104,11 +103,9 @@ def _plain(header: ChunkHeader, cipher: Cipher) -> ChunkHeader:
     identity, parent = header.identity, header.parent
     if header.hides_names:
         identity, parent = (cipher.show(header.key_id, hidden) for hidden in (identity, parent))
-    return msgspec.structs.replace(
-        header, version=PLAIN_VERSION, identity=identity, parent=parent, key_id="", is_sealed=False
-    )
+    return msgspec.structs.replace(header, version=PLAIN_VERSION, identity=identity, parent=parent, key_id="")
 
 
 def _sealed_piece(header: ChunkHeader) -> tuple[int, int]:
-    """Where the tables begin and the payload ends in an unsealed blob."""
+    """Return the offsets at which the tables begin and the payload ends in an unsealed blob."""
     return header.header_bytes - table_nbytes(header.geometry), header.header_bytes + header.payload_bytes

@@ -1,8 +1,8 @@
-"""Where a chunk is read from: the disk first, then the object store. What comes out unverified says so.
+"""Reading of chunks from the disk first, then the object store; unverified results are marked as such.
 
-A chunk that only the store had is written to the disk afterwards, as far as that is no trouble: the next one who asks
-finds it nearer, and the scheduler is told by ``ChunksListed``. A chunk of the disk that lacks the sparse copy that it
-should have, because it is older than the setting or there was no memory at the time, gets it when it is read.
+A chunk that only the store had is written to the disk afterwards, if there is capacity: the next fetch finds it nearer,
+and the scheduler hears of it by ``ChunksListed``. A chunk of the disk without the sparse copy that it should have,
+because it is older than the setting or there was no memory at the time, gets it when it is read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from functools import partial
 
 from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
-from services.storage.chunk_format import Checksums, ChunkHeader
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.fetch_check import FetchChunk
-from services.storage.core.fetch_progress import Source
 from services.storage.disk_tier import DiskTier
-from services.storage.promotions import Promotion, Promotions
+from services.storage.promotions import Brought, Promotions
 from services.storage.remote_tier import RemoteTier
 from services.storage.sparse.copies import SparseCopies
 from shared import logs
@@ -31,33 +29,8 @@ _log = logs.get_logger("storage")
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """A verified chunk in ``blob``, not sealed, which need not be in ``buffer``; to be given back by
-    :meth:`ChunkSource.finish`.
-    """
-
-    key: ChunkKey
-    place: int
-    source: Source
-    header: ChunkHeader
-    blob: memoryview
-    buffer: memoryview
-    key_id: str
-
-    @property
-    def nbytes(self) -> int:
-        """Of the blob."""
-        return self.header.nbytes
-
-    @property
-    def checksums(self) -> Checksums:
-        """uint64 [pages, units]."""
-        return self.header.checksums
-
-
-@dataclass(frozen=True, slots=True)
 class Unverified:
-    """What the object store has under a chunk's name, in the clear; to be given back by :meth:`ChunkSource.finish`."""
+    """The object store's blob under a chunk's name, in the clear; to be given back by :meth:`ChunkSource.finish`."""
 
     key: ChunkKey
     place: int
@@ -65,29 +38,29 @@ class Unverified:
     buffer: memoryview
     read: VerifiedRead
     refuse: Callable[[IntegrityError], None]
-    """Tell the store's tier that it is not the chunk. On the event loop."""
+    """Reports to the store's tier that it is not the chunk. On the event loop."""
 
     def verify(self) -> Brought:
-        """Verify it where it is. Blocking. Raises IntegrityError."""
+        """Verify the blob in place. Blocking. Raises IntegrityError."""
         header = self.read.verify(self.blob, self.key)
         return Brought(self.key, self.place, "remote", header, self.blob, self.buffer, key_id="")
 
     def lost(self, error: IntegrityError) -> Lost:
-        """Report a chunk that did not verify. Runs on the event loop."""
+        """Report a chunk that did not verify, and return it as lost. Runs on the event loop."""
         self.refuse(error)
         return Lost(is_missing=True, error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A chunk that cannot be had. ``is_missing``: the disk was asked and does not have it, or not sound."""
+    """A chunk that is not available. ``is_missing``: the disk was asked and does not have it, or not sound."""
 
     is_missing: bool
     error: str
 
 
 class ChunkSource:
-    """The tiers that there are. Owned by the event loop."""
+    """The tiers that chunks are read from. Owned by the event loop."""
 
     def __init__(
         self,
@@ -100,7 +73,7 @@ class ChunkSource:
         promotions: Promotions | None,
         copies: SparseCopies | None = None,
     ) -> None:
-        """Prepare to read; chunks without a sparse copy are given to ``copies``, where there are any."""
+        """Prepare to read; chunks without a sparse copy are given to ``copies``, if there is one."""
         self._geometry = geometry
         self._disk = disk
         self._remote = remote
@@ -108,26 +81,26 @@ class ChunkSource:
         self._keys = keys
         self._promotions = promotions
         self._copies = copies
-        self._copying: set[asyncio.Task[None]] = set()  # No more than there are buffers.
+        self._copying: set[asyncio.Task[None]] = set()  # Bounded by the number of buffers.
 
     def touch(self, chunks: list[FetchChunk]) -> None:
-        """Somebody asks for this run: a use of what the disk has of it."""
+        """Count a request for this run as a use of each of its chunks on the disk."""
         if self._disk is not None:
             run = [chunk.key for chunk in chunks]
             self._disk.index.touch(run, chunks[0].place, None, self._disk.now_s())
 
     def take_lost(self) -> list[ChunkKey]:
-        """Return what reads of any fetch found missing on the disk since the last call."""
+        """Return chunks that reads found missing on the disk since the last call."""
         return [] if self._disk is None else self._disk.take_lost()
 
     def is_near(self, key: ChunkKey) -> bool:
-        """Whether the disk has it, as far as is known, or there is no object store to ask."""
+        """Return whether the disk is believed to have it, or there is no object store to ask."""
         return self._remote is None or (self._disk is not None and key in self._disk)
 
     async def read(
         self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]
     ) -> Brought | Unverified | Lost:
-        """Read one chunk within ``left_s()`` seconds. Never raises what a tier raised."""
+        """Read one chunk within ``left_s()`` seconds. Errors of tiers are not raised but returned as :class:`Lost`."""
         read = VerifiedRead(self._geometry, self._keys.cipher, self._keys.key_id(ordered_key))
         buffer = await self._buffers.take(is_urgent=True)
         came: Brought | Unverified | Lost | None = None
@@ -156,20 +129,16 @@ class ChunkSource:
                     return came
             except (ThermoclineError, OSError) as caught:
                 is_missing, error = is_missing or isinstance(caught, IntegrityError), str(caught)
-        # The index speaks for the disk: what it does not list, the scheduler must not count on.
+        # The index decides for the disk: the scheduler must not count on chunks that it does not list.
         return Lost(is_missing or (self._disk is not None and key not in self._disk), error)
 
     def finish(self, brought: Brought | Unverified, *, is_promoted: bool) -> None:
-        """Done with it; ``is_promoted`` asks for its being written to the disk, where it was verified."""
+        """Give a chunk back; ``is_promoted`` has it written to the disk, where it was verified."""
         if isinstance(brought, Unverified):
             self._buffers.give_back(brought.buffer, is_urgent=True)
             return
-        if is_promoted and self._promotions is not None:
-            promotion = Promotion(
-                brought.key, brought.place, brought.header, brought.blob, brought.buffer, brought.key_id
-            )
-            if self._promotions.begin(promotion):
-                return  # It gives the buffer back.
+        if is_promoted and self._promotions is not None and self._promotions.begin(brought):
+            return  # The promotion gives the buffer back.
         if brought.source == "disk" and self._copies is not None and self._copies.is_lacking(brought.header):
             task = asyncio.create_task(self._copy(brought, self._copies), name="sparse copy")
             self._copying.add(task)
@@ -183,7 +152,7 @@ class ChunkSource:
             await asyncio.wait(self._copying)
 
     async def _copy(self, brought: Brought, copies: SparseCopies) -> None:
-        """Run in the background: what goes wrong is only logged."""
+        """Make the sparse copy, in the background: errors are only logged."""
         try:
             copy = await copies.make(brought.header, brought.blob, brought.key_id)
         except Exception as error:
@@ -198,8 +167,10 @@ class ChunkSource:
 async def _from_remote(
     remote: RemoteTier, key: ChunkKey, place: int, read: VerifiedRead, buffer: memoryview, timeout_s: float
 ) -> Brought | Unverified | None:
-    """None if the store lacks it. What is sealed is opened by a thread for each; the rest is verified on its way to the
-    host pool, because hashing keeps the interpreter's lock and threads would only take turns at it.
+    """Read a chunk from the store; None if the store lacks it.
+
+    A sealed blob is opened by a thread of its own; an unsealed one is verified later, when it is put into the host
+    pool, because hashing keeps the interpreter's lock and threads would only take turns at it.
     """
     if read.key_id:
         found = await remote.read(key, read, buffer, timeout_s)

@@ -1,4 +1,4 @@
-"""One chunk from the pools to a blob that may leave this process. Blocking: for I/O threads."""
+"""Making of one chunk from the pools: a blob that may leave this process. Blocking: for I/O threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.memory.device_pool_view import DevicePages
 def gather_blob(
     chunk: SaveChunk, namespace: str, depth: int, blob: memoryview, host: HostPoolView, device: DevicePages | None
 ) -> ChunkHeader:
-    """Make ``blob`` the chunk, not sealed yet; its pools are not needed any more then.
+    """Make ``blob`` the chunk, not sealed yet; return its header. Its pools are not needed any more then.
 
     Raises IntegrityError when the pages do not hold what the order says, or its tokens are not those of its name;
     InvalidRequest when the order makes no chunk; TransportError when the device pool cannot be read.
@@ -35,17 +35,17 @@ def gather_blob(
 
 
 def seal(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> None:
-    """Encrypt the blob where it is, unless ``key_id`` is "". Raises KeyMissing."""
+    """Encrypt the blob in place, unless ``key_id`` is "". Raises KeyMissing."""
     if key_id:
         seal_blob(blob, header, key_id, cipher)
 
 
 def seal_for_upload(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> int:
-    """:func:`seal` it; returns the :func:`blob_digest` by which an upload knows it again."""
+    """Seal the blob; return the :func:`blob_digest` by which an upload recognises it."""
     seal(blob, header, key_id, cipher)
     return blob_digest(blob)
 
 
 def blob_digest(blob: memoryview) -> int:
-    """Tells whether a blob that is read again is the one that was written."""
+    """Return a digest that tells whether a blob that is read again is the one that was written."""
     return int(xxhash.xxh3_64_intdigest(blob))

@@ -3,7 +3,7 @@
 GCM must never see one nonce twice under one key. Random nonces of 96 bits are held to be safe for 2**32 messages a
 key (NIST SP 800-38D, 8.3), which a large cell that saves some million chunks an hour under one default key could
 pass within months, and storages cannot share a counter. So what encrypts is not the tenant's key but one derived from
-it and from what is authenticated with the chunk, which holds the chunk's name: each such key sees only the few sealings
+it and from the chunk's authenticated data, which holds the chunk's name: each such key sees only the few sealings
 of one chunk, by every storage that ever computes it, and random nonces are far from their bound.
 The derivation is BLAKE2b, keyed and personalised, which is a pseudo-random function of its input.
 
@@ -48,7 +48,7 @@ def open_cipher(config: StorageConfig, *, environ: Mapping[str, str] | None = No
 
 
 class Cipher:
-    """Seals and opens under tenants' keys; any thread may call it. ``clock`` and ``nonces`` are arguments for tests."""
+    """Seals and opens under tenants' keys; safe from any thread."""
 
     def __init__(
         self,
@@ -57,12 +57,17 @@ class Cipher:
         clock: Callable[[], float] = time.monotonic,
         nonces: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        """Take tenants' keys from ``keys``, which :meth:`reload` reads again.
+
+        ``clock`` (in seconds, the one with which ``keys`` was opened) and ``nonces`` (returns so many random bytes) are
+        arguments for tests.
+        """
         self.keys = keys
         self._clock = clock
         self._nonces = nonces
 
     def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
-        """Nonce (12 bytes), ciphertext (as long as the plaintext) and tag (16), in one piece.
+        """Return nonce (12 bytes), ciphertext (as long as the plaintext) and tag (16), in one piece.
 
         ``aad`` is authenticated and not hidden; it must name the chunk. Each call draws a fresh random nonce; the
         module says why that is safe for any number of chunks. Raises KeyMissing: then the chunk must not be written.
@@ -89,7 +94,10 @@ class Cipher:
         return self._blocks_of(key_id, "seal").encryptor().update(identity)
 
     def show(self, key_id: str, hidden: bytes) -> bytes:
-        """Undo :meth:`hide`; what another key has hidden comes out as 16 bytes that mean nothing. Raises KeyMissing."""
+        """Return the identity that :meth:`hide` was given; 16 meaningless bytes if another key has hidden it.
+
+        Raises KeyMissing.
+        """
         return self._blocks_of(key_id, "open").decryptor().update(hidden)
 
     def reload(self) -> None:
@@ -100,7 +108,7 @@ class Cipher:
         return AESGCM(self._derived(key_id, aad, _PERSON, operation))
 
     def _blocks_of(self, key_id: str, operation: str) -> ciphers.Cipher[ECB]:
-        # Of a single block, which is never a message: what is said against this mode is about equal blocks of one.
+        # The input is a single block: the known weakness of this mode is equal blocks within a message.
         return ciphers.Cipher(AES256(self._derived(key_id, b"", _NAMES_PERSON, operation)), ECB())  # noqa: S305
 
     def _derived(self, key_id: str, what: bytes, person: bytes, operation: str) -> bytes:

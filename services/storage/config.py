@@ -11,7 +11,7 @@ from shared.ids import is_valid_name, node_name
 from shared.tracing import Traces
 
 DEFAULT_KEY_VARIABLE = "THERMOCLINE_KEY_DEFAULT"
-"""Holds the key of tenants without one; no flag does, because every user of the machine can read a command line."""
+"""Variable with the key of tenants without one; no flag, because every user of the machine can read command lines."""
 
 
 class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
     hidden_bytes: Annotated[
         int,
-        Meta(description="memory for hidden states on their way to and from disk, tables included; 0 keeps none", ge=0),
+        Meta(description="memory for hidden states in transit to or from disk, tables included; 0 keeps none", ge=0),
     ] = 256 * 2**20
     shm_prefix: Annotated[str, Meta(description="start of the names of this cell's files in /dev/shm")] = "thermocline"
     disk_dir: Annotated[
@@ -33,7 +33,7 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
         10 * 1024**3
     )
     disk_read_bytes_per_s: Annotated[
-        int, Meta(description="what the disk tier may be read with at the most, such as 500MB; 0 is no limit", ge=0)
+        int, Meta(description="highest read rate of the disk tier, bytes a second, such as 500MB; 0: no limit", ge=0)
     ] = 0
     measure_at_start: Annotated[
         bool, Meta(description="measure how fast the disk is read, once, where it was not measured yet")
@@ -45,13 +45,11 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     sparse_block_tokens: Annotated[
         int,
         Meta(
-            description="tokens of a block of that form, a power of two; 0 is what the disk can read alone", ge=0, le=64
+            description="tokens of a block of that form, a power of two; 0: the fewest that fill a disk block",
+            ge=0,
+            le=64,
         ),
     ] = 0
-    sparse_reorder_bytes_per_s: Annotated[
-        int,
-        Meta(description="reads and writes for bringing its important tokens together, such as 8MiB; 0 is off", ge=0),
-    ] = 8 * 2**20  # Under one hundredth of what a disk gives; its 350 GB written a day are what disks stand for years.
     remote: Annotated[
         str, Meta(description="object store: s3://bucket/path, gs://, az:// or file:///directory; empty is none")
     ] = ""
@@ -63,20 +61,20 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     handover_ms: Annotated[
         int,
         Meta(
-            description="longest wait at a stop, with --share, for other nodes to copy what is hot here; 0 is none",
+            description="longest wait at a stop, with --share, for other nodes to copy hot pages; 0 is none",
             ge=0,
             le=30_000,
         ),
     ] = 5_000
     handover_bytes: Annotated[
-        int, Meta(description="host memory that other nodes copy then, at the most; 0 is none", ge=0)
+        int, Meta(description="most host memory that other nodes copy at a stop; 0 is none", ge=0)
     ] = 4 * 2**30
     io_threads: Annotated[int, Meta(description="chunks that are read or written at once", ge=1, le=256)] = 8
     max_saves: Annotated[int, Meta(description="saves of either form that may wait or run; more are refused", ge=1)] = (
         1024
     )
     staging_bytes: Annotated[
-        int, Meta(description="memory for chunks on their way to or from disk, for each form that is kept", ge=2**20)
+        int, Meta(description="memory for chunks in transit to or from disk, for each form that is kept", ge=2**20)
     ] = 256 * 2**20
     keys: Annotated[
         str, Meta(description="TOML file of encryption keys by cache salt; empty leaves chunks unencrypted")
@@ -93,6 +91,7 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
+        """Check names, broker settings, block size and log level, and name all faults in one ValueError."""
         faults = [
             f"--{flag} {value!r} must be 1 to 64 letters, digits, - or _"
             for flag, value in (("id", self.id), ("node", self.node or "node"), ("shm-prefix", self.shm_prefix))
@@ -108,4 +107,5 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def node_name(self) -> str:
+        """Name of this storage's machine: ``node``, or by default the host name."""
         return self.node or node_name()

@@ -1,4 +1,4 @@
-"""Runs queued transfers and answers each with ``BackupDone``.
+"""Execution of queued transfers; each is answered with ``BackupDone``.
 
 A worker on a GPU copies by itself when it is asked (``worker_backups``), all others are copied from by I/O threads.
 These run at low priority: no request waits for a backup, and on full cores an unhindered one halves the speed of the
@@ -32,7 +32,7 @@ _log = logs.get_logger("storage")
 
 @dataclass(slots=True)
 class CopyTotals:
-    """Since this process started."""
+    """Counts since this process started."""
 
     transfers: int = 0
     failed: int = 0
@@ -41,7 +41,7 @@ class CopyTotals:
 
 
 class Copier:
-    """``threads`` copies run at a time. ``run`` ends after :meth:`stop`, when the copies that run have ended."""
+    """Runs ``threads`` copies at a time. ``run`` ends after :meth:`stop`, when the running copies have ended."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Copier:
         threads: int,
         workers: WorkerBackups | None = None,
     ) -> None:
-        """``workers`` has workers copy by themselves where they can."""
+        """Prepare; ``workers`` asks workers to copy by themselves where they can."""
         self._workers = workers
         self._doubts: set[asyncio.Task[None]] = set()
         self._queue = queue
@@ -70,16 +70,17 @@ class Copier:
         self.totals = CopyTotals()
 
     async def wake(self) -> None:
-        """Something was queued."""
+        """Start waiting transfers, after one was queued."""
         async with self._changed:
             self._changed.notify_all()
 
     async def stop(self) -> None:
-        """Start no more copies. What waits is left to the caller to revoke."""
+        """Start no more copies. The caller revokes the waiting transfers."""
         self._stopping = True
         await self.wake()
 
     async def run(self) -> None:
+        """Copy until :meth:`stop`, in ``threads`` threads of low priority; pages in doubt are left to the end."""
         executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy", initializer=lower_priority)
         try:
             async with asyncio.TaskGroup() as group:
@@ -136,7 +137,7 @@ class Copier:
             if self._workers is not None:
                 copied = await self._workers.copy(transfer, device, self._pools.host, executor)
             if isinstance(copied, InDoubt):
-                # Its turn is over, so that other backups go on, and it is not.
+                # Its turn ends here, so that other backups go on, although the copy has not ended.
                 task = asyncio.create_task(self._end_when_settled(transfer, copied, started))
                 self._doubts.add(task)
                 task.add_done_callback(self._doubts.discard)
@@ -148,7 +149,7 @@ class Copier:
                     executor, copy_transfer, transfer, source, self._pools.host
                 )
         except Exception as caught:
-            # Whatever it was, its pages must not be used and the other transfers go on.
+            # After any error its pages must not be used, and the other transfers go on.
             error = caught.message if isinstance(caught, ThermoclineError) else f"{type(caught).__name__}: {caught}"
             _log.warning("copy_raised", transfer=transfer.transfer_id, exc_info=caught)
         await self._end(transfer, error, started, nbytes)
@@ -159,12 +160,11 @@ class Copier:
         await self._end(transfer, f"worker {transfer.worker_id} did not answer in time", started, 0)
 
     async def _end(self, transfer: Transfer, error: str, started: float, nbytes: int) -> None:
-        """Nothing of it is written any more."""
+        """Answer and count a transfer; nothing of it is written any more."""
         seconds = time.perf_counter() - started
         ended = self._queue.finish(transfer.transfer_id, error)
         if ended.ok:
             self.totals.nbytes += nbytes
             measures.COPIED_BYTES.labels(measures.DEVICE_TO_HOST).inc(nbytes)
-            measures.COPY_SECONDS.labels(measures.DEVICE_TO_HOST).inc(seconds)
             measures.COPY_LATENCY.labels(measures.DEVICE_TO_HOST).observe(seconds)
         await self.answer(ended, seconds)

@@ -1,7 +1,7 @@
-"""Lets copies from devices take a part of the time only (Strata 4.2), so that loads have the link to themselves.
+"""A bound on the part of the time in which devices are copied from, so that loads find the link free (Strata 4.2).
 
 The paper gives loads, which requests wait for, two thread blocks of the GPU and backups, which no request waits for,
-one. Copy engines and processor threads have no blocks; what they have is time. All copies of one storage take turns,
+one. Copy engines and processor threads have no blocks, so their time is divided. All copies of one storage take turns,
 and after each run of pages nothing is copied until their share of the time is right again.
 """
 
@@ -22,7 +22,7 @@ from shared.messages.pools import PoolHandle
 
 @dataclass(slots=True)
 class CopyShare:
-    """``share`` is above 0 and below 1. Used by all I/O threads of a storage."""
+    """Turns of copies. ``share`` is above 0 and below 1. Used by all I/O threads of a storage."""
 
     share: float
     clock_s: Callable[[], float] = time.monotonic
@@ -31,7 +31,7 @@ class CopyShare:
     _free_s: float = float("-inf")
 
     def run(self, copy: Callable[[], None]) -> None:
-        """Wait for the next turn, then copy; what that raises ends the turn as well."""
+        """Wait for the next turn, then run ``copy``; an exception ends the turn as well."""
         with self._turn:
             left_s = self._free_s - self.clock_s()
             if left_s > 0:
@@ -49,21 +49,23 @@ class SharedDevicePages:
     """A device pool that is copied from by turns. Satisfies ``shared.memory.device_pool_view.DevicePages``."""
 
     def __init__(self, pages: DevicePages, share: CopyShare) -> None:
+        """Copy from ``pages``, which :meth:`close` closes, in turns of ``share``, common to all device pools."""
         self._pages, self._share = pages, share
 
     @property
     def handle(self) -> PoolHandle:
+        """Handle of the device pool underneath."""
         return self._pages.handle
 
     @property
     def fault(self) -> str:
-        """See ``DevicePages``."""
+        """Fault of the device pool underneath."""
         return self._pages.fault
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
-        """See ``DevicePages``."""
+        """Copy a run of pages when it is its turn; see ``DevicePages``."""
         self._share.run(lambda: self._pages.copy_run(run, into))
 
     def close(self) -> bool:
-        """See ``DevicePages``."""
+        """Close the device pool underneath; see ``DevicePages``."""
         return self._pages.close()

@@ -1,7 +1,8 @@
-"""What is wrong with the tiers below host memory, as far as it can be known before a storage starts.
+"""Checks of the tiers below host memory that are possible before a storage starts.
 
-A storage that starts by itself refuses on that, and so does ``thermocline up`` before it starts anything. Once a cell
-has been ready, a storage that is started again serves without what is missing, and says so (``tier_watch.py``).
+A storage that starts by itself refuses on a fault, and so does ``thermocline up`` before it starts anything. Once a
+cell has been ready, a storage that is started again serves without the missing parts, and reports them
+(``tier_watch.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.errors import ConfigError
 from shared.sizes import size
 
 ENDING_S = 1.0
-"""A storage that was killed lets go of its directories when the kernel has taken its memory apart."""
+"""Wait for the directories of a killed storage, which are released when the kernel has freed its memory."""
 
 _POLL_S = 0.05
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -29,16 +30,17 @@ _OF_THE_DISK = ("disk_kv_bytes", "disk_read_bytes_per_s", "sparse")
 
 
 def tier_faults(config: StorageConfig, whose: Callable[[str], str] = lambda process: "") -> list[str]:
-    """Every fault of the settings, beside what is there now; empty where there is none. Blocking.
+    """Return every fault of the tiers' settings on this machine; empty where there is none. Blocking.
 
-    ``whose`` says more of a process, given by its id, that holds a directory.
+    ``whose`` describes a process, given by its id, that holds a directory.
     """
     faults = []
     if not config.disk_dir:
+        default = StorageConfig()
         faults += [
             f"--{name.replace('_', '-')} is of no use without --disk-dir"
             for name in _OF_THE_DISK
-            if getattr(config, name) != _default(name)
+            if getattr(config, name) != getattr(default, name)
         ]
     for path in config.disk_dir:
         fault = _directory_fault(path, whose)
@@ -61,18 +63,14 @@ def check_tiers(config: StorageConfig) -> None:
         raise ConfigError("; ".join(faults))
 
 
-def _default(name: str) -> object:
-    return getattr(StorageConfig(), name)
-
-
 def _directory_fault(path: str, whose: Callable[[str], str]) -> str:
-    """Why a directory cannot be used; "" if it can."""
+    """Return why a directory cannot be used; "" if it can."""
     try:
         if not os.path.isdir(path):
             return "is not a directory" if os.path.lexists(path) else "does not exist"
         if os.statvfs(path).f_flag & os.ST_RDONLY:
             return "is on a file system that is mounted read-only"
-        # Whether root may write is only found out by writing.
+        # Whether root may write shows only by writing.
         with tempfile.TemporaryFile(dir=path):
             pass
         process = _holder(os.path.join(path, LOCK_FILE))
@@ -85,7 +83,7 @@ def _directory_fault(path: str, whose: Callable[[str], str]) -> str:
 
 
 def _holder(path: str) -> str:
-    """As ``directory_lock.holder``, but a process that is about to end has a moment for it."""
+    """Return ``directory_lock.holder``'s answer, but wait a moment for a process that is about to end."""
     deadline_s = time.monotonic() + ENDING_S
     while (process := holder(path)) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""Deleting what a namespace has on disk and in the object store, one order after the other.
+"""Deletion of a namespace's chunks on disk and in the object store, one order after the other.
 
-What was ordered before and is still on its way is given up too, so that nothing of it comes back afterwards.
+Earlier orders that are still in flight are given up too, so that nothing of them comes back afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logs.get_logger("storage")
 
 
 class Drops:
-    """Owned by the event loop; ``run`` works until it is cancelled."""
+    """Queued drops. Owned by the event loop; ``run`` works until it is cancelled."""
 
     def __init__(
         self,
@@ -46,6 +46,11 @@ class Drops:
         threads: IoThreads,
         events: TierEvents,
     ) -> None:
+        """Delete from the tiers that are given; None is a tier or a part that this storage lacks.
+
+        The parts are run and closed by their owner. ``threads`` runs the listings of the object store, ``events``
+        reports the chunks that are gone from the disk.
+        """
         self._disk = disk
         self._remote = remote
         self._uploads = uploads
@@ -88,7 +93,7 @@ class Drops:
         self._changed.set()
 
     async def run(self) -> None:
-        """Drop what is in line, for ever."""
+        """Carry out queued drops until cancelled."""
         while True:
             if not self._waiting:
                 self._changed.clear()
@@ -115,7 +120,7 @@ class Drops:
             if self._uploads is not None:
                 await self._uploads.ended(namespace)
             entries = remote.backend.entries(namespace)
-            # A thread's turn for some at a time: saves go on between.
+            # One thread's turn for each part, so that saves go on in between.
             while some := await self._threads.run(False, _next_some, entries):
                 await remote.backend.remove(some, timeout_s=remote.timeout_s)
                 count += len(some)

@@ -1,4 +1,4 @@
-"""One fetch: reads ahead, and puts what arrives into the host pool in order, until something is missing."""
+"""One fetch: reads ahead, and copies chunks into the host pool in order, until one is missing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 from services.storage.backends import REMOTE_WIDTH
 from services.storage.chunk_gathering import scatter_chunk
-from services.storage.chunk_source import Brought, ChunkSource, Lost, Unverified
+from services.storage.chunk_source import ChunkSource, Lost, Unverified
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.fetch_progress import FetchProgress
 from services.storage.io_threads import IoThreads
+from services.storage.promotions import Brought
 from shared.errors import IntegrityError
 from shared.memory import HostPoolView
 
 READ_AHEAD = 32
-"""Chunks of one fetch that are read from the disk at once, at the most; no more than there are threads."""
+"""Most chunks of one fetch that are read from the disk at once; never more than there are threads."""
 
 FAR_AHEAD = REMOTE_WIDTH
-"""Chunks of one fetch that are under way at once where the object store is asked: a request holds no thread there."""
+"""Chunks of one fetch that are under way at once where the object store is asked: its requests hold no thread."""
 
 
 Reading = asyncio.Task[Brought | Unverified | Lost]
@@ -42,7 +43,7 @@ class FetchRun:
         key_id: str,
         left_s: Callable[[], float],
     ) -> None:
-        """``left_s`` says how much time is left."""
+        """Prepare; ``left_s`` returns how much time is left."""
         self._chunks = chunks
         self._progress = progress
         self._source = source
@@ -52,7 +53,7 @@ class FetchRun:
         self._left_s = left_s
 
     async def bring(self, report: Callable[[], Awaitable[None]]) -> str:
-        """Bring what can be had; ``report`` is called on the way. Returns "", or why it ended early.
+        """Bring the available chunks; ``report`` is called at intervals. Return "", or why it ended early.
 
         When it returns or is cancelled, nothing of it is under way.
         """
@@ -64,7 +65,7 @@ class FetchRun:
                     chunk = waiting.popleft()
                     ahead.append((chunk, asyncio.create_task(self._read(chunk))))
                 chunk, reading = ahead[0]
-                # Shielded: what a cancelled fetch still reads is ended, and waited for, in one place below.
+                # Shielded: reads of a cancelled fetch are ended, and waited for, in one place below.
                 result = await asyncio.shield(reading)
                 if isinstance(result, Lost):
                     ahead.popleft()
@@ -82,15 +83,16 @@ class FetchRun:
         return ""
 
     def _most_ahead(self, chunk: FetchChunk) -> int:
-        """Chunks that may be under way when this one begins, itself included."""
+        """Return how many chunks may be under way when this one begins, itself included."""
         return min(READ_AHEAD, self._threads.shares.depth) if self._source.is_near(chunk.key) else FAR_AHEAD
 
     def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Unverified | Lost]:
         return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
 
     async def _put(self, came: Came) -> tuple[bool, tuple[FetchChunk, Lost] | None]:
-        """Put chunks into the host pool, in order, up to the first that is not what it should be. Returns whether that
-        should be told now, and which is not.
+        """Put chunks into the host pool, in order, up to the first bad one.
+
+        Return whether to report now, and the bad one, if any.
         """
         put: list[Brought] = []
         bad: tuple[FetchChunk, Lost] | None = None
@@ -127,7 +129,7 @@ class FetchRun:
 
 
 def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
-    """Take what is there of the next ``most`` chunks; the first is there. One call of a thread puts them all."""
+    """Take the arrived ones of the next ``most`` chunks; the first has arrived. One call of a thread puts them all."""
     arrived: Came = []
     while ahead and len(arrived) < most:
         chunk, reading = ahead[0]
@@ -142,7 +144,10 @@ def _arrived(ahead: deque[tuple[FetchChunk, Reading]], most: int) -> Came:
 
 
 def _scatter(came: Came, host: HostPoolView) -> tuple[list[Brought], IntegrityError | None]:
-    """Verify what is not yet, and copy it to the host pool: what was, and why it ended with that, if it did early."""
+    """Verify chunks that are not verified yet, and copy them to the host pool.
+
+    Return those, and the error that ended it early.
+    """
     put: list[Brought] = []
     for chunk, found in came:
         try:

@@ -1,8 +1,8 @@
-"""Runs fetches: chunks of one sequence from disk or object store into host pages, in order, reading ahead.
+"""Execution of fetches: chunks of one sequence from disk or object store into host pages, in order, reading ahead.
 
-Reads of one fetch overlap, its writes to the host pool do not: what has arrived is always a prefix. A fetch that is
-over, cancelled or late begins nothing more; reads that run are waited for, since a thread cannot be stopped, and
-their result is thrown away. So nothing of it is written after the event that says so.
+Reads of one fetch overlap, its writes to the host pool do not: the arrived chunks are always a prefix. A fetch that is
+over, cancelled or late begins nothing more; running reads are waited for, since a thread cannot be stopped, and their
+results are discarded. So nothing of it is written after its last event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_FETCHES = 1024
 """Fetches of one form that may wait or run; the scheduler bounds them by the pages that it leases to them."""
 
 AT_ONCE = 8
-"""Fetches that run; more would only take turns at the same threads."""
+"""Fetches that run at once; more would only take turns at the same threads."""
 
 _log = logs.get_logger("storage")
 
@@ -44,17 +44,17 @@ class _Fetch:
     order: FetchChunks
     chunks: list[FetchChunk]
     progress: FetchProgress
-    after: tuple[int, ...]  # Reads of its host pages that were ordered before it.
+    after: tuple[int, ...]  # Reads of its host pages ordered before it.
     started_s: float
     deadline_s: float
-    lent: list[LentGroup]  # What it reads from another node; empty where it is from this one's tiers.
+    lent: list[LentGroup]  # Reads from another node; empty where it reads this node's tiers.
     bringing: asyncio.Task[str] | None = None
-    ending: str = ""  # Why it was cut off.
+    ending: str = ""  # Why it was cut off; "" if it was not.
 
 
 @dataclass(slots=True)
 class FetchTotals:
-    """Since this process started."""
+    """Counts since this process started."""
 
     fetches: int = 0
     failed: int = 0
@@ -65,7 +65,7 @@ class FetchTotals:
 
 
 class Fetcher:
-    """A few fetches of chunks of one form run at once, in order of arrival. Owned by the event loop."""
+    """Fetches of chunks of one form; a few run at once, in order of arrival. Owned by the event loop."""
 
     def __init__(
         self,
@@ -81,6 +81,11 @@ class Fetcher:
         tracer: Tracer | None = None,
         lenders: Lenders | None = None,
     ) -> None:
+        """Fetch chunks of ``form`` into its pool, from the tiers of ``source`` or another node's host memory.
+
+        ``gate`` guards the pages of that pool. Fetches beyond ``max_fetches`` are refused. ``clock_s`` returns seconds.
+        Without a ``tracer`` no spans are recorded; without ``lenders`` fetches from other nodes are refused.
+        """
         self.totals = FetchTotals()
         self._form = form
         self._pools = pools
@@ -102,7 +107,7 @@ class Fetcher:
         return len(self._fetches)
 
     async def add(self, order: FetchChunks) -> None:
-        """Queue a fetch. One that cannot be carried out is answered at once; one that is under way answers for both."""
+        """Queue a fetch. An invalid one is answered at once; one with the id of a fetch under way, by that."""
         if order.fetch_id in self._fetches:
             return
         try:
@@ -132,7 +137,7 @@ class Fetcher:
         self._tasks[order.fetch_id] = asyncio.create_task(self._run(fetch), name=f"fetch-{order.fetch_id}")
 
     def cancel(self, fetch_id: int, reason: str = "cancelled") -> None:
-        """Begin no further chunk of a fetch; its last event says how far it came. Fine for one that is over."""
+        """Begin no further chunk of a fetch; its last event says how far it came. Ignored for one that is over."""
         fetch = self._fetches.get(fetch_id)
         if fetch is None or fetch.ending:
             return
@@ -148,7 +153,7 @@ class Fetcher:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _lent_of(self, order: FetchChunks, chunks: list[FetchChunk]) -> list[LentGroup]:
-        """Return what a fetch reads from another node. Raises InvalidRequest for a lender of no use."""
+        """Return a fetch's reads from another node. Raises InvalidRequest for an unusable lender."""
         if order.lender is None:
             return []
         if self._lenders is None:
@@ -180,7 +185,7 @@ class Fetcher:
             if isinstance(run, LoanRun):
                 begun_s = self._clock_s()
                 error = await run.connect()
-                # Loans are judged by the speed of the network, without the first connection.
+                # The time of a loan measures the network's speed, so the first connection is left out.
                 fetch.started_s += self._clock_s() - begun_s
                 if error:
                     return error
@@ -215,7 +220,7 @@ class Fetcher:
         self.totals.remote_chunks += progress.remote_chunks
         self.totals.lent_chunks += progress.lent_chunks
         self.totals.nbytes += progress.nbytes
-        # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
+        # Reads that were cut off may have found bad chunks too, and a chunk that is bad here may be good in the store.
         progress.missing += self._source.take_lost()
         measures.FETCH_SECONDS.observe(seconds)
         if error and fetch.order.lender is not None:

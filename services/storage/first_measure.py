@@ -1,7 +1,8 @@
-"""How fast the disk tier is read, for the cell to plan with from the first request on.
+"""The read speed of the disk tier, for the cell to plan with from the first request on.
 
-Somebody may have measured its directories: ``thermocline doctor --profile --disk-dir``, or this storage at an earlier
-start. Else that is done here, once, within seconds. A disk that cannot be measured is no reason not to serve.
+The directories may have been measured before: by ``thermocline doctor --profile --disk-dir``, or by this storage at an
+earlier start. Otherwise they are measured here, once, within seconds. A disk that cannot be measured is used all the
+same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.errors import ConfigError
 FILE_BYTES = 64 * 2**20
 LEAST_BYTES = 4 * LARGE_BYTES
 ROOM_SHARE = 8
-"""A file may take an eighth of what is free."""
+"""Fraction of the free space that a file may take: an eighth."""
 
 MEASURE_S = 15.0
 """Longest wait for one file system. A disk that hangs is not measured, and its storage joins without."""
@@ -28,11 +29,10 @@ _log = logs.get_logger("storage")
 
 
 def disk_bytes_per_s(config: StorageConfig, measure: Callable[..., DiskFigures] = measure_disk) -> float:
-    """Bytes a second of all directories together; 0 where that is not known. Blocking, for ``MEASURE_S`` for each file
-    system at the most.
+    """Return the bytes a second of all directories together; 0 where that is not known.
 
-    Directories of one file system are read no faster than one of them. A disk that is to be spared (a limit is set) is
-    not measured here.
+    Blocking, for at most ``MEASURE_S`` for each file system. Directories of one file system are read no faster than one
+    of them. A disk with a read limit is not measured here, to spare it.
     """
     may_measure = config.measure_at_start and not config.disk_read_bytes_per_s
     speeds = []
@@ -47,20 +47,20 @@ def disk_bytes_per_s(config: StorageConfig, measure: Callable[..., DiskFigures] 
 
 
 def _one_of_each_file_system(paths: tuple[str, ...]) -> Iterator[Path]:
-    """Those that can be used."""
+    """Yield one usable directory of each file system."""
     seen = set()
     for path in paths:
         try:
             device = os.stat(path).st_dev
         except OSError:
-            continue  # It is left out by the tier too, which says why.
+            continue  # The tier leaves it out too, and reports why.
         if device not in seen:
             seen.add(device)
             yield Path(path)
 
 
 def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigures | None:
-    """Measured and remembered; None, with a line in the log, where that cannot be."""
+    """Measure a directory's disk and remember the figures; None, with a line in the log, where that fails."""
     found: list[DiskFigures] = []
     faults: list[str] = []
 
@@ -87,8 +87,9 @@ def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigur
 
 
 def _file_bytes(directory: Path) -> int:
-    """Return the size of the file to measure with. Raises ConfigError without room for it, OSError without an
-    answer.
+    """Return the size of the file to measure with.
+
+    Raises ConfigError without room for it, OSError without an answer.
     """
     system = os.statvfs(directory)
     room = system.f_bavail * system.f_frsize // ROOM_SHARE

@@ -1,11 +1,11 @@
-"""A worker's device pool in CUDA memory, mapped by CUDA IPC: the only module of the storage that needs torch.
+"""A worker's device pool in CUDA memory, mapped by CUDA IPC. The only module of the storage that needs torch.
 
 ``PoolHandle.ipc`` is made by the worker and opened as ``shared.memory.cuda_ipc`` describes. Pages are gathered into
 page-first order on the device, by one strided copy, and then cross the bus as one contiguous piece into the
 host pool, which is registered as pinned memory. Both run on a low-priority stream of this process, so that a
 backup yields to the worker's kernels.
 
-Nothing is registered while somebody waits. What is not pinned - buffers of chunks on their way to the disk, and the
+No caller waits for registration. Memory that is not pinned - buffers of chunks in flight to the disk, and the
 host pool until it is - is reached by way of memory that torch has pinned.
 """
 
@@ -45,11 +45,11 @@ _failed: dict[torch.device, str] = {}
 
 
 def start_pinning(array: npt.NDArray[np.uint8]) -> None:
-    """Register ``array`` with the driver, beside the caller. Refused, copies go by way of other memory."""
+    """Register ``array`` with the driver, in the background. If it refuses, copies go by way of other memory."""
 
     def pin() -> None:
         try:
-            if _devices:  # Else the driver would make a context on the first GPU, whichever process uses that.
+            if _devices:  # Otherwise the driver would make a context on the first GPU, which another process may use.
                 _cuda.set_device(_devices[0])
             _MEMORY.register(array)
         except TransportError as error:
@@ -63,7 +63,7 @@ def start_pinning(array: npt.NDArray[np.uint8]) -> None:
 
 
 def unpin(array: npt.NDArray[np.uint8]) -> None:
-    """Undo :func:`start_pinning`, once it is through; no copy is under way."""
+    """Undo :func:`start_pinning`, after waiting for its end; no copy is under way."""
     while _pinning:
         _pinning.pop().join()
     try:
@@ -76,7 +76,7 @@ class CudaDevicePool:
     """Satisfies ``shared.memory.device_pool_view.DevicePages``. Used by several I/O threads at once."""
 
     def __init__(self, handle: PoolHandle, halves: torch.Tensor) -> None:
-        """``halves`` is the mapped uint8 tensor [layers, 2, pages, half_bytes] on the worker's device."""
+        """Prepare; ``halves`` is the mapped uint8 tensor [layers, 2, pages, half_bytes] on the worker's device."""
         self.handle = handle
         self._halves: torch.Tensor | None = halves
         self._device = halves.device
@@ -91,11 +91,14 @@ class CudaDevicePool:
 
     @property
     def fault(self) -> str:
-        """See ``DevicePages``."""
+        """Why the GPU's context in this process is broken; "" while it works."""
         return _failed.get(self._device, "")
 
     def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
-        """See ``DevicePages``. Raises DeviceFailed for a GPU that is of no use to this process any more."""
+        """Gather the run's pages on the device and copy them to ``into``; see ``DevicePages``.
+
+        Raises DeviceFailed for a GPU that this process cannot use any more.
+        """
         device, host, count = run
         rows = into[host : host + count]
         if not _MEMORY.covers(rows):
@@ -104,7 +107,7 @@ class CudaDevicePool:
         self._copy(device, count, torch.from_numpy(rows.reshape(count, -1)))
 
     def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
-        """See ``shared.memory.device_pool_view.GatheredPages``: a copy, by way of pinned memory."""
+        """Return a copy of the pages, by way of pinned memory; see ``shared.memory.device_pool_view.GatheredPages``."""
         layers, _, _, half_bytes = self._mapped().shape
         try:
             target = _pinned_rows(count, layers * 2 * half_bytes)
@@ -115,7 +118,7 @@ class CudaDevicePool:
         return gathered
 
     def close(self) -> bool:
-        """Let go of the mapping; a copy that runs holds its own reference. See ``DevicePages``."""
+        """Release the mapping; a running copy holds its own reference. See ``DevicePages``."""
         self._halves = None
         return True
 
@@ -129,7 +132,7 @@ class CudaDevicePool:
         return halves
 
     def _copy(self, device: int, count: int, target: torch.Tensor) -> None:
-        """Pages into pinned memory, uint8 [count, page_bytes]; they are there when it returns."""
+        """Copy pages into pinned memory, uint8 [count, page_bytes]; they are there when it returns."""
         halves = self._mapped()
         try:
             with _cuda.stream(self._stream):
@@ -142,7 +145,7 @@ class CudaDevicePool:
             raise self._translated(error) from error
 
     def _translated(self, error: RuntimeError) -> TransportError:
-        """Return the error to raise; behind an error that stays this GPU is not used any more."""
+        """Return the error to raise; after a permanent error this GPU is not used any more."""
         reason = sticky_reason(error)
         if not reason:
             return TransportError(f"cannot copy from the device pool: {error}")
@@ -153,5 +156,5 @@ class CudaDevicePool:
 
 
 def _pinned_rows(count: int, nbytes: int) -> torch.Tensor:
-    """Uint8 [count, nbytes] in memory that torch has pinned, and keeps for later use."""
+    """Return uint8 [count, nbytes] in memory that torch has pinned, and keeps for later use."""
     return torch.empty(count, nbytes, dtype=torch.uint8, pin_memory=True)

@@ -1,8 +1,8 @@
-"""Threads for calls that block: one set for what requests wait for, one of low priority for everything else.
+"""Threads for blocking calls: one set for calls that requests wait for, one of low priority for all others.
 
-Who may start is decided by ``core/io_shares.py``. A thread cannot be stopped, and the buffer it uses must not be given
-to anybody else before it ends: so ``run`` waits for a call that began, whatever happens, and ``attempt`` for so long,
-after which the call is ``abandoned``.
+``core/io_shares.py`` decides which may start. A thread cannot be stopped, and the buffer it uses must not be reused
+before it ends: so ``run`` waits for the end of a call that began, and ``attempt`` for a bounded time, after which the
+call is ``abandoned``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ _LANES = {True: "urgent", False: "background"}
 
 
 class Hung(TransportError):
-    """A call took longer than it may. It may go on for ever."""
+    """A call took longer than it may. It may never end."""
 
 
 class IoThreads:
-    """At most ``depth`` calls at once (see ``IoShares``). Owned by the event loop."""
+    """Runs a bounded number of calls at once (see ``IoShares``). Owned by the event loop."""
 
     def __init__(self, depth: int) -> None:
+        """Make ``depth`` threads for urgent calls, and half as many, but at least one, for background calls.
+
+        A thread starts when it is first needed; :meth:`close` lets all of them end.
+        """
         self.shares: IoShares[asyncio.Future[None]] = IoShares(depth)
         self._why_given_up = ""
         self._measured = dict.fromkeys(_LANES, 0)
@@ -43,7 +47,10 @@ class IoThreads:
         }
 
     async def run(self, is_urgent: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call ``function`` in a thread when it is its turn. If this is cancelled, it ends only when the call has."""
+        """Call ``function`` in a thread when it is its turn.
+
+        If this is cancelled, it ends only when the call has, and the call's result or exception is dropped.
+        """
         await self._turn(is_urgent)
         call = self._begin(is_urgent, lambda: function(*args, **kwargs))
         try:
@@ -61,10 +68,10 @@ class IoThreads:
         timeout_s: float | None,
         uses: Sequence[memoryview] = (),
     ) -> R:
-        """Call ``function`` in a thread when it is its turn, for ``timeout_s`` seconds; if this is cancelled it ends at
-        once. The call, if it runs then, is ``abandoned``, with the buffers that it ``uses``. None is no bound.
+        """Call ``function`` in a thread when it is its turn, for ``timeout_s`` seconds; None is no bound.
 
-        Raises :class:`Hung` when it takes longer, and TransportError after :meth:`give_up`.
+        If this is cancelled it ends at once. The call, if it runs then, is ``abandoned``, with the buffers that it
+        ``uses``. Raises :class:`Hung` when it takes longer, and TransportError after :meth:`give_up`.
         """
         await self._turn(is_urgent)
         call = self._begin(is_urgent, function)
@@ -75,7 +82,7 @@ class IoThreads:
                 abandoned.add(call, uses)
         if not call.done():
             raise Hung(f"no answer within {timeout_s} s")
-        if call.cancelled():  # No thread had taken it when the others were given up.
+        if call.cancelled():  # Given up before a thread had taken it.
             raise TransportError("it was not begun")
         return call.result()
 
@@ -105,7 +112,7 @@ class IoThreads:
         """Start the call; its turn ends with it, even if its caller stops waiting."""
         try:
             call = asyncio.get_running_loop().run_in_executor(self._executors[is_urgent], function)
-        except RuntimeError as error:  # After the end.
+        except RuntimeError as error:  # The executor is shut down.
             self._done(is_urgent)
             raise TransportError("no more calls are started") from error
         call.add_done_callback(lambda _: self._done(is_urgent))
@@ -126,7 +133,7 @@ class IoThreads:
             starting = False
             for is_urgent, turn in self.shares.due():
                 if turn.cancelled():
-                    # It is not waited for any more: its place is the next one's.
+                    # It is not waited for any more: the next one takes its place.
                     self.shares.done(is_urgent=is_urgent)
                     starting = True
                 else:
@@ -134,7 +141,7 @@ class IoThreads:
         self._measure()
 
     def _measure(self) -> None:
-        """Update the metric of what waits at all directories together."""
+        """Update the metric of waiting calls, of all directories together."""
         for is_urgent, lane in _LANES.items():
             waiting = self.shares.waiting(is_urgent=is_urgent)
             if waiting != self._measured[is_urgent]:
@@ -150,4 +157,4 @@ async def _ended(call: asyncio.Future[R]) -> None:
         except asyncio.CancelledError:
             continue
     if not call.cancelled():
-        call.exception()  # Seen; the canceller does not want it.
+        call.exception()  # Retrieve its exception, which the canceller does not want.

@@ -1,8 +1,8 @@
-"""The encryption keys that are in force now: read at the start, and again when their file changes.
+"""The encryption keys in force: read at the start, and again when their file changes.
 
-Taking a tenant's key out of the file makes what is cached of that tenant unreadable, on every tier that is encrypted.
-A file that went away holds no keys, so that deleting it does what it looks like. A file that cannot be understood
-changes nothing: a slip of the pen must not make every tenant's cache unreadable; it is logged and counted.
+Taking a tenant's key out of the file makes that tenant's cache unreadable, on every encrypted tier. A missing file
+holds no keys, so deleting it revokes them all. A file that cannot be parsed changes nothing: a typing error must not
+make every tenant's cache unreadable; it is logged and counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyRing:
         self._lock = threading.Lock()
         self._checked_s = now_s
         self._version: Version | None = None
-        self.fault = ""  # Why the file as it is now is not used.
+        self.fault = ""  # Why the file's present content is not used.
         self._inline: Keys = {}
         faults = []
         try:
@@ -73,7 +73,7 @@ class KeyRing:
         return found
 
     def reload(self, now_s: float) -> None:
-        """Look at the file now, as after SIGHUP, changed or not. What is wrong with it is logged, not raised."""
+        """Read the file now, as after SIGHUP, changed or not. Faults are logged, not raised."""
         with self._lock:
             self._checked_s = now_s
             self._version = None
@@ -85,7 +85,7 @@ class KeyRing:
             version = version_of(path)
             if version is not None and version == self._version:
                 return
-            self._version = version  # Also of a faulty file, so that each fault is logged once.
+            self._version = version  # The version of a faulty file, too, so that each fault is logged once.
             self._version, keys = _read(path)
         except FileNotFoundError:
             if self._keys != self._inline:
@@ -111,7 +111,8 @@ class KeyRing:
 
 
 def _read(path: Path) -> tuple[Version, Keys]:
-    """Return the file's version and keys. Raises FileNotFoundError, or ConfigError if others may read it or it is
-    faulty.
+    """Return the file's version and keys.
+
+    Raises FileNotFoundError, or ConfigError if others may read it or it is faulty.
     """
     return read_secrets(path, "--keys", parse_keys, forbidden=BY_GROUP | BY_OTHERS, max_bytes=MAX_FILE_BYTES)

@@ -33,20 +33,20 @@ _INLINE_TOML = re.compile(r"\s*(default\s*=|\[\s*salts\s*\]|salts\s*[.=])")
 
 
 def is_inline(setting: str) -> bool:
-    """Whether ``--keys`` (``THERMOCLINE_KEYS``) holds the keys themselves instead of a file's name."""
+    """Return whether ``--keys`` (``THERMOCLINE_KEYS``) holds the keys themselves instead of a file's name."""
     return setting.lstrip().startswith("{") or bool(_INLINE_TOML.match(setting))
 
 
 def parse_keys(text: str, source: str) -> Keys:
-    """Parse the keys in ``text`` by key id. ``source`` is where they are from, for ConfigError, which names every
-    fault.
+    """Return the keys in ``text`` by key id.
 
-    Faults name a tenant by the digest of its salt: a salt is a password of sorts, and errors get logged.
+    ``source`` is where they are from, for ConfigError, which names every fault. Faults name a tenant by the digest of
+    its salt: a salt is a password of sorts, and errors get logged.
     """
     try:
         table = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except UNPARSABLE as error:
-        # Only where, not what: the parsers' messages may quote the line, and so would a chained cause.
+        # Only the position: the parsers' messages may quote the line, and so would a chained cause.
         raise ConfigError(f"{source} is neither TOML nor JSON{_place_of(error)}") from None
     faults = [
         f"{source}: unknown entry number {place}; known are default and salts"
@@ -72,7 +72,7 @@ def parse_keys(text: str, source: str) -> Keys:
 
 
 def parse_key(value: object, name: str) -> bytes:
-    """One key from its base64 text. Raises ConfigError that does not show it."""
+    """Return one key from its base64 text. Raises ConfigError that does not show it."""
     try:
         key = base64.b64decode(value.strip(), validate=True) if isinstance(value, str) else b""
     except (binascii.Error, ValueError):

@@ -1,7 +1,7 @@
-"""Memory that workers of this node lend for answers: mapped when it is first named, let go when its name is gone.
+"""Memory that workers of this node lend for answers: mapped when it is first named, unmapped when its name is gone.
 
-A name is checked before it is followed: only a segment of this cell's prefix, made to be lent, is ever written to. What
-its owner has removed is let go of a few seconds later, so that a worker's end gives its memory back.
+A name is checked before it is followed: only a segment of this cell's prefix, made to be lent, is ever written to. A
+segment that its owner has removed is unmapped a few seconds later, so that a worker's end frees its memory.
 """
 
 from __future__ import annotations
@@ -15,30 +15,35 @@ from shared.memory.segment_name import parse_segment_name
 from shared.messages.sparse_reads import BUFFER_KIND
 
 MAPPED_MOST = 32
-"""More than workers on one node."""
+"""Most mapped segments; more than there are workers on one node."""
 
 LOOK_S = 5.0
-"""How often mapped segments are looked for."""
+"""Interval at which the names of mapped segments are checked."""
 
 
 class LentBuffers:
-    """Owned by the event loop."""
+    """The mapped segments. Owned by the event loop."""
 
     def __init__(self, shm_prefix: str, *, mapped_most: int = MAPPED_MOST) -> None:
+        """Map only buffers of the cell whose segments begin with ``shm_prefix``.
+
+        At most ``mapped_most`` segments stay mapped; beyond that the least recently used one is unmapped.
+        """
         self._shm_prefix = shm_prefix
         self._mapped_most = mapped_most
-        self._mapped: dict[str, SharedSegment] = {}  # The one used longest ago first.
+        self._mapped: dict[str, SharedSegment] = {}  # By name, the least recently used first.
         self._mapping = asyncio.Lock()
         self._look: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
+        """Return the number of mapped segments."""
         return len(self._mapped)
 
     async def memory(self, name: str, offset: int, nbytes: int) -> memoryview:
-        """Bytes ``[offset, offset + nbytes)`` of a segment, for writing; they stay mapped as long as the view lives.
+        """Return bytes ``[offset, offset + nbytes)`` of a segment, for writing.
 
-        Raises InvalidRequest for a segment that was not made to be lent or is smaller, TransportError for one that
-        cannot be mapped.
+        They stay mapped as long as the view lives. Raises InvalidRequest for a segment that was not made to be lent or
+        is smaller, TransportError for one that cannot be mapped.
         """
         parsed = parse_segment_name(name)
         if parsed is None or (parsed.prefix, parsed.kind) != (self._shm_prefix, BUFFER_KIND):
@@ -59,7 +64,7 @@ class LentBuffers:
             self._mapped.pop(name).close()
 
     def close(self) -> None:
-        """Unmap all; what a view still holds goes with it."""
+        """Unmap all; memory that a view still holds is unmapped with the view."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -80,7 +85,7 @@ class LentBuffers:
 
 
 def _attach(name: str) -> SharedSegment:
-    """Blocking: it touches every page."""
+    """Map a segment. Blocking: it touches every page."""
     try:
         nbytes = (SHM_DIRECTORY / name).stat().st_size
     except OSError as error:

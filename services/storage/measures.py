@@ -1,12 +1,13 @@
-"""What the storage measures (Prometheus)."""
+"""The storage's Prometheus metrics."""
 
 from __future__ import annotations
 
 from shared import metrics
 
 COPIED_BYTES = metrics.counter("storage_copied_bytes", "KV bytes copied and sealed", ("direction",))
-COPY_SECONDS = metrics.counter("storage_copy_seconds", "Time that I/O threads spent copying", ("direction",))
-COPY_PAUSES = metrics.counter("storage_copy_pauses_seconds", "Time that copies waited for their share of the time")
+COPY_PAUSES = metrics.counter(
+    "storage_copy_pauses_seconds", "Time that copies from devices waited to keep to their share"
+)
 COPY_LATENCY = metrics.histogram("storage_transfer_seconds", "Time of one copy, without waiting", ("direction",))
 FAILURES = metrics.counter("storage_failures", "Orders answered with an error", ("order",))
 TRANSFERS = metrics.gauge("storage_transfers", "Backups that wait or run")
@@ -27,38 +28,37 @@ KEY_FAULTS = metrics.counter("storage_key_faults", "Reloads of the keys file tha
 DEVICE_TO_HOST = "device_to_host"
 
 TIER_BYTES = metrics.counter("storage_tier_bytes", "Bytes of blobs read and written", ("tier", "direction"))
-TIER_SECONDS = metrics.counter("storage_tier_seconds", "Time of those reads and writes", ("tier", "direction"))
-TIER_LATENCY = metrics.histogram("storage_tier_latency_seconds", "Time of one of them", ("tier", "direction"))
+TIER_LATENCY = metrics.histogram(
+    "storage_tier_latency_seconds", "Time of one read or write of a blob", ("tier", "direction")
+)
 TIER_FAILURES = metrics.counter("storage_tier_failures", "Times that a tier failed or was left out", ("tier",))
-BAD_CHUNKS = metrics.counter("storage_bad_chunks", "Chunks that were not what they should be", ("tier", "reason"))
-DISK_BYTES = metrics.gauge("storage_disk_bytes", "Bytes of chunks on the disk or on their way there")
+BAD_CHUNKS = metrics.counter("storage_bad_chunks", "Chunks that failed verification", ("tier", "reason"))
+DISK_BYTES = metrics.gauge("storage_disk_bytes", "Bytes of chunks on the disk or in flight to it")
 DISK_QUOTA = metrics.gauge("storage_disk_quota_bytes", "Bytes that the disk may hold")
 DISK_CHUNKS = metrics.gauge("storage_disk_chunks", "Chunks on the disk")
 DISK_FULL = metrics.counter("storage_disk_full", "Writes for which the disk had no room although the quota had")
 CHUNKS_REFUSED = metrics.counter("storage_chunks_refused", "Chunks that the disk did not take", ("reason",))
-EVICTED = metrics.counter("storage_chunks_evicted", "Chunks that had to make room on the disk")
+EVICTED = metrics.counter("storage_chunks_evicted", "Chunks evicted from the disk")
 SAVES = metrics.gauge("storage_saves", "Saves that wait or run")
 FETCHES = metrics.gauge("storage_fetches", "Fetches that wait or run")
 FETCH_SECONDS = metrics.histogram("storage_fetch_seconds", "From a fetch's arrival to its last event")
-UPLOADS = metrics.counter("storage_uploads", "Chunks for the object store", ("outcome",))
+UPLOADS = metrics.counter("storage_uploads", "Uploads of chunks to the object store", ("outcome",))
 UPLOADS_WAITING = metrics.gauge("storage_uploads_waiting", "Chunks that wait to be uploaded")
 RECONCILE_WAITING = metrics.gauge("storage_reconcile_waiting", "Chunks of the disk still to be compared with the store")
-PROMOTIONS = metrics.counter("storage_promotions", "Chunks of the object store for the disk", ("outcome",))
+PROMOTIONS = metrics.counter("storage_promotions", "Copies of chunks from the object store to the disk", ("outcome",))
 SPARSE_COPIES = metrics.counter("storage_sparse_copies", "Copies of KV for reads in part", ("outcome",))
-SPARSE_REORDERED = metrics.counter("storage_sparse_reordered", "Copies with rows out of order", ("outcome",))
 REMOVALS = metrics.gauge("storage_removals", "Files of chunks that wait to be deleted")
 IO_WAITING = metrics.gauge("storage_io_waiting", "Calls that wait for an I/O thread", ("lane",))
 PACED_SECONDS = metrics.counter("storage_disk_paced_seconds", "Time that reads waited for the limit of the disk")
-STAGING_TAKEN = metrics.gauge("storage_staging_buffers", "Buffers of chunks on their way")
+STAGING_TAKEN = metrics.gauge("storage_staging_buffers", "Buffers of chunks in use")
 OVERTAKEN = metrics.counter("storage_saves_overtaken", "Writes to host pages that a save had still to read")
 SPARSE_CALLS = metrics.counter("storage_sparse_calls", "Reads of parts of chunks that were answered", ("part",))
-SPARSE_BYTES = metrics.counter("storage_sparse_bytes", "Bytes written to workers' memory for them")
-SPARSE_SECONDS = metrics.histogram("storage_sparse_seconds", "Time of one of them, waiting included")
+SPARSE_BYTES = metrics.counter("storage_sparse_bytes", "Bytes of parts of chunks written to workers' memory")
+SPARSE_SECONDS = metrics.histogram("storage_sparse_seconds", "Time of one read of parts of chunks, waiting included")
 SPARSE_FAILURES = metrics.counter("storage_sparse_failures", "Reads of parts of chunks that failed", ("code",))
 
 
 def moved(tier: str, direction: str, nbytes: int, seconds: float) -> None:
     """Record a blob that was read from a tier, or written to it."""
     TIER_BYTES.labels(tier, direction).inc(nbytes)
-    TIER_SECONDS.labels(tier, direction).inc(seconds)
     TIER_LATENCY.labels(tier, direction).observe(seconds)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, RemoteBackend
+from services.storage.backends import Directories, RemoteBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
 from services.storage.chunk_names import ChunkNames
@@ -20,25 +20,27 @@ _log = logs.get_logger("storage")
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What chunks are written to, and what encrypts them; None is none."""
+    """The backends that chunks are written to, and their cipher; None is none."""
 
-    disk: ChunkBackend | None = None
+    disk: Directories | None = None
     remote: RemoteBackend | None = None
     cipher: Cipher | None = None
     names: ChunkNames = field(default_factory=ChunkNames)
-    """Those that disk and remote use; of the same cipher."""
-    disk_bytes_per_s: float = 0.0  # What the disk was read with when it was measured; 0 is not known.
+    """Names used by disk and remote, of the same cipher."""
+    disk_bytes_per_s: float = 0.0  # Measured read speed of the disk; 0 is not known.
 
     def close(self) -> None:
-        """Let go of them. Blocking: writes under way are finished."""
+        """Close the backends. Blocking: writes under way are finished."""
         for backend in (self.disk, self.remote):
             if backend is not None:
                 backend.close()
 
 
 def open_media(config: StorageConfig) -> Media:
-    """Blocking. Raises ConfigError when there are no keys where some are named, for nothing is to be in the clear
-    then, when ``remote`` names no object store that there could ever be, and when a directory is named twice.
+    """Open the backends and the cipher. Blocking.
+
+    Raises ConfigError when there are no keys where some are named, so that nothing is written in the clear, when
+    ``remote`` names no possible object store, and when a directory is named twice.
     """
     cipher = open_cipher(config)
     names = ChunkNames(cipher)
@@ -46,7 +48,7 @@ def open_media(config: StorageConfig) -> Media:
     return Media(_open_disk(config, names), remote, cipher, names, disk_bytes_per_s(config))
 
 
-def _open_disk(config: StorageConfig, names: ChunkNames) -> ChunkBackend | None:
+def _open_disk(config: StorageConfig, names: ChunkNames) -> Directories | None:
     if not config.disk_dir:
         return None
     started_s = time.perf_counter()

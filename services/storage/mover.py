@@ -33,10 +33,10 @@ def merge_runs(device: npt.NDArray[np.int32], host: npt.NDArray[np.int32], longe
 
 
 def copy_transfer(transfer: Transfer, source: DevicePages, target: HostPoolView) -> int:
-    """Copy and seal every page of ``transfer``; returns the bytes copied. Blocking: call it in an I/O thread.
+    """Copy and seal every page of ``transfer``; return the bytes copied. Blocking: call it in an I/O thread.
 
-    A page is cleared before its bytes change, so that a concurrent reader finds no identity.
-    Raises TransportError when the device pool cannot be read.
+    A page is cleared before its bytes change, so that a concurrent reader finds no identity. Raises TransportError when
+    the device pool cannot be read.
     """
     longest = max(1, SLICE_BYTES // target.geometry.page_bytes)
     done = 0

@@ -1,4 +1,4 @@
-"""What each order does. An order that cannot be carried out is answered (or logged), never raised."""
+"""Execution of each kind of order. An order that cannot be carried out is answered (or logged), never raised."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logs.get_logger("storage")
 
 
 class Orders:
-    """Executes plans in the order in which it is given them."""
+    """Executes plans in the order in which they are given."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Orders:
         incarnation: str,
         release: Callable[[], None],
     ) -> None:
-        """``release`` is called when the scheduler lets this storage go."""
+        """Prepare; ``release`` is called when the scheduler lets this storage go."""
         self._pools = pools
         self._release = release
         self._queue = queue
@@ -121,7 +121,7 @@ class Orders:
             )
         )
         if handle is not None:
-            # What the disk holds follows the pool, so that no chunks are announced that cannot be loaded yet.
+            # The disk's chunks are announced after the pool, because they cannot be loaded before.
             self._tiers.open(geometry)
 
     async def _queue_backup(self, order: BackupPages) -> None:

@@ -1,6 +1,6 @@
-"""Lets reads of the disk begin no faster than it may be read (setting ``disk_read_bytes_per_s``), in order of arrival.
+"""A limit on the rate of reads of the disk (setting ``disk_read_bytes_per_s``), in order of arrival.
 
-A limit keeps a disk that others use from being taken up by fetches, and gives measurements a disk of a known speed.
+A limit keeps fetches from taking up a disk that others use, and gives measurements a disk of a known speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.storage.core.read_budget import ReadBudget
 
 
 class PacedReads:
-    """All reads of one disk together. Owned by the event loop."""
+    """The limit on all reads of one disk. Owned by the event loop."""
 
     def __init__(
         self,
@@ -23,17 +23,19 @@ class PacedReads:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """``bytes_per_s`` 0 is no limit."""
+        """Prepare; ``bytes_per_s`` 0 is no limit."""
         self._budget = ReadBudget(bytes_per_s) if bytes_per_s > 0 else None
         self._clock_s = clock_s
         self._sleep = sleep
-        self._turn = asyncio.Lock()  # Wakes those who wait in the order in which they came.
+        self._turn = asyncio.Lock()  # Wakes waiting callers in order of arrival.
         self.nbytes = 0
-        """Let through since the start."""
+        """Bytes granted since the start."""
 
     async def wait(self, nbytes: int) -> None:
-        """Return when ``nbytes`` may be read. A caller that is cancelled meanwhile has taken nothing: the next one is
-        as early as if it had never asked, but for the time that has passed.
+        """Return when ``nbytes`` may be read.
+
+        A caller that is cancelled meanwhile has taken nothing: the next one may read as early as if it had never asked,
+        apart from the time that has passed.
         """
         if self._budget is None:
             self.nbytes += nbytes

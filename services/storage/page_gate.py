@@ -1,7 +1,7 @@
-"""Where those who write host pages wait for those who were ordered to read them first (``core/page_hazards.py``).
+"""The gate at which writes of host pages wait for earlier ordered reads of them (``core/page_hazards.py``).
 
-The wait is bounded. A save whose page was overwritten all the same finds that out by identity and checksum, and saves
-nothing of it: waiting is for the sake of what is saved, never of what is right.
+The wait is bounded. A save whose page was overwritten all the same finds that out by identity and checksum, and does
+not save it: waiting preserves chunks, correctness does not depend on it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from services.storage import measures
 from services.storage.core.page_hazards import PageHazards
 
 WAIT_S = 2.0
-"""A backup that waits longer would let requests wait; then what was to be saved is lost instead."""
+"""Longest wait of a backup; past it the pages to be saved are lost rather than let requests wait."""
 
 
 class PageGate:
-    """Owned by the event loop."""
+    """Waits of writes for reads. Owned by the event loop."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
+        """Bound the wait of a write for earlier reads to ``wait_s`` seconds; then it goes first."""
         self._hazards = PageHazards()
         self._wait_s = wait_s
         self._changed: asyncio.Event = asyncio.Event()
 
     def read_ordered(self, pages: Iterable[int]) -> int:
-        """Note an ordered read of host pages; returns its ticket."""
+        """Note an ordered read of host pages; return its ticket."""
         return self._hazards.begin(pages)
 
     def read_over(self, ticket: int) -> None:
@@ -35,11 +36,11 @@ class PageGate:
             self._changed = asyncio.Event()
 
     def write_ordered(self, pages: Iterable[int]) -> tuple[int, ...]:
-        """Return the reads that a write which is ordered now comes after; to be given to :meth:`passed`."""
+        """Return the reads that a write ordered now must wait for; to be given to :meth:`passed`."""
         return self._hazards.before(pages)
 
     async def passed(self, reads: tuple[int, ...]) -> bool:
-        """Wait until these reads are over; False if that took too long and the write goes first."""
+        """Wait until these reads are over; return False if that took too long and the write goes first."""
         if self._hazards.is_clear(reads):
             return True
         try:

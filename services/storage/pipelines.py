@@ -1,7 +1,7 @@
-"""What moves chunks of one form between its pool and the tiers: saves, fetches, and promotions to the disk.
+"""The movement of chunks of one form between its pool and the tiers: saves, fetches, and promotions to the disk.
 
 KV and hidden states have pipelines of their own, because their pages lie in different pools and their chunks differ in
-size. What is below they share: one disk with one quota, one object store, and one set of threads that takes turns.
+size. They share the tiers below: one disk with one quota, one object store, and one set of threads that takes turns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shared.tracing import Tracer
 
 
 def form_of(geometry: KvGeometry) -> ChunkForm:
-    """Return the form of what pages of this geometry hold."""
+    """Return the form that pages of this geometry hold."""
     return HIDDEN if geometry.is_hidden else "kv"
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What the pipelines of both forms share."""
+    """The tiers and threads that the pipelines of both forms share."""
 
     disk: DiskTier | None
     remote: RemoteTier | None
@@ -48,12 +48,12 @@ class Below:
     events: TierEvents
     tracer: Tracer | None = None
     lenders: Lenders | None = None
-    disk_bytes_per_s: float = 0.0  # What the disk may be read with, or was when it was measured; 0 is not known.
+    disk_bytes_per_s: float = 0.0  # Limit or measured speed of disk reads; 0 is not known.
 
 
 @dataclass(frozen=True, slots=True)
 class Pipelines:
-    """Of chunks of one geometry. ``saver.run`` is for the owner to start."""
+    """The pipelines for chunks of one geometry. The owner runs ``saver.run``."""
 
     buffers: Buffers
     source: ChunkSource
@@ -61,7 +61,7 @@ class Pipelines:
     fetcher: Fetcher
     promotions: Promotions | None
     sparse: SparseParts | None
-    """For chunks of KV that are kept a second time. ``run`` of its parts is for the owner to start, too."""
+    """Sparse copies of chunks of KV; None where there are none. The owner runs its parts' ``run``, too."""
 
     async def stop(self, reason: str) -> None:
         """Begin nothing more; fetches are answered when this returns, saves when ``saver.run`` does."""
@@ -83,7 +83,7 @@ def make_pipelines(
 ) -> Pipelines:
     """Return the pipelines between the pool of this geometry, whose pages ``gate`` guards, and the tiers.
 
-    Raises ConfigError when no chunk of it fits in the memory for chunks on their way.
+    Raises ConfigError when no chunk of it fits in the memory for chunks in transit.
     """
     form = form_of(geometry)
     disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events

@@ -1,7 +1,7 @@
-"""The pools that this storage has: its own host pool and hidden pool, and the device pools of this node's workers.
+"""The pools that this storage uses: its own host pool and hidden pool, and the device pools of this node's workers.
 
-Nothing here unmaps a device pool under a running copy: the copy holds the mapping, and it goes with the last
-holder (see ``shared.memory.segment``).
+A device pool is never unmapped under a running copy: the copy holds the mapping, which is released with its last holder
+(see ``shared.memory.segment``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAPPING = "it is being mapped"
 
 
 def open_device_pool(handle: PoolHandle) -> DevicePages:
-    """Map a worker's device pool, whichever memory it is in. Raises TransportError, or ConfigError without torch."""
+    """Map a worker's device pool, in host or CUDA memory. Raises TransportError, or ConfigError without torch."""
     if handle.parts:
         return DevicePartsView.attach(handle, _open_whole)
     return _open_whole(handle)
@@ -64,11 +64,11 @@ class _DevicePool:
     incarnation: str
     handle: PoolHandle
     pages: DevicePages | None
-    error: str = ""  # Why it could not be mapped.
+    error: str = ""  # Why it could not be mapped; "" if it was.
 
 
 class Pools:
-    """Creating, mapping and finding; all calls come from one task, copies from I/O threads."""
+    """Creates, maps and finds pools; all calls come from one task, copies from I/O threads."""
 
     def __init__(
         self,
@@ -81,11 +81,12 @@ class Pools:
         pin: Callable[[HostPoolView], None] = pin_pool,
         unpin: Callable[[HostPoolView], None] = unpin_pool,
     ) -> None:
-        """``backup_share`` is the part of the time in which devices may be copied from. ``pin`` and ``unpin`` make a
-        pool reachable for GPUs, and undo that; pinning goes on beside what follows.
+        """Prepare; ``backup_share`` is the part of the time in which devices may be copied from.
+
+        ``pin`` and ``unpin`` make a pool reachable for GPUs, and undo that; pinning goes on in the background.
         """
         self._pin, self._unpin = pin, unpin
-        self._pins: set[str] = set()  # Names of pools that were to be pinned.
+        self._pins: set[str] = set()  # Names of pools whose pinning was begun.
         self._shm_prefix = shm_prefix
         self._host_bytes = host_bytes
         self._hidden_bytes = hidden_bytes
@@ -94,11 +95,11 @@ class Pools:
         self._host: HostPoolView | None = None
         self._hidden: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
-        self._refused: dict[str, str] = {}  # Pools of this storage that could not be made, by their flag, and why.
+        self._refused: dict[str, str] = {}  # Why pools of this storage could not be made, by their flag.
 
     @property
     def share(self) -> CopyShare | None:
-        """What bounds the time in which devices are copied from, if anything does."""
+        """The bound on the time in which devices are copied from; None is no bound."""
         return self._share
 
     @property
@@ -121,14 +122,16 @@ class Pools:
 
     @property
     def host_pages(self) -> int:
+        """Pages of the host pool; 0 while there is none."""
         return 0 if self._host is None else self._host.handle.pages
 
     @property
     def hidden_pages(self) -> int:
+        """Pages of the hidden pool; 0 while there is none."""
         return 0 if self._hidden is None else self._hidden.handle.pages
 
     def create_host(self, geometry: KvGeometry) -> PoolHandle:
-        """Make the host pool, as large as the budget allows; the one that is there already if it fits the order.
+        """Create the host pool, as large as the budget allows; return the existing one if it fits the order.
 
         Blocking: it touches every page. Raises ConfigError when there is no room, or a pool of another geometry.
         """
@@ -141,10 +144,10 @@ class Pools:
         return self._host.handle
 
     def create_hidden(self, geometry: KvGeometry) -> PoolHandle:
-        """Make the hidden pool, as large as its budget allows; the one that is there already if it fits the order.
+        """Create the hidden pool, as large as its budget allows; return the existing one if it fits the order.
 
         Blocking, like :meth:`create_host`. Raises ConfigError when there is no room, a pool of another geometry, or a
-        host pool of other KV than what would be restored; InvalidRequest while there is no host pool.
+        host pool of other KV than would be restored; InvalidRequest while there is no host pool.
         """
         if self.host.geometry != geometry.as_kv:
             raise ConfigError(f"the host pool has geometry {self.host.geometry}, which is not restored from {geometry}")
@@ -173,7 +176,7 @@ class Pools:
         return made
 
     def _pin_own(self) -> None:
-        """Have GPUs write into the pools of this storage by themselves, where there is one that does. Once per pool."""
+        """Pin this storage's pools, once each, where a GPU writes into them by itself."""
         if not any(_is_on_gpu(device.pages) for device in list(self._devices.values())):
             return
         for own in (self._host, self._hidden):
@@ -182,7 +185,7 @@ class Pools:
                 self._pin(own)
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """Pools that were asked for and are not there: what, why, and the flag."""
+        """Yield (pool, reason, flag) for each pool that was asked for and is not there."""
         for flag, reason in list(self._refused.items()):
             yield "hidden pool" if flag == HIDDEN_FLAG else "host pool", reason, flag
         for worker_id, pool in list(self._devices.items()):
@@ -194,8 +197,8 @@ class Pools:
     def attach(self, order: AttachDevicePool) -> None:
         """Map a device pool, replacing an older one of that worker. Blocking.
 
-        One that cannot be mapped is remembered with the reason, so that backups of it say why they fail; the
-        error is raised as well.
+        The reason why one cannot be mapped is remembered, so that backups of it say why they fail; the error is raised
+        as well.
         """
         self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, order.handle, None, MAPPING)
         try:
@@ -208,7 +211,7 @@ class Pools:
         self._pin_own()
 
     def detach(self, worker_id: str, incarnation: str) -> bool:
-        """Let go of a device pool; False if it is not (or no more) that incarnation's."""
+        """Release a device pool; return False if it is not (or no longer) that incarnation's."""
         found = self._devices.get(worker_id)
         if found is None or found.incarnation != incarnation:
             return False
@@ -216,8 +219,10 @@ class Pools:
         return True
 
     def device(self, worker_id: str, incarnation: str) -> DevicePages:
-        """Return a mapped device pool. Raises InvalidRequest, with the reason, when there is none, and DeviceFailed
-        when its GPU is of no use to this process any more.
+        """Return a mapped device pool.
+
+        Raises InvalidRequest, with the reason, when there is none, and DeviceFailed when this process cannot use its
+        GPU any more.
         """
         found = self._devices.get(worker_id)
         if found is None or found.incarnation != incarnation:
@@ -229,8 +234,9 @@ class Pools:
         return found.pages
 
     def device_handle(self, worker_id: str, incarnation: str) -> PoolHandle:
-        """Return an attached device pool, for backups whose bytes the worker may copy: one on a GPU need not be mapped.
-        Raises like :meth:`device`.
+        """Return an attached device pool's handle, for backups whose bytes the worker may copy.
+
+        One on a GPU need not be mapped. Raises like :meth:`device`.
         """
         found = self._devices.get(worker_id)
         if found is not None and found.incarnation == incarnation and found.handle.kind == "cuda_ipc":
@@ -243,7 +249,7 @@ class Pools:
         return check_backup(order, device, self.host.handle)
 
     def whole_save(self, order: SaveOrder) -> SaveChunks:
-        """Return the order, complete. Raises CodecError, or InvalidRequest without a pool."""
+        """Return the order in its complete form. Raises CodecError, or InvalidRequest without a pool."""
         return whole_save(order, self.pool(order.form).handle.geometry.page_size)
 
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
@@ -258,7 +264,7 @@ class Pools:
         return check_fetch(order, self.pool(order.form).handle)
 
     def close(self) -> None:
-        """Let go of every pool and remove the names of its own. Workers that map them keep their mapping."""
+        """Release every pool and remove the names of its own. Workers that map them keep their mapping."""
         self._devices.clear()
         for own in (self._host, self._hidden):
             if own is not None:

@@ -1,9 +1,9 @@
-"""Reconciles the disk with the object store: what is on the disk alone is found, and put in line to be uploaded.
+"""Reconciliation of the disk with the object store: chunks that only the disk has are queued for upload.
 
-A pass compares every chunk of the disk with the store, in order of their paths and some at a time. The first one comes
-after a start, for what an earlier process left on the disk, or had there before there was a store; another one when
-something did not fit in the line, was given up, or came back with a directory. A pass that the store breaks off goes on
-where it was. An object of another size than the chunk counts as lacking, so that it is replaced.
+A pass compares every chunk of the disk with the store, in order of their paths and some at a time. The first one
+follows a start, for chunks that an earlier process left on the disk, or that are older than the store; another one
+follows when an upload did not fit in the queue or was given up, or a directory came back. A pass that the store breaks
+off continues where it was. An object of another size than the chunk counts as lacking, so that it is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_ONCE = 1024
 """Chunks that are compared together: about one page of a listing, where the store has no others between them."""
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
-"""Between two passes; doubled as long as uploads fail."""
+"""First and longest pause between two passes; doubled as long as uploads fail."""
 
 _log = logs.get_logger("storage")
 
@@ -37,7 +37,7 @@ _Named = tuple[ChunkKey, ChunkKey]
 
 
 class Reconciliation:
-    """Owned by the event loop; ``run`` works until it is cancelled."""
+    """The passes of comparison. Owned by the event loop; ``run`` works until it is cancelled."""
 
     def __init__(
         self,
@@ -49,7 +49,12 @@ class Reconciliation:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.passes = 0  # Comparisons that came to their end.
+        """Compare ``disk`` with ``remote``, and add what the store lacks to ``uploads``.
+
+        This sets ``uploads.on_left_out``. ``names`` is the translation that both backends use. ``clock_s`` (seconds)
+        and ``sleep`` are arguments for tests.
+        """
+        self.passes = 0  # Completed passes.
         self.found = 0  # Chunks that the store lacked.
         self._disk = disk
         self._remote = remote
@@ -57,34 +62,34 @@ class Reconciliation:
         self._names = names
         self._clock_s = clock_s
         self._sleep = sleep
-        self._todo: list[list[_Named]] = []  # Neighbours in the store's order; the next ones last.
-        self._batch: dict[ChunkKey, None] = {}  # What is being compared.
+        self._todo: list[list[_Named]] = []  # Groups in the store's order; the next one last.
+        self._batch: dict[ChunkKey, None] = {}  # Chunks being compared.
         self._is_wanted = False
         self._changed = asyncio.Event()
-        self._health = TierHealth(first_s=1.0, most_s=60.0)  # Of the store's listings.
+        self._health = TierHealth(first_s=1.0, most_s=60.0)  # Health of the store's listings.
         self._pause = TierHealth(first_s=PAUSE_S, most_s=LONGEST_PAUSE_S)
         self._failures = 0  # Failed uploads when the last pause began.
         self._pausing: asyncio.Task[None] | None = None
         uploads.on_left_out = self._want_later
 
     def __len__(self) -> int:
-        """Chunks that are still to be compared in this pass."""
+        """Return the number of chunks still to be compared in this pass."""
         return len(self._batch) + sum(map(len, self._todo))
 
     def want(self) -> None:
-        """Compare everything once more: there may be chunks that the store lacks."""
+        """Request another pass: there may be chunks that the store lacks."""
         self._is_wanted = True
         self._changed.set()
 
     def forget(self, namespace: str) -> None:
-        """Upload nothing of a namespace ("" is all) in this pass: it is being deleted from the store."""
+        """Leave a namespace ("" is all) out of this pass: it is being deleted from the store."""
         if not namespace:
             self._todo, self._batch = [], {}
         self._todo = [keys for keys in self._todo if keys[0][0].namespace != namespace]
         self._batch = {key: None for key in self._batch if key.namespace != namespace}
 
     async def run(self, is_listed: asyncio.Event) -> None:
-        """Compare when it is wanted, for ever. ``is_listed`` is set once the disk knows what it holds."""
+        """Run requested passes until cancelled. ``is_listed`` is set once the disk knows its chunks."""
         await is_listed.wait()
         try:
             while True:
@@ -100,7 +105,7 @@ class Reconciliation:
     async def _pass(self) -> None:
         shapes = self._uploads.shapes
         keys = [key for shape in shapes for key in self._disk.index.keys(geometry=shape)]
-        # Going through a large index is not for the event loop.
+        # In a thread, because going through a large index would block the event loop.
         self._todo = await asyncio.to_thread(_neighbours, keys, self._names)
         found = self.found
         while self._todo:
@@ -122,11 +127,11 @@ class Reconciliation:
         return batch
 
     async def _offer(self, key: ChunkKey, nbytes: int) -> None:
-        """Put a chunk in line if the store's number of bytes for it is wrong."""
+        """Queue a chunk for upload if the store's number of bytes for it is wrong."""
         if nbytes == self._disk.index.nbytes_of(key):
             return
         await self._uploads.room()
-        # What was evicted, or dropped from the store, is not wanted any more.
+        # Chunks that were evicted, or dropped from the store, are not wanted any more.
         if key in self._disk and key in self._batch:
             self.found += 1
             self._uploads.add(Upload(key, self._disk.index.nbytes_of(key)))
@@ -145,7 +150,7 @@ class Reconciliation:
                 return sizes
 
     def _want_later(self) -> None:
-        """Compare once more, but not at once: an upload was left out."""
+        """Request another pass, but not at once: an upload was left out."""
         if self._pausing is None:
             self._pausing = asyncio.create_task(self._want_after_a_pause())
 
@@ -160,15 +165,15 @@ class Reconciliation:
 
 
 def _place(key: ChunkKey) -> tuple[str, bytes, int]:
-    """Namespace, shape, and the directory in which it lies."""
+    """Return namespace, shape, and the directory in which it lies."""
     return key.namespace, key.geometry, key.identity[0]
 
 
 def _neighbours(keys: list[ChunkKey], names: ChunkNames) -> list[list[_Named]]:
-    """Keys by the directory in which they lie at rest, the last directory first. No sort here takes long: one would
-    hold the interpreter from its beginning to its end.
+    """Return keys grouped by the directory in which they lie at rest, the last directory first.
 
-    Chunks whose key is not known yet are left out: their namespace was not asked for since the start.
+    No sort here takes long: one would hold the interpreter from its beginning to its end. Chunks whose key is not known
+    yet are left out: their namespace was not used since the start.
     """
     directories: dict[tuple[str, bytes, int], list[_Named]] = {}
     for key in keys:

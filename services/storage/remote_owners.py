@@ -1,8 +1,8 @@
-"""Whose namespaces have a quota in the object store, remembered beside the chunks on the disk.
+"""The owners of namespaces with a quota in the object store, remembered beside the chunks on the disk.
 
-Orders say whose a namespace is, and after a start none has come yet when the disk is compared with the store. What was
-known before holds until an order says otherwise, so that nothing goes beyond a quota meanwhile. The file is small, and
-is written anew when something changed, to every directory of the disk, because each of them may be lost.
+Orders name the owner of a namespace, and after a start none has come yet when the disk is compared with the store. The
+remembered owners hold until an order names others, so that nothing exceeds a quota meanwhile. The file is small, and is
+rewritten after a change, to every directory of the disk, because each of them may be lost.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ _log = logs.get_logger("storage")
 
 
 class RemoteOwners:
-    """Owned by the event loop. ``run`` writes what changed until it is cancelled."""
+    """The remembered owners. Owned by the event loop. ``run`` writes changes until it is cancelled."""
 
     def __init__(self, shares: RemoteShares, directories: Sequence[str]) -> None:
+        """Remember the owners of ``shares`` in a file in each of ``directories``; with none, only in memory."""
         self._shares = shares
         self._files = [Path(directory) / OWNERS_FILE for directory in directories]
         self._changed = asyncio.Event()
 
     def learn(self, namespace: str, owner: str, quota: int) -> None:
-        """As ``RemoteShares.learn``, and keep it."""
+        """Note an owner as ``RemoteShares.learn`` does, and have it written."""
         if self._shares.learn(namespace, owner, quota):
             self._changed.set()
 
     async def load(self) -> None:
-        """Take over what was known, of what no order has told of since."""
+        """Read the remembered owners of namespaces that no order has named since."""
         for namespace, (owner, quota) in (await asyncio.to_thread(_read, self._files)).items():
             if not self._shares.knows(namespace):
                 self._shares.learn(namespace, owner, quota)
 
     async def run(self) -> None:
-        """Write what changed, every few seconds at the most, and at the end."""
+        """Write changes, every few seconds at the most, and at the end."""
         try:
             while True:
                 await self._changed.wait()
@@ -57,7 +58,7 @@ class RemoteOwners:
                 try:
                     await asyncio.shield(writing)
                 except asyncio.CancelledError:
-                    await writing  # Two must not write at once.
+                    await writing  # Two writes must not overlap.
                     raise
                 await asyncio.sleep(WRITE_EVERY_S)
         finally:
@@ -66,7 +67,7 @@ class RemoteOwners:
 
 
 def _read(files: list[Path]) -> Owned:
-    """Return what the files hold together; of a namespace that several name, what the latest says."""
+    """Return the files' contents together; for a namespace in several, the latest file counts."""
     found: list[tuple[int, Owned]] = []
     for file in files:
         try:

@@ -1,10 +1,8 @@
-"""The object store: what the disk does not have is looked for here, and what was saved goes here too (``uploads``).
+"""The object store: chunks that the disk lacks are read from it, and saved chunks go there too (``uploads``).
 
-An object that fails verification when it is read stays until its chunk comes by again, and is written over then.
-
-An owner of namespaces may have a quota here, too (:mod:`core.remote_shares`): what would go beyond it is not uploaded.
-
-What the store lacks, when to try again and when to leave it alone is for ``backends/object_store`` to know.
+An object that fails verification when it is read stays until its chunk is uploaded again, and is overwritten then. An
+owner of namespaces may have a quota here, too (:mod:`core.remote_shares`): chunks beyond it are not uploaded.
+``backends/object_store`` remembers absent chunks, and decides when to try the store again and when to leave it alone.
 """
 
 from __future__ import annotations
@@ -17,34 +15,36 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.storage import measures
-from services.storage.backends import ChunkEntry, ChunkKey, RemoteBackend
-from services.storage.chunk_format import ChunkHeader
+from services.storage.backends import ChunkEntry, ChunkKey, IsStale, RemoteBackend
+from services.storage.chunk_format import ChunkHeader, read_fixed
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.remote_shares import RemoteShares
 from services.storage.io_threads import IoThreads
 from services.storage.remote_owners import RemoteOwners
-from services.storage.stale_objects import stale_check
 from shared import logs
 from shared.errors import IntegrityError, ThermoclineError
 
 OVER_QUOTA = "its owner's quota in the object store is full"
 COUNTED_AT_ONCE = 1000
 MAX_BAD = 16_384
-"""Objects that failed verification and are remembered; beyond that, those that failed first are forgotten."""
+"""Most remembered objects that failed verification; beyond that, the oldest are forgotten."""
 
 _log = logs.get_logger("storage")
 
 
 @dataclass(slots=True)
 class Room:
-    """Taken for one chunk of a namespace. ``error`` says why there is none; ``is_used`` that a write has filled it."""
+    """Room taken for one chunk of a namespace.
+
+    ``error`` says why there is none; ``is_used`` that a write has filled it.
+    """
 
     error: str = ""
     is_used: bool = False
 
 
 class RemoteTier:
-    """Owned by the event loop."""
+    """The chunks in the object store. Owned by the event loop."""
 
     name = "remote"
 
@@ -57,13 +57,13 @@ class RemoteTier:
         directories: Sequence[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Owners' quotas are kept in ``directories`` over restarts."""
+        """Prepare; owners' quotas are kept in ``directories`` over restarts."""
         self.backend = backend
         self.timeout_s = timeout_s
         self.uploaded = 0
         self.upload_failures = 0
-        self.refused = 0  # Objects that were not what they should be.
-        self.replaced = 0  # Such objects that were written over.
+        self.refused = 0  # Objects that failed verification.
+        self.replaced = 0  # Bad objects that were overwritten.
         self._threads = threads
         self._clock_s = clock_s
         self._bad: dict[ChunkKey, None] = {}
@@ -74,10 +74,10 @@ class RemoteTier:
     async def read(
         self, key: ChunkKey, read: VerifiedRead, buffer: memoryview, timeout_s: float
     ) -> tuple[ChunkHeader, memoryview] | None:
-        """Read the chunk, opened in ``buffer`` and verified there; None if the store lacks it.
+        """Read the chunk, opened in ``buffer`` and verified there; return None if the store lacks it.
 
-        Raises IntegrityError when it is not what it should be (it stays until its chunk is uploaded again),
-        TransportError when the store did not answer in time, ConfigError when there is no key for it.
+        Raises IntegrityError when it is damaged or another (it stays until its chunk is uploaded again), TransportError
+        when the store did not answer in time, ConfigError when there is no key for it.
         """
         body = await self.fetch(key, buffer.nbytes, timeout_s)
         if body is None:
@@ -90,10 +90,10 @@ class RemoteTier:
             raise
 
     async def fetch(self, key: ChunkKey, most: int, timeout_s: float) -> memoryview | None:
-        """Read what the store has under the chunk's name, not verified: at most ``most`` bytes; None if there is
-        nothing.
+        """Read the store's object with the chunk's name, not verified, at most ``most`` bytes.
 
-        Raises IntegrityError if there is more, TransportError when the store did not answer in time.
+        Return None if there is none. Raises IntegrityError if there is more, TransportError when the store did not
+        answer in time.
         """
         started_s = self._clock_s()
         try:
@@ -106,7 +106,7 @@ class RemoteTier:
         return body
 
     def refuse(self, key: ChunkKey, error: IntegrityError) -> None:
-        """Mark what :meth:`fetch` brought as wrong: it is written over when the chunk comes by again."""
+        """Mark an object that :meth:`fetch` brought as bad: it is overwritten when its chunk is uploaded again."""
         self._bad[key] = None
         if len(self._bad) > MAX_BAD:
             del self._bad[next(iter(self._bad))]
@@ -116,9 +116,10 @@ class RemoteTier:
 
     @asynccontextmanager
     async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
-        """Room for one chunk within its owner's quota, given back at the end unless a write has used it.
+        """Take room for one chunk within its owner's quota.
 
-        Calls are served in order, so that of a prefix the beginning is kept: its end alone is of no use.
+        It is given back at the end of the block unless a write has used it. Calls are served in order, so that the
+        beginning of a prefix is kept: its end alone is of no use.
         """
         room = Room()
         try:
@@ -136,8 +137,8 @@ class RemoteTier:
     async def write(self, key: ChunkKey, blob: bytes | memoryview, room: Room | None = None) -> str:
         """Put a blob into the store, into the room that was taken for it or that there is now.
 
-        What is there already stays, unless it is not this chunk. Returns "", or why it could not be: ``OVER_QUOTA``, or
-        what went wrong.
+        An existing object stays, unless it is not this chunk. Return "", or why it failed: ``OVER_QUOTA``, or the
+        error.
         """
         if room is None:
             async with self.room(key.namespace, len(blob)) as room:
@@ -146,12 +147,12 @@ class RemoteTier:
             return room.error
         started_s = self._clock_s()
         try:
-            # A copy, because a write that was given up may still be read from when the buffer is used again.
+            # A copy, because an abandoned write may still read it when the buffer is used again.
             body = blob if isinstance(blob, bytes) else await self._threads.run(False, bytes, blob)
-            is_stale = stale_check(body, is_bad=key in self._bad)
+            is_stale = _stale_check(body, is_bad=key in self._bad)
             stored = await self.backend.store(key, body, is_stale, timeout_s=self.timeout_s)
         except (ThermoclineError, OSError) as error:
-            # The backend says in the log when the store goes away and when it is back.
+            # The backend logs when the store goes away and when it is back.
             return self._failed(error)
         room.is_used = stored == "new"
         self._bad.pop(key, None)
@@ -169,7 +170,7 @@ class RemoteTier:
         return str(error)
 
     async def _reserve(self, namespace: str, nbytes: int) -> bool:
-        """Whether a chunk is within its owner's quota; counts what is in the store first if that is not known.
+        """Return whether a chunk is within its owner's quota; counts the store's objects first if that is not known.
 
         Raises as the backend's listing does.
         """
@@ -183,18 +184,18 @@ class RemoteTier:
         self._shares.counting(namespace)
         entries = self.backend.entries(namespace)
         while seen == COUNTED_AT_ONCE:
-            # A thread's turn for some at a time: saves go on between.
+            # One thread's turn for each part, so that saves go on in between.
             seen, found = await self._threads.run(False, _count_some, entries)
             nbytes += found
         self._shares.counted(namespace, nbytes, begun_s)
 
     def forget(self, namespace: str) -> None:
-        """Forget what was counted of a namespace ("" is all) that is being deleted."""
+        """Void the counts of a namespace ("" is all) that is being deleted."""
         self._shares.deleted(namespace)
 
 
 def _count_some(entries: Iterator[ChunkEntry]) -> tuple[int, int]:
-    """(chunks seen, their bytes). Raises TransportError when the store fails."""
+    """Return (chunks seen, their bytes). Raises TransportError when the store fails."""
     some = list(islice(entries, COUNTED_AT_ONCE))
     return len(some), sum(entry.nbytes for entry in some)
 
@@ -202,3 +203,25 @@ def _count_some(entries: Iterator[ChunkEntry]) -> tuple[int, int]:
 def _open(read: VerifiedRead, body: memoryview, key: ChunkKey, blob: memoryview) -> ChunkHeader:
     blob[:] = body
     return read.verify(blob, key)
+
+
+def _stale_check(blob: bytes, *, is_bad: bool) -> IsStale:
+    """Return a test for objects that do not belong under the name of ``blob``, a whole chunk, sealed or not.
+
+    These are an object that failed verification when it was read (``is_bad``), one whose header is damaged, and one
+    whose header names another chunk or another key, such as a chunk in the clear where chunks are sealed. Two
+    exceptions stay: a sealed object where ``blob`` is in the clear, since a storage without keys must not undo
+    encryption, and one of another version of the format, which another release wrote.
+    """
+    ours = read_fixed(memoryview(blob), len(blob))
+
+    def is_stale(nbytes: int, front: bytes) -> bool:
+        try:
+            theirs = read_fixed(memoryview(front), nbytes)
+        except IntegrityError as error:
+            return error.code != "unknown_version"
+        if theirs.is_sealed and not ours.is_sealed:
+            return False
+        return is_bad or theirs != ours
+
+    return is_stale

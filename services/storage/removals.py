@@ -1,7 +1,7 @@
-"""Files of chunks that the index has forgotten already, deleted in the background.
+"""Background deletion of files of chunks that the index has forgotten already.
 
-Reads do not wait for a deletion. A write waits when too many stand in line, so the disk holds more than its
-quota by at most what fits in the line, and before it writes a chunk anew whose old file is just being deleted.
+Reads do not wait for a deletion. A write waits when too many deletions are queued, so the disk exceeds its quota by at
+most the files in the queue; it also waits if the old file of its chunk is just being deleted.
 """
 
 from __future__ import annotations
@@ -14,33 +14,36 @@ from services.storage import measures
 from services.storage.backends import ChunkKey
 from shared import logs
 
-MOST = 256  # Chunks that may stand in line.
+MOST = 256  # Most queued chunks.
 AT_ONCE = 32  # Chunks that one call deletes.
 
 _log = logs.get_logger("storage")
 
 
 class Removals:
-    """A bounded line of deletions, done by ``run``. Owned by the event loop.
-
-    ``delete`` is given a few chunks, with whether each is bad, and returns what could not be deleted, and why.
-    """
+    """A bounded queue of deletions, done by ``run``. Owned by the event loop."""
 
     def __init__(
         self, delete: Callable[[dict[ChunkKey, bool]], Awaitable[dict[ChunkKey, str]]], *, most: int = MOST
     ) -> None:
+        """Delete with ``delete``; :meth:`add` waits while ``most`` deletions wait or run.
+
+        ``delete`` is given a few chunks, with whether each is bad, and returns those that could not be deleted, with
+        the reason.
+        """
         self._delete = delete
         self._most = most
-        self._waiting: dict[ChunkKey, bool] = {}  # Whether it is bad.
+        self._waiting: dict[ChunkKey, bool] = {}  # Whether each is bad.
         self._running: dict[ChunkKey, None] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
 
     def __len__(self) -> int:
+        """Return the number of deletions that wait or run."""
         return len(self._waiting) + len(self._running)
 
     async def add(self, keys: Iterable[ChunkKey]) -> None:
-        """Put them in line; waits while it is full."""
+        """Queue deletions; waits while the queue is full."""
         for key in keys:
             while len(self) >= self._most and not self._is_stopping:
                 await self._changed.wait()
@@ -48,12 +51,15 @@ class Removals:
             self._wake()
 
     def add_bad(self, key: ChunkKey) -> None:
-        """Put a chunk in line that turned out to be bad; never waits, since its reader has to go on."""
+        """Queue the deletion of a bad chunk; never waits, since its reader has to go on."""
         self._waiting[key] = True
         self._wake()
 
     async def settle(self, key: ChunkKey) -> None:
-        """Its file is wanted again: take it out of the line, or wait until it is gone if that began or it is bad."""
+        """Take a chunk's file, which is wanted again, out of the queue.
+
+        Waits until it is gone if its deletion began or it is bad.
+        """
         if self._waiting.get(key) is False:
             del self._waiting[key]
             self._wake()
@@ -61,17 +67,17 @@ class Removals:
             await self._changed.wait()
 
     async def drained(self) -> None:
-        """Wait until nothing is in line."""
+        """Wait until the queue is empty."""
         while len(self):
             await self._changed.wait()
 
     def stop(self) -> None:
-        """Let :meth:`run` end once the line is empty."""
+        """Let :meth:`run` end once the queue is empty."""
         self._is_stopping = True
         self._wake()
 
     async def run(self) -> None:
-        """Delete what is in line until :meth:`stop`."""
+        """Delete queued files until :meth:`stop`."""
         while True:
             while not self._waiting:
                 if self._is_stopping:

@@ -1,7 +1,8 @@
-"""Runs saves: each chunk from the pools to the disk, and on to the object store. Answers each with ``ChunksSaved``.
+"""Execution of saves: each chunk from the pools to the disk, and on to the object store.
 
-A few chunks are under way at a time, in order of arrival; each holds one buffer from the moment its pages are read to
-the moment it is durable. Its pages are free of it once they are read, and every other wait comes after that.
+Each is answered with ``ChunksSaved``. A few chunks are under way at a time, in order of arrival; each holds one buffer
+from the moment its pages are read to the moment it is durable. Its pages are free once they are read, and every other
+wait comes after that.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ _log = logs.get_logger("storage")
 class _Save:
     order: SaveOrder
     chunks: list[SaveChunk]
-    tickets: list[int]  # Of the reads of host pages, one a chunk.
+    tickets: list[int]  # Tickets of the reads of host pages, one a chunk.
     started_s: float
     begun: int = 0  # Chunks that are, or were, under way.
     ended: int = 0
     dropped: list[ChunkKey] = field(default_factory=list)
     nbytes: int = 0
     error: str = ""
-    is_void: bool = False  # Its namespace was dropped after it was ordered.
+    is_void: bool = False  # Whether its namespace was dropped after it was ordered.
 
 
 @dataclass(slots=True)
 class SaveTotals:
-    """Since this process started."""
+    """Counts since this process started."""
 
     saves: int = 0
     failed: int = 0
@@ -61,8 +62,9 @@ class SaveTotals:
 
 
 class Saver:
-    """Of chunks of one form, at most ``max_saves`` saves wait or run. Owned by the event loop; ``run`` ends after
-    :meth:`stop`.
+    """Saves of chunks of one form; at most ``max_saves`` wait or run.
+
+    Owned by the event loop; ``run`` ends after :meth:`stop`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Saver:
         max_saves: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare to save; what comes to the disk is given to ``copies`` as well, where there are any."""
+        """Prepare to save; chunks that reach the disk are given to ``copies`` as well, if there is one."""
         self.totals = SaveTotals()
         self._form = form
         self._pools = pools
@@ -100,7 +102,7 @@ class Saver:
         self._max_saves = max_saves
         self._clock_s = clock_s
         self._saves: dict[int, _Save] = {}
-        self._waiting: deque[_Save] = deque()  # Those with chunks that were not begun.
+        self._waiting: deque[_Save] = deque()  # Saves with chunks that were not begun.
         self._changed = asyncio.Condition()
         self._stop_reason = ""
 
@@ -109,7 +111,7 @@ class Saver:
         return len(self._saves)
 
     async def add(self, order: SaveOrder) -> None:
-        """Queue a save. One that cannot be carried out is answered at once; one that is under way answers for both."""
+        """Queue a save. An invalid one is answered at once; one with the id of a save under way, by that."""
         if order.save_id in self._saves:
             return
         try:
@@ -132,13 +134,13 @@ class Saver:
             self._changed.notify_all()
 
     def forget(self, namespace: str) -> None:
-        """Chunks of a namespace ("" is all) are dropped: keep nothing of what was ordered before."""
+        """Discard earlier orders' chunks of a namespace ("" is all), which is dropped."""
         for save in self._saves.values():
             if not namespace or save.order.namespace == namespace:
                 save.is_void = True
 
     async def stop(self, reason: str) -> None:
-        """Begin no more chunks; what was not begun is given up."""
+        """Begin no more chunks; those not begun are given up."""
         self._stop_reason = reason
         async with self._changed:
             self._changed.notify_all()
@@ -190,7 +192,7 @@ class Saver:
         if self._disk is not None or self._remote is None:
             await self._bring_down(save, chunk, ticket)
             return
-        # Asked for before anything is waited for, so that chunks of a prefix have what room there is in their order.
+        # Requested before any wait, so that chunks of a prefix get room in their order.
         async with self._remote.room(chunk.key.namespace, self._buffers.blob_bytes) as room:
             if room.error:
                 save.error = room.error
@@ -198,7 +200,7 @@ class Saver:
                 await self._bring_down(save, chunk, ticket, room)
 
     async def _bring_down(self, save: _Save, chunk: SaveChunk, ticket: int, room: Room | None = None) -> None:
-        """From the pools to the tiers; ``room`` was taken for it in the object store."""
+        """Bring a chunk from the pools to the tiers; ``room`` was taken for it in the object store."""
         async with self._buffers.buffer(is_urgent=False) as buffer:
             host = self._pools.pool(self._form)
             blob = buffer[: self._buffers.blob_bytes]
@@ -211,9 +213,9 @@ class Saver:
             if is_device_read and self._pools.device(*worker) is not device:
                 raise InvalidRequest("the device pool was replaced while it was read")
             if is_device_read:
-                await self._confirm()  # See ``standing``: a host page shows by its identity that it was replaced.
+                await self._confirm()  # See ``standing``. A replaced host page is recognised by its identity instead.
             key_id = self._keys.key_id(save.order.key_id)
-            # Of pages that are not sealed yet, and written only once they are durable.
+            # The sparse copy is made of pages that are not sealed yet, and written only once they are durable.
             copy = None
             if self._copies is not None:
                 copy = await self._copies.make(header, blob, key_id, save.order.value)
@@ -230,7 +232,7 @@ class Saver:
                     await self._copies.finish(copy, is_kept=is_kept)
 
     async def _keep(self, save: _Save, chunk: SaveChunk, blob: memoryview, digest: int, room: Room | None) -> bool:
-        """Write it to the tiers; whether it is on the disk now."""
+        """Write a chunk to the tiers; return whether it is on the disk now."""
         key, error = chunk.key, ""
         if self._disk is not None:
             arrival = Arrival(key, blob.nbytes, chunk.place, chunk.above, save.order.value)
@@ -250,7 +252,7 @@ class Saver:
             measures.CHUNKS_REFUSED.labels(written.outcome).inc()
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
-            # What the disk does not take may still help readers of the store.
+            # A chunk that the disk refuses may still help readers of the store.
             error = await self._remote.write(key, blob, room)
         save.error = error or save.error
         return False
@@ -260,7 +262,7 @@ class Saver:
         measures.SAVES.dec()
         self.totals.saves += 1
         if self._remote is None and self._disk is not None and not save.error:
-            # "" says that everything is below now; what another save still brings, or what went again, is not.
+            # "" would say that all chunks are below, even those that other saves still bring, or that were evicted.
             lacking = sum(chunk.key not in self._disk for chunk in save.chunks)
             save.error = f"{lacking} of its chunks are not on the disk (yet, or any more)" if lacking else ""
         if save.error:

@@ -1,7 +1,7 @@
-"""Reads chunks of the disk to see whether they are still what was written; a bad one is quarantined and reported.
+"""Verification of chunks on the disk; a bad one is quarantined and reported.
 
-One call reads for about a second, at a bounded rate, in threads that yield to fetches; it says where the next one goes
-on. So an operator can walk a large disk under load, and a call is always answered.
+One call reads for about a second, at a bounded rate, in threads that yield to fetches; it returns where the next one
+continues. So an operator can walk a large disk under load, and a call is always answered.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from shared.messages.status import ChunksVerified, VerifyChunks
 
 MAX_CHUNKS = 4096
 CALL_S = 1.0
-"""A call is waited for by ``Bus.call``, two seconds by default."""
+"""Time of a call, which ``Bus.call`` waits for, two seconds by default."""
 RATE_BYTES_PER_S = 256 * 2**20
 READ_TIMEOUT_S = 10.0
 
 Verify = Callable[[memoryview, ChunkKey], object]
-"""Shows that a blob is the chunk, or raises as ``VerifiedRead`` does."""
+"""Verifies that a blob is the chunk, or raises as ``VerifiedRead`` does."""
 
 _log = logs.get_logger("storage")
 
 
 class Scrubber:
-    """Chunks of the cell's geometries, in order of their paths. Owned by the event loop."""
+    """Verifies chunks of the cell's geometries, in order of their paths. Owned by the event loop."""
 
     def __init__(
         self,
@@ -51,12 +51,16 @@ class Scrubber:
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Verify chunks of ``disk``, and report bad ones through ``events``; ``cipher`` opens those that are sealed.
+
+        No chunk is verified before its geometry or layout is added. ``clock_s`` returns seconds.
+        """
         self._disk = disk
         self._shapes: dict[bytes, tuple[Verify, Buffers]] = {}
         self._events = events
         self._cipher = cipher
         self._clock_s = clock_s
-        self._turn = asyncio.Lock()  # The rate is that of all calls together.
+        self._turn = asyncio.Lock()  # The rate applies to all calls together.
 
     def add(self, geometry: KvGeometry, buffers: Buffers) -> None:
         """Check chunks of this geometry too, in these buffers."""
@@ -67,15 +71,15 @@ class Scrubber:
         self._shapes[layout.shape] = (partial(self._verify_copy, layout), buffers)
 
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
-        """Check chunks behind ``call.after``, ``call.max_chunks`` at the most.
+        """Check chunks behind ``call.after``, at most ``call.max_chunks``.
 
-        Raises Unavailable when a limited disk has no reading left for it.
+        Raises Unavailable when a limited disk has no read rate left for it.
         """
         async with self._turn:
             started_s = self._clock_s()
             most = max(1, min(call.max_chunks, MAX_CHUNKS))
             keys = [key for shape in self._shapes for key in self._disk.index.keys(geometry=shape)]
-            # Sorting a large index is not for the event loop.
+            # In a thread, because sorting a large index would block the event loop.
             todo = await asyncio.to_thread(_smallest, keys, call.after, most + 1)
             checked = nbytes = 0
             last = ""
@@ -105,7 +109,7 @@ class Scrubber:
             )
 
     async def _may_read(self, key: ChunkKey) -> bool:
-        """Wait for its turn among those who read the disk; False where that takes longer than a call may."""
+        """Wait for a turn among the disk's readers; return False where that takes longer than a call may."""
         try:
             async with asyncio.timeout(CALL_S):
                 await self._disk.pace.wait(self._disk.index.nbytes_of(key))
@@ -114,7 +118,7 @@ class Scrubber:
         return True
 
     async def _check(self, key: ChunkKey) -> tuple[int, str]:
-        """(bytes read, what is wrong with it)."""
+        """Check one chunk; return (bytes read, fault or "")."""
         if not self._disk.index.hold(key):
             return 0, ""
         verify, buffers = self._shapes[key.geometry]
@@ -135,7 +139,7 @@ class Scrubber:
             await self._disk.unreadable(key, error)
             return 0, error.message
         except (ThermoclineError, OSError) as error:
-            # Without its key nothing can be said about it.
+            # It cannot be verified without its key.
             _log.info("chunk_not_verified", chunk=key.path, reason=str(error))
             return 0, ""
         finally:

@@ -1,4 +1,4 @@
-"""The storage's asyncio loop: join, hear plans, move pages and chunks, answer calls, leave."""
+"""The storage's event loop: join, receive plans, move pages and chunks, answer calls, leave."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import EXIT_FAILED, Lifecycle, beat
-from shared.membership import Membership, lists_storage
+from shared.membership import Membership, Readiness, lists_storage
 from shared.messages.status import Degradation, GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageDraining, StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
 from shared.plan_receiver import PlanReceiver
 from shared.tracing import Tracer
 
-# What a stop may take beyond the copies that run.
+# Longest stop beyond the running copies.
 FLUSH_S = 5.0
 
 LEAVE_S = 40.0
 """Longest stop in all. Copies seldom take seconds, but their answers wait for room while the broker is away."""
 
 TOLD_GRACE = 0.9
-"""Of the time for handing on, what the scheduler is told: its last word should come before we stop waiting for it."""
+"""Part of the time for handing on that is announced to the scheduler, whose last word should come before it is over."""
 
 _log = logs.get_logger("storage")
 
@@ -56,9 +56,16 @@ class StorageShell:
         *,
         incarnation: str,
         tracer: Tracer | None = None,
+        readiness: Readiness | None = None,
     ) -> None:
+        """Join the parts of one incarnation; nothing runs before :meth:`run`, which closes ``pools`` at its end.
+
+        ``bus`` and ``media`` are closed by the caller. Without ``media`` there are no tiers below host memory; without
+        a ``tracer`` no spans are recorded.
+        """
         self._config = config
         self._bus = bus
+        self._readiness = readiness
         self._pools = pools
         self.incarnation = incarnation
         self._released = asyncio.Event()
@@ -120,7 +127,10 @@ class StorageShell:
         )
 
     async def run(self, life: Lifecycle) -> None:
-        """Serve until ``life.stopping``. Pools are gone when it returns or raises."""
+        """Serve until ``life.stopping``. Pools are gone when it returns or raises.
+
+        Raises ConfigError where ``--share`` names a library that is not installed.
+        """
         copying = asyncio.create_task(self._copier.run(), name="copier")
         sending = asyncio.create_task(self._outbox.run(), name="outbox")
         moving = asyncio.create_task(self._tiers.run(), name="tiers")
@@ -136,6 +146,7 @@ class StorageShell:
                     subjects.rpc("storage", "sparse", self._config.id), self._sparse_calls.answer, at_once=CALLS_MOST
                 ),
             ]
+            await self._tiers.sharing.start()
             if self._tiers.sharing.pool is not None:
                 subject = subjects.rpc("storage", "pool", self._config.id)
                 calls.append(await self._bus.serve(subject, self._tiers.sharing.pool.answer))
@@ -166,7 +177,7 @@ class StorageShell:
             self._pools.close()
 
     def _membership(self, life: Lifecycle) -> Membership:
-        """End this process when the cell has given it up: it would get no more orders."""
+        """Return the membership that ends this process when the cell has given it up: it would get no more orders."""
 
         def given_up() -> None:
             if not life.stopping.is_set():
@@ -177,6 +188,7 @@ class StorageShell:
             lambda status: lists_storage(status, self._config.id, self.incarnation),
             given_up,
             lambda: self._outbox.stored_seq,
+            self._readiness,
         )
 
     async def _join(self) -> None:
@@ -203,13 +215,14 @@ class StorageShell:
 
     @property
     def _handover_bytes(self) -> int:
-        """What other nodes may copy of the host memory at the end."""
+        """Host memory that other nodes may copy at the end, in bytes."""
         is_shared = self._tiers.sharing.pool is not None and self._config.handover_ms > 0
         return self._config.handover_bytes if is_shared else 0
 
     async def _hand_on(self, life: Lifecycle, tasks: list[asyncio.Task[None]]) -> None:
-        """Let other nodes copy what is hot here, until the scheduler lets this storage go, the time is over, or a
-        second signal comes. What ends a task is raised here as it is by ``Lifecycle.watch``.
+        """Let other nodes copy hot pages, until the scheduler releases this storage or the time is over.
+
+        A second signal ends it, too. An error that ends a task is raised here as it is by ``Lifecycle.watch``.
         """
         config = self._config
         if not self._handover_bytes or life.exit_code or life.hurrying.is_set():
@@ -225,7 +238,7 @@ class StorageShell:
             for task in done:
                 task.result()
         except TimeoutError:
-            pass  # The next lookup computes what was not copied.
+            pass  # Pages that were not copied are computed again at their next use.
         finally:
             for end in ends:
                 end.cancel()
@@ -254,7 +267,7 @@ class StorageShell:
         )
 
     def _degraded(self) -> Iterator[Degradation]:
-        """Yield what this storage was asked for and does not have now."""
+        """Yield features that this storage was asked for and lacks now."""
         for what, reason, setting in (*self._pools.faults(), *self._tiers.faults()):
             yield Degradation(component=self._config.id, what=what, reason=reason, setting=setting)
 

@@ -1,9 +1,9 @@
-"""Answers workers' calls for parts of a prefix's KV (``shared.messages.sparse_reads``): into their memory, then a word.
+"""Answers to workers' calls for parts of a prefix's KV (``shared.messages.sparse_reads``), written into their memory.
 
-A worker gives a piece of its memory away for as long as its call is unanswered, however long it waits itself. So an
-answer is sent when the last byte was written and never before, an error included. Calls for overlapping memory run one
-after another in their order: a caller that lost an answer asks again, and knows by that call's answer that the first
-has ended too.
+A worker lends a piece of its memory for as long as its call is unanswered, however long it waits itself. So an answer
+is sent when the last byte was written and never before, an error included. Calls for overlapping memory run one after
+another in their order: a caller that lost an answer asks again, and knows by that call's answer that the first has
+ended too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AT_ONCE = 4
 """Calls that read at a time. Each reads several chunks at once by itself; more of them only wait for the same disk."""
 
 WAITING_MOST = 64
-"""Calls that wait for their turn. A worker has few at a time, so that more are abandoned ones."""
+"""Most calls that wait for their turn. A worker has few at a time, so that more are abandoned ones."""
 
 CALLS_MOST = AT_ONCE + WAITING_MOST + 1
-"""Calls that the bus hands over at a time: one more than has room, so that it hears of it."""
+"""Calls that the bus hands over at a time: one more than there is room for, so that a refusal can be sent."""
 
 ANSWER_BYTES_MOST = 64 * 2**20
-"""Of one call; it bounds the time for which the event loop computes a checksum."""
+"""Most bytes of one call; it bounds the time for which the event loop computes a checksum."""
 
 _log = logs.get_logger("storage")
 
@@ -42,14 +42,14 @@ class PartReading(Protocol):
     """Reads from the disk; ``services.storage.sparse`` provides it."""
 
     async def read(self, call: ReadSparse, into: memoryview) -> int:
-        """Fill ``into``; returns the bytes read from the disk. Raises ThermoclineError.
+        """Fill ``into``; return the bytes read from the disk. Raises ThermoclineError.
 
         However it ends, nothing writes to ``into`` afterwards.
         """
 
 
 class SparseCalls:
-    """Owned by the event loop."""
+    """Calls that wait or run. Owned by the event loop."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class SparseCalls:
         waiting_most: int = WAITING_MOST,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reader`` gives None as long as there is nothing to read from."""
+        """Prepare; ``reader`` returns None as long as there is nothing to read from."""
         self._reader = reader
         self._buffers = LentBuffers(shm_prefix)
         self._turns = asyncio.Semaphore(at_once)  # First come, first served.
         self._calls_most = at_once + waiting_most
-        self._calls: dict[asyncio.Event, ReadSparse] = {}  # In their order, each with what is set at its end.
+        self._calls: dict[asyncio.Event, ReadSparse] = {}  # In order of arrival, by the event that is set at its end.
         self._clock_s = clock_s
 
     async def answer(self, data: bytes) -> bytes:
@@ -78,7 +78,7 @@ class SparseCalls:
             measures.SPARSE_FAILURES.labels(error.code).inc()
             return encode(SparseRead(error=error.message, code=error.code, seconds=self._clock_s() - started_s))
         except Exception as error:
-            # A bug; but who asked must be told that nothing is written any more.
+            # A bug; but the caller must learn that nothing is written any more.
             _log.exception("sparse_read_failed")
             measures.SPARSE_FAILURES.labels(InternalError.code).inc()
             return encode(SparseRead(error=f"reading failed with {type(error).__name__}", code=InternalError.code))
@@ -88,7 +88,7 @@ class SparseCalls:
         return encode(answer)
 
     def close(self) -> None:
-        """Let go of all memory. No call is under way."""
+        """Release all memory. No call is under way."""
         self._buffers.close()
 
     async def _read(self, call: ReadSparse, started_s: float) -> SparseRead:
@@ -96,20 +96,16 @@ class SparseCalls:
             raise InvalidRequest(f"a call is for 1 to {ANSWER_BYTES_MOST} bytes, not {call.nbytes}")
         is_full = len(self._calls) >= self._calls_most
         async with self._alone(call):
-            if is_full:  # Said only now, because this answer too says that earlier calls for the memory have ended.
+            if is_full:  # Refused only now, because this answer too says that earlier calls for the memory have ended.
                 raise QueueFull(f"{self._calls_most} reads of parts of chunks wait or run already")
-            return await self._read_in_turn(call, started_s)
-
-    async def _read_in_turn(self, call: ReadSparse, started_s: float) -> SparseRead:
-        async with self._turns:
-            reader = self._reader()
-            if reader is None:
-                raise Unavailable("this storage keeps no chunks that can be read in parts")
-            into = await self._buffers.memory(call.buffer, call.offset, call.nbytes)
-            disk_bytes = await reader.read(call, into)
-            return SparseRead(
-                checksum=xxhash.xxh3_64_intdigest(into), disk_bytes=disk_bytes, seconds=self._clock_s() - started_s
-            )
+            async with self._turns:
+                reader = self._reader()
+                if reader is None:
+                    raise Unavailable("this storage keeps no chunks that can be read in parts")
+                into = await self._buffers.memory(call.buffer, call.offset, call.nbytes)
+                disk_bytes = await reader.read(call, into)
+                checksum = xxhash.xxh3_64_intdigest(into)
+                return SparseRead(checksum=checksum, disk_bytes=disk_bytes, seconds=self._clock_s() - started_s)
 
     @asynccontextmanager
     async def _alone(self, call: ReadSparse) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Background threads yield to everything else.
+"""Low priority for background threads, which yield to everything else.
 
 On full cores an unhindered backup halves the speed of the model (``infra/adr/0003-storage-drives-backups.md``).
 """

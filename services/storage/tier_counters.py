@@ -1,4 +1,4 @@
-"""What the tiers have done since this process started, for the inventory."""
+"""Counters of the tiers since this process started, for the inventory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.messages.pools import HIDDEN, ChunkForm
 
 
 def disk_counters(disk: DiskTier) -> dict[str, int]:
-    """Return counters of what the disk holds, and what had to leave it."""
+    """Return counters of chunks on the disk, and of evicted ones."""
     index = disk.index
     return {
         "disk_chunks": len(index),
@@ -29,7 +29,7 @@ def disk_counters(disk: DiskTier) -> dict[str, int]:
 
 
 def remote_counters(remote: RemoteTier) -> dict[str, int]:
-    """Return counters of what went to the object store, and what was fetched from it in vain."""
+    """Return counters of uploads to the object store, and of its objects that failed verification or were replaced."""
     return {
         "remote_chunks_refused": remote.refused,
         "remote_chunks_replaced": remote.replaced,
@@ -39,7 +39,7 @@ def remote_counters(remote: RemoteTier) -> dict[str, int]:
 
 
 def upload_counters(uploads: Uploads, reconciliation: Reconciliation) -> dict[str, int]:
-    """Return counters of what of the disk is still to be uploaded, or compared with the store."""
+    """Return counters of chunks of the disk still to be uploaded, or compared with the store."""
     return {
         "uploads_left_out": uploads.left_out,
         "uploads_outstanding": len(uploads),
@@ -50,7 +50,7 @@ def upload_counters(uploads: Uploads, reconciliation: Reconciliation) -> dict[st
 
 
 def pipeline_counters(pipelines: Mapping[ChunkForm, Pipelines]) -> dict[str, int]:
-    """Orders and chunks of both forms together, and how many hidden chunks are among them."""
+    """Return counters of orders and chunks of both forms together, and how many hidden chunks are among them."""
     counters: dict[str, int] = {}
     for form, made in pipelines.items():
         for name, count in _counters_of(form, made).items():
@@ -82,12 +82,11 @@ def _counters_of(form: ChunkForm, made: Pipelines) -> dict[str, int]:
             "promotions_outstanding": len(made.promotions),
         }
     if made.sparse is not None:
-        copies, reader, reordering = made.sparse.copies, made.sparse.reader, made.sparse.reordering
+        copies, reader = made.sparse.copies, made.sparse.reader
         counters |= {
             "sparse_copies_written": copies.written,
             "sparse_copies_left_out": copies.left_out,
             "sparse_copies_outstanding": len(copies),
-            "sparse_copies_reordered": reordering.rewritten if reordering else 0,
             "sparse_reads": reader.reads,
             "sparse_reads_outstanding": len(reader),
             "sparse_bytes_read": reader.disk_bytes,

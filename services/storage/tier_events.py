@@ -1,8 +1,8 @@
-"""What the tiers tell the scheduler, so that its catalogue of the disk is what the disk holds.
+"""Events of the tiers for the scheduler, so that its catalogue of the disk agrees with the disk.
 
-Events leave in the order in which these calls are made, and each is made of what the index says at that moment: a chunk
-that came and went again between a write and its answer is not claimed, one that went and came back is not
-reported as gone. So after the last event the catalogue is the index, whatever overlapped.
+Events leave in the order in which these calls are made, and each is made of the index's state at that moment: a chunk
+that came and went again between a write and its answer is not claimed, one that went and came back is not reported as
+gone. So after the last event the catalogue equals the index, even where events overlapped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from shared.messages.storage_events import (
 
 
 class TierEvents:
-    """``is_on_disk`` is the index's word. ``forms`` says by its digest what a geometry of this cell holds; chunks of
-    other geometries, and those whose names stay sealed for want of a key, are no business of it.
+    """Sends the events.
+
+    ``forms`` gives the form of each of this cell's geometries by its digest; chunks of other geometries, and those
+    whose names stay sealed for lack of a key, are not reported.
     """
 
     def __init__(
         self, outbox: EventOutbox, is_on_disk: Callable[[ChunkKey], bool], *, storage_id: str, incarnation: str
     ) -> None:
+        """Send through ``outbox``; ``is_on_disk`` asks the index, each time that an event is made."""
         self._outbox = outbox
         self._is_on_disk = is_on_disk
         self._storage_id = storage_id
@@ -52,8 +55,8 @@ class TierEvents:
     ) -> None:
         """Answer a save: which of ``chunks`` are there, and which of ``dropped`` are not.
 
-        Who had to make room may be of another form; of those there are events of their own. Where the order
-        ``is_compact`` and all of its ``chunks`` are there, that is said without their names.
+        Evicted chunks may be of another form; those have events of their own. Where the order ``is_compact`` and all of
+        its ``chunks`` are there, the answer has no names.
         """
         chunks, dropped = dict.fromkeys(chunks), list(dropped)
         there = self._pack(chunks, form, True)
@@ -83,7 +86,7 @@ class TierEvents:
         error: str = "",
         seconds: float = 0.0,
     ) -> None:
-        """Say how far a fetch is. What it found missing of other forms is told in events of their own."""
+        """Report how far a fetch is. Missing chunks of other forms have events of their own."""
         await self._outbox.put_when_room(
             ChunksFetched(
                 storage_id=self._storage_id,
@@ -103,29 +106,21 @@ class TierEvents:
         await self.dropped(self._of_others(progress.missing, form))
 
     async def listed(self, keys: Iterable[ChunkKey]) -> None:
-        """Say which of these the disk holds, in pieces of one form each."""
-        for piece in _pieces(keys):
-            for form in self._present:
-                if chunks := self._pack(piece, form, True):
-                    event = ChunksListed(
-                        storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks, form=form
-                    )
-                    await self._outbox.put_when_room(event)
+        """Report which of these are on the disk, in pieces of one form each."""
+        await self._tell(ChunksListed, keys, True)
 
     async def dropped(self, keys: Iterable[ChunkKey]) -> None:
-        """Say which of these the disk holds no more, in pieces of one form each."""
-        for piece in _pieces(keys):
-            for form in self._present:
-                if chunks := self._pack(piece, form, False):
-                    event = ChunksDropped(
-                        storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks, form=form
-                    )
-                    await self._outbox.put_when_room(event)
+        """Report which of these are not on the disk any more, in pieces of one form each."""
+        await self._tell(ChunksDropped, keys, False)
 
-    @property
-    def _present(self) -> list[ChunkForm]:
-        # A copy: a form may join while an event waits for room.
-        return list(self.forms.values())
+    async def _tell(self, kind: type[ChunksListed | ChunksDropped], keys: Iterable[ChunkKey], is_on_disk: bool) -> None:
+        whole = list(keys)
+        for start in range(0, len(whole), LISTED_AT_ONCE):
+            # A copy, because a form may join while an event waits for room.
+            for form in list(self.forms.values()):
+                if chunks := self._pack(whole[start : start + LISTED_AT_ONCE], form, is_on_disk):
+                    event = kind(storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks, form=form)
+                    await self._outbox.put_when_room(event)
 
     def _pack(self, keys: Iterable[ChunkKey], form: ChunkForm, is_on_disk: bool) -> bytes:
         return b"".join(
@@ -136,8 +131,3 @@ class TierEvents:
 
     def _of_others(self, keys: Iterable[ChunkKey], form: ChunkForm) -> list[ChunkKey]:
         return [key for key in keys if self.forms.get(key.geometry) != form]
-
-
-def _pieces(keys: Iterable[ChunkKey]) -> Iterable[list[ChunkKey]]:
-    whole = list(keys)
-    return (whole[start : start + LISTED_AT_ONCE] for start in range(0, len(whole), LISTED_AT_ONCE))

@@ -1,8 +1,8 @@
-"""Looks after what the tiers below host memory lack, now and then, whether or not anybody uses them.
+"""Repair of the tiers below host memory at intervals, whether or not they are used.
 
 Directories that are left out are tried again, those that fail are written to, and an object store that does not answer
-is asked; so a fault is over soon after its cause is. Whether a tier is used meanwhile is for its health
-(``core/tier_health.py``) and its breaker (``core/circuit_breaker.py``), and these are also what is told here.
+is asked; so a fault is over soon after its cause is. Whether a tier is used meanwhile is decided by its health
+(``core/tier_health.py``) and its breaker (``core/circuit_breaker.py``), whose faults are also reported here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from services.storage.backends import Directories, RemoteBackend
+from services.storage.backends import RemoteBackend
 from services.storage.disk_tier import DiskTier
 from services.storage.reconciliation import Reconciliation
 from services.storage.remote_tier import RemoteTier
@@ -24,20 +24,21 @@ from shared.sizes import size
 LOOK_EVERY_S = 3.0
 
 FIRST_LOOK_S = 2.0
-"""A storage joins after its first look, so that it can say at once what it lacks, but waits no longer for a store."""
+"""Longest first look. A storage joins after it, so that it can report faults at once, but waits no longer for a store.
+"""
 
 ERRAND_S = 2.0
-"""A look waits so long for directories that hang, and goes on without them."""
+"""Longest wait of a look for directories that hang."""
 
 PROBE_S = 30.0
 ROOM = "the room on disk"
 
 Fault = tuple[str, str, str]
-"""What is missing, why, and the flag that asked for it."""
+"""(what is missing, why, the flag that asked for it)."""
 
 
 class TierWatch:
-    """Owned by the event loop; ``run`` looks until it is cancelled."""
+    """Looks at the tiers. Owned by the event loop; ``run`` works until it is cancelled."""
 
     def __init__(
         self,
@@ -47,15 +48,15 @@ class TierWatch:
         events: TierEvents | None = None,
         reconciliation: Reconciliation | None = None,
     ) -> None:
-        """``events`` tell the scheduler of what is away with its directory."""
+        """Prepare; ``events`` report to the scheduler the chunks that are away with their directory."""
         self._events = events
         self._disk = disk
         self._warm_start = warm_start
         self._remote = remote
         self._reconciliation = reconciliation
-        self._room: int | None = None  # Bytes of the disk that chunks have or could have.
+        self._room: int | None = None  # Bytes of the disk that chunks use or could use.
         self._asking: asyncio.Task[None] | None = None
-        self._errands: dict[str, asyncio.Task[None]] = {}  # By directory.
+        self._errands: dict[str, asyncio.Task[None]] = {}  # Running errands by name.
 
     async def first_look(self) -> None:
         """Look once, for ``FIRST_LOOK_S`` at the most."""
@@ -65,7 +66,7 @@ class TierWatch:
                 await asyncio.shield(self._ask())
 
     async def run(self) -> None:
-        """Look for ever, and at once where a directory was left out."""
+        """Look at intervals until cancelled, and at once where a directory was left out."""
         try:
             while True:
                 await self._pause()
@@ -83,13 +84,13 @@ class TierWatch:
                 await self._disk.directories.has_left.wait()
 
     async def look(self) -> None:
-        """Look once."""
+        """Look at all tiers once."""
         await self._mend_disk()
         await self._measure_room()
         await self._ask()
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what the tiers lack now."""
+        """Yield the present faults of the tiers."""
         if self._disk is not None:
             yield from self._disk_faults(self._disk)
         if self._remote is not None and (fault := self._remote.backend.fault):
@@ -97,7 +98,7 @@ class TierWatch:
 
     def _disk_faults(self, disk: DiskTier) -> Iterator[Fault]:
         backend = disk.backend
-        directories = {**backend.left_out, **backend.failing} if isinstance(backend, Directories) else {}
+        directories = {**backend.left_out, **backend.failing}
         for reason in directories.values():
             yield "disk", reason, "--disk-dir"
         if not directories and disk.fault:
@@ -109,46 +110,46 @@ class TierWatch:
             yield "quota", f"{wanted} are wanted on disk, and there is room for {room}", "--disk-kv-bytes"
 
     async def _mend_disk(self) -> None:
-        disk, backend = self._disk, self._disk.backend if self._disk is not None else None
-        if disk is None or not isinstance(backend, Directories):
+        disk = self._disk
+        if disk is None:
             return
+        backend = disk.backend
         left = disk.directories.take_left()
         if left and self._events is not None:
             await self._events.dropped(left)
         await disk.delete_again()
         is_due = bool(disk.fault) and disk.may_try()
-        # What was left out just now has not changed since.
+        # A directory left out just now has not recovered yet.
         for path in [] if left else list(backend.left_out):
-            self._begin(path, self._take_back(disk, backend, path))
+            self._begin(path, self._take_back(disk, path))
         for path in backend.paths() if is_due else list(backend.failing):
-            self._begin(path, self._probe(disk, backend, path))
+            self._begin(path, self._probe(disk, path))
         await self._begun()
         if is_due and backend.paths() and not backend.failing:
             disk.works()
 
-    async def _take_back(self, disk: DiskTier, backend: Directories, path: str) -> None:
-        if self._warm_start is not None and await self._warm_start.take_back(backend, path):
+    async def _take_back(self, disk: DiskTier, path: str) -> None:
+        if self._warm_start is not None and await self._warm_start.take_back(path):
             disk.works()
             if self._reconciliation is not None:
                 self._reconciliation.want()
 
-    async def _probe(self, disk: DiskTier, backend: Directories, path: str) -> None:
-        await disk.directories.run(path, lambda: backend.probe(path), is_urgent=False, timeout_s=PROBE_S)
+    async def _probe(self, disk: DiskTier, path: str) -> None:
+        await disk.directories.run(path, lambda: disk.backend.probe(path), is_urgent=False, timeout_s=PROBE_S)
 
     async def _measure_room(self) -> None:
         self._room = None
-        backend = self._disk.backend if self._disk is not None else None
-        if self._disk is not None and isinstance(backend, Directories) and not backend.left_out:
-            self._begin(ROOM, self._find_room(self._disk, backend))
+        if self._disk is not None and not self._disk.backend.left_out:
+            self._begin(ROOM, self._find_room(self._disk))
             await self._begun()
 
-    async def _find_room(self, disk: DiskTier, backend: Directories) -> None:
-        free = await asyncio.to_thread(backend.free_bytes)
+    async def _find_room(self, disk: DiskTier) -> None:
+        free = await asyncio.to_thread(disk.backend.free_bytes)
         self._room = free + disk.index.nbytes
         disk.has_room(free)
 
     def _begin(self, name: str, errand: Coroutine[Any, Any, None]) -> None:
-        """Do something that takes each directory as long as it hangs; not while the last of its name goes on."""
+        """Begin an errand that may take as long as a directory hangs, unless the last one of its name goes on."""
         if name in self._errands:
             errand.close()
             return
@@ -157,16 +158,16 @@ class TierWatch:
         task.add_done_callback(lambda _: self._errands.pop(name, None))
 
     async def _do(self, errand: Coroutine[Any, Any, None]) -> None:
-        with contextlib.suppress(ThermoclineError, OSError):  # What fails says so itself, and is tried again.
+        with contextlib.suppress(ThermoclineError, OSError):  # Failures are logged where they occur, and tried again.
             await errand
 
     async def _begun(self) -> None:
-        """Wait for what was begun, a little."""
+        """Wait for the errands, for ``ERRAND_S`` at the most."""
         if self._errands:
             await asyncio.wait(list(self._errands.values()), timeout=ERRAND_S)
 
     async def _ask(self) -> None:
-        """Ask a store that does not answer; one question at a time, for as long as the store may take."""
+        """Probe a store that does not answer; one probe at a time, for as long as the store may take."""
         if self._remote is None or not self._remote.backend.fault:
             return
         if self._asking is None or self._asking.done():

@@ -1,4 +1,4 @@
-"""The tiers below host memory, joined: what each order asks of them, and what runs behind.
+"""The tiers below host memory, joined: the handling of each order, and the tasks in the background.
 
 The tiers are there from the start; the pipelines between them and a pool, be it the host pool or the hidden pool, are
 made when the pool is, because the size of a buffer follows from its geometry.
@@ -48,13 +48,16 @@ from shared.tracing import Tracer
 STOPPING = "the storage is stopping"
 
 LAST_NOTE_S = 5.0
-"""Longest wait at the end for what chunks are worth to be noted."""
+"""Longest wait at the end for the note of heats."""
 
 _log = logs.get_logger("storage")
 
 
 class Tiers:
-    """Owned by the event loop; ``run`` ends after :meth:`stop`, when everything under way was answered."""
+    """All tiers below host memory.
+
+    Owned by the event loop; ``run`` ends after :meth:`stop`, when everything under way was answered.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,16 @@ class Tiers:
         bus: Bus,
         tracer: Tracer | None = None,
     ) -> None:
+        """Join the tiers of ``media``, whose backends the caller closes; nothing runs before :meth:`run`.
+
+        ``sharing`` is to be started before the storage joins.
+        ``gate`` guards the pages of the host pool; the hidden pool has a gate of its own. ``outbox`` takes the events
+        for the scheduler. ``confirm`` returns once the scheduler has confirmed that this storage is a member, and
+        raises otherwise (:mod:`services.storage.standing`).
+        """
         self._config = config
         self._pools = pools
-        # Pages of the two pools have nothing to do with one another, though their numbers are alike.
+        # A gate for each pool, because their page numbers are independent.
         self._gates: dict[ChunkForm, PageGate] = {"kv": gate, HIDDEN: PageGate()}
         self._confirm = confirm
         self._tracer = tracer
@@ -82,13 +92,9 @@ class Tiers:
         self.sharing = Sharing(config, bus, pools, self._threads, incarnation)
         pace = PacedReads(config.disk_read_bytes_per_s)
         self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads, pace=pace) if media.disk else None
+        timeout_s, directories = config.remote_timeout_ms / 1000, config.disk_dir
         self._remote = (
-            RemoteTier(
-                media.remote,
-                self._threads,
-                timeout_s=config.remote_timeout_ms / 1000,
-                directories=config.disk_dir,
-            )
+            RemoteTier(media.remote, self._threads, timeout_s=timeout_s, directories=directories)
             if media.remote
             else None
         )
@@ -98,16 +104,11 @@ class Tiers:
             storage_id=config.id,
             incarnation=incarnation,
         )
-        self._uploads = (
-            Uploads(self._remote, self._disk, self._threads, self._keys, on_bad=self._events.dropped)
-            if self._remote is not None and self._disk is not None
-            else None
-        )
-        self._reconciliation = (
-            Reconciliation(self._disk, self._remote, self._uploads, media.names)
-            if self._remote is not None and self._disk is not None and self._uploads is not None
-            else None
-        )
+        self._uploads: Uploads | None = None
+        self._reconciliation: Reconciliation | None = None
+        if self._remote is not None and self._disk is not None:
+            self._uploads = Uploads(self._remote, self._disk, self._threads, self._keys, on_bad=self._events.dropped)
+            self._reconciliation = Reconciliation(self._disk, self._remote, self._uploads, media.names)
         self._warm_start = WarmStart(self._disk, self._events) if self._disk else None
         self._drops = Drops(
             disk=self._disk,
@@ -122,9 +123,9 @@ class Tiers:
         self._heats = HeatNotes(self._disk, self._warm_start) if self._disk and self._warm_start else None
         self._watch = TierWatch(self._disk, self._warm_start, self._remote, self._events, self._reconciliation)
         self.measured_bytes_per_s = media.disk_bytes_per_s
-        self.shapes = shapes_of(media.disk)  # What the cell is told that the disk holds.
+        self.shapes = shapes_of(media.disk)  # Shapes on the disk, as announced to the cell.
         self._unread: UnreadForms | None = None
-        self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
+        self._unserved: dict[ChunkForm, str] = {}  # Reasons by form for which there is no memory.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
         self._why_closed: dict[ChunkForm, str] = {
             "kv": "there is no host pool yet",
@@ -143,11 +144,12 @@ class Tiers:
 
     @property
     def has_remote(self) -> bool:
+        """Whether an object store is configured, reachable or not."""
         return self._remote is not None
 
     @property
     def hidden_bytes(self) -> int:
-        """Budget of the hidden pool, which is of no use where hidden states cannot be kept; 0 is none."""
+        """Budget of the hidden pool; 0 is none, as where no tier below could keep hidden states."""
         return self._config.hidden_bytes if self._disk or self._remote else 0
 
     @property
@@ -157,12 +159,12 @@ class Tiers:
 
     @property
     def sparse(self) -> SparseReader | None:
-        """Reads parts of KV; None while there is no host pool, where that form is not kept, and at the end."""
+        """Reader of parts of KV; None while there is no host pool, where that form is not kept, and at the end."""
         made = self._pipelines.get("kv")
         return made.sparse.reader if made is not None and made.sparse is not None else None
 
     def open(self, geometry: KvGeometry) -> None:
-        """There is a pool of this geometry: chunks can come and go, and the scheduler is told what is there."""
+        """Start the pipelines of a pool of this geometry, and report the disk's chunks of it to the scheduler."""
         form = form_of(geometry)
         lenders = self.sharing.lenders if form == "kv" else None
         if form in self._pipelines or self._group is None or not (self._disk or self._remote or lenders):
@@ -205,25 +207,23 @@ class Tiers:
             self._open_sparse(made.sparse, self._group)
 
     def _open_sparse(self, sparse: SparseParts, group: asyncio.TaskGroup) -> None:
-        """Start the tasks that write, scrub and reorder sparse copies of what is saved."""
+        """Start the tasks that write and scrub sparse copies of what is saved."""
         self._saving.append(group.create_task(sparse.copies.run()))
         self._know(sparse.layout.shape, "sparse")
         if self._scrubber is not None:
             self._scrubber.add_sparse(sparse.layout, sparse.scrubbing)
-        if sparse.reordering is not None:
-            self._endless.append(group.create_task(sparse.reordering.run()))
         if self._warm_start is not None:
             self._endless.append(group.create_task(self._warm_start.announce(sparse.layout.shape)))
 
     def _know(self, shape: bytes, form: ChunkForm) -> None:
-        """Chunks of this shape are the cell's: they are told of, and pinned with those of other forms."""
+        """Make chunks of this shape known to the cell: they are reported, and pinned with those of other forms."""
         if self._disk is not None:
             for pinned in self._events.forms:
                 self._disk.index.pin_alike(pinned, shape)
         self._events.forms[shape] = form
 
     async def save(self, order: SaveOrder) -> None:
-        """Queue a save, or answer it."""
+        """Queue a save, or answer it with an error."""
         await self._own(order)
         made = self._pipelines.get(order.form)
         if made is None:
@@ -232,7 +232,7 @@ class Tiers:
             await made.saver.add(order)
 
     async def fetch(self, order: FetchChunks) -> None:
-        """Queue a fetch, or answer it."""
+        """Queue a fetch, or answer it with an error."""
         await self._own(order)
         made = self._pipelines.get(order.form)
         if made is None:
@@ -242,9 +242,7 @@ class Tiers:
             await made.fetcher.add(order)
 
     async def _own(self, order: SaveOrder | FetchChunks) -> None:
-        """Learn whose key the chunks of an order have, and keep what its owner has below within its quotas, before more
-        of it comes.
-        """
+        """Learn the owner and key of an order's chunks, and keep the owner within its quotas before more comes."""
         self._names.learn(order.namespace, self._keys.key_id(order.key_id))
         if order.quota is None:
             return
@@ -254,7 +252,7 @@ class Tiers:
             await self._events.dropped(await self._disk.own(order.namespace, order.quota))
 
     def cancel(self, fetch_id: int) -> None:
-        """Cut a fetch off, whichever form it is of."""
+        """Cut a fetch of either form off."""
         for made in self._pipelines.values():
             made.fetcher.cancel(fetch_id)
 
@@ -286,11 +284,11 @@ class Tiers:
         return await self._scrubber.verify(call)
 
     async def first_look(self) -> None:
-        """Find out what the tiers lack, before the storage joins; bounded in time."""
+        """Look for faults of the tiers before the storage joins; bounded in time."""
         await self._watch.first_look()
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what the tiers were asked for and lack now."""
+        """Yield features that the tiers were asked for and lack now."""
         yield from self._watch.faults()
         yield from self.sharing.faults()
         for form, reason in self._unserved.items():
@@ -313,11 +311,11 @@ class Tiers:
             yield "keys", fault, "--keys"
 
     def owned_bytes(self) -> dict[str, int]:
-        """Bytes on the disk by owner; empty without a disk."""
+        """Return the bytes on the disk by owner; empty without a disk."""
         return self._disk.index.owned_bytes(OWNERS_TOLD) if self._disk is not None else {}
 
     def counters(self) -> dict[str, int]:
-        """For the inventory."""
+        """Return all counters for the inventory."""
         counters = {"drops_outstanding": len(self._drops)}
         if self._disk is not None:
             counters |= disk_counters(self._disk)
@@ -349,7 +347,7 @@ class Tiers:
             ended, self._pipelines = list(self._pipelines.values()), {}
             for made in ended:
                 await made.stop(STOPPING)
-            await asyncio.gather(*self._saving)  # They need removals to run.
+            await asyncio.gather(*self._saving)  # These need removals to run.
             for made in ended:
                 if made.promotions is not None:
                     await made.promotions.ended()
@@ -387,7 +385,7 @@ class Tiers:
             await reconciliation.run(self._warm_start.is_over)
 
     def stop(self) -> None:
-        """Begin nothing more; what is under way is finished or cut off, and answered."""
+        """Begin nothing more; orders under way are finished or cut off, and answered."""
         self._stopping.set()
 
     def _reason(self, form: ChunkForm) -> str:

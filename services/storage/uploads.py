@@ -1,8 +1,9 @@
-"""Uploads: what is on the disk goes to the object store, behind, many chunks at once.
+"""Uploads: background copies of the disk's chunks to the object store, many at once.
 
-An upload waits in a bounded line as a name, not as a buffer: its blob is read from the disk when it is its turn, and
-compared with what was written, so a slow store holds no memory and never gets what the disk has spoilt. What does not
-fit in the line, or fails, is on the disk all the same; no save fails for it, and ``reconciliation`` finds it again.
+An upload waits in a bounded queue as a name, not as a buffer: its blob is read from the disk when it is its turn, and
+compared with the blob that was saved, so a slow store holds no memory and never gets a blob that the disk has damaged.
+A chunk that does not fit in the queue, or whose upload fails, is on the disk all the same; no save fails for it, and
+``reconciliation`` finds it again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_UPLOADS = 4096
 MOST_TRIES = 3
 
 MOST_BYTES = 128 * 2**20
-"""Blobs under way to the store at once, each a copy in memory; one that is larger goes alone."""
+"""Bytes of blobs under way to the store at once, each a copy in memory; a larger one is uploaded alone."""
 
 _log = logs.get_logger("storage")
 
@@ -59,7 +60,7 @@ class _Shape:
 
 
 class Uploads:
-    """Owned by the event loop. ``run`` uploads until it is cancelled."""
+    """The queue of uploads. Owned by the event loop. ``run`` uploads until it is cancelled."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class Uploads:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """Chunks of the disk that turn out to be bad are told to ``on_bad``."""
-        self.left_out = 0  # Chunks that did not fit in the line, or were given up,
-        self.on_left_out: Callable[[], None] = lambda: None  # and who is told of each.
+        """Prepare; ``on_bad`` is called with chunks of the disk that turn out to be bad."""
+        self.left_out = 0  # Chunks that did not fit in the queue, or were given up.
+        self.on_left_out: Callable[[], None] = lambda: None  # Called for each of them.
         self._remote = remote
         self._disk = disk
         self._threads = threads
@@ -90,13 +91,13 @@ class Uploads:
         self._sleep = sleep
         self._shapes: dict[bytes, _Shape] = {}
         self._waiting: OrderedDict[ChunkKey, Upload] = OrderedDict()
-        self._running: dict[ChunkKey, int] = {}  # Bytes of each,
-        self._void: dict[ChunkKey, None] = {}  # and those of namespaces that were dropped since they began.
+        self._running: dict[ChunkKey, int] = {}  # Bytes of each.
+        self._void: dict[ChunkKey, None] = {}  # Running uploads whose namespace was dropped since.
         self._health = TierHealth(first_s=1.0, most_s=30.0)
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """Chunks that wait or are under way."""
+        """Return the number of chunks that wait or are under way."""
         return len(self._waiting) + len(self._running)
 
     @property
@@ -109,7 +110,7 @@ class Uploads:
         self._shapes[geometry_id(geometry)] = _Shape(geometry, buffers)
 
     def add(self, upload: Upload) -> None:
-        """Put it in line, unless it is there or under way; when the line is full it is left out."""
+        """Queue an upload, unless it is there or under way; when the queue is full it is left out."""
         if upload.key in self._waiting or upload.key in self._running:
             return
         if len(self._waiting) >= self._max_waiting:
@@ -119,30 +120,30 @@ class Uploads:
         self._wake()
 
     async def room(self) -> None:
-        """Wait until half of the line is free: the rest of it is for what is saved meanwhile."""
+        """Wait until half of the queue is free: the rest of it is for chunks saved meanwhile."""
         while len(self._waiting) > self._max_waiting // 2:
             await self._changed.wait()
 
     def forget(self, namespace: str) -> None:
-        """Upload nothing of a namespace ("" is all) that still waits, or fails: it is being deleted."""
+        """Discard waiting and failing uploads of a namespace ("" is all): it is being deleted."""
         for key in [key for key in self._waiting if not namespace or key.namespace == namespace]:
             del self._waiting[key]
         self._void |= {key: None for key in self._running if not namespace or key.namespace == namespace}
         self._wake()
 
     async def ended(self, namespace: str = "") -> None:
-        """Wait until nothing of a namespace ("" is all) is under way."""
+        """Wait until no upload of a namespace ("" is all) is under way."""
         while any(not namespace or key.namespace == namespace for key in self._running):
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Upload what is in line, for ever."""
+        """Upload queued chunks until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin():
                     await self._changed.wait()
                 if wait_s := self._health.wait_s(self._clock_s()):
-                    # After a failure the line stands still for a while.
+                    # After a failure the queue pauses for a while.
                     await self._sleep(wait_s)
                     continue
                 key, upload = self._waiting.popitem(last=False)
@@ -157,7 +158,7 @@ class Uploads:
         return not self._running or (len(self._running) < self._width and nbytes <= self._most_bytes)
 
     async def _bring(self, upload: Upload) -> None:
-        """Bring it from the disk to the store, if there is room for it; tried again after a failure, a few times."""
+        """Bring a chunk from the disk to the store, if there is room for it; a failure is retried a few times."""
         error: str | None = ""
         try:
             async with self._remote.room(upload.key.namespace, upload.nbytes) as room:
@@ -183,7 +184,10 @@ class Uploads:
                 self._leave_out("given_up")
 
     async def _copy(self, upload: Upload, room: Room) -> str | None:
-        """As ``RemoteTier.write`` does; None if the disk has it no more, or not as it may be uploaded."""
+        """Copy the chunk and return as ``RemoteTier.write`` does.
+
+        None if the disk lacks it or it may not be uploaded as it is.
+        """
         blob = await self._read(upload) if self._disk.index.hold(upload.key) else b""
         if not blob:
             measures.UPLOADS.labels("gone").inc()
@@ -191,13 +195,11 @@ class Uploads:
         return await self._remote.write(upload.key, blob, room)
 
     async def _read(self, upload: Upload) -> bytes:
-        """Return the blob of a chunk that is held in the index; empty if it is not available, or must not be
-        uploaded.
-        """
+        """Return the blob of a chunk that the index holds; empty if it is not available, or must not be uploaded."""
         key, shape = upload.key, self._shapes[upload.key.geometry]
         try:
             await self._disk.pace.wait(upload.nbytes)
-            # Copied out of the buffer, which others wait for, before the store is asked.
+            # Copied out of the buffer, which others wait for, before the upload.
             async with shape.buffers.buffer(is_urgent=False) as buffer:
                 if upload.digest is None:
                     read = partial(self._read_verified, key, shape.geometry, buffer)
@@ -211,22 +213,22 @@ class Uploads:
             self._disk.quarantine(key, error)
             await self._on_bad([key])
         except (ThermoclineError, OSError) as error:
-            # A fetch of it will find out what is wrong with the disk.
+            # A fetch of it will find out the fault of the disk.
             _log.info("chunk_not_uploaded", chunk=key.path, reason=str(error))
         finally:
             self._disk.index.release(key)
         return b""
 
     def _read_again(self, upload: Upload, buffer: memoryview) -> bytes:
-        """Return the blob; empty if it is gone, or not what was written."""
+        """Return the blob; empty if it is gone, or differs from what was written."""
         blob = _get(self._disk.backend, upload.key, buffer, self._remote.timeout_s)
         return bytes(blob) if blob.nbytes == upload.nbytes and blob_digest(blob) == upload.digest else b""
 
     def _read_verified(self, key: ChunkKey, geometry: KvGeometry, buffer: memoryview) -> bytes:
-        """Return the blob, verified, and sealed anew if it was sealed; empty if it is gone. Raises as ``VerifiedRead``
-        does.
+        """Return the blob, verified, and sealed again if it was sealed; empty if it is gone.
 
-        Raises KeyMissing for a chunk in the clear where chunks are sealed, too: it is not to leave this machine.
+        Raises as ``VerifiedRead`` does, and KeyMissing for a chunk in the clear where chunks are sealed: it must not
+        leave this machine.
         """
         blob = _get(self._disk.backend, key, buffer, self._remote.timeout_s)
         if not blob.nbytes:

@@ -1,8 +1,8 @@
 """The directories of the disk as the tier uses them: each in threads of its own, and only while it can be used.
 
-A chunk that cannot be read is done without, and its file goes. A directory in which nothing can be read, or that does
+A chunk that cannot be read is given up, and its file deleted. A directory in which nothing can be read, or that does
 not answer in time, is left out until ``tier_watch`` finds that it can be used; the others serve on. Files that could
-not be deleted count until they are gone. A tier that has no directories uses the threads that are common to all.
+not be deleted count until they are gone.
 """
 
 from __future__ import annotations
@@ -11,65 +11,64 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
-from services.storage.backends import ChunkBackend, ChunkKey, Directories
+from services.storage.abandoned import Abandoned
+from services.storage.backends import ChunkKey, Directories
 from services.storage.core.chunk_index import ChunkIndex
-from services.storage.disk_threads import DiskThreads
 from services.storage.io_threads import Hung, IoThreads
 from shared import logs
 from shared.errors import ThermoclineError, TransportError
 
 JUDGE_S = 10.0
 DELETE_S = 30.0
-"""For some files at once."""
+"""Longest time for deleting some files at once."""
 
 OWN_SHARE = 0.9
-"""Part of its time after which a call begins nothing more by itself: one that is only slow ends before it counts as one
-that hangs.
+"""Part of its time after which a call begins no further step by itself.
+
+So a call that is only slow ends before it counts as one that hangs.
 """
 
 UNDELETED_AT_ONCE = 1024
-"""Files that could not be deleted; each is tried again, one at a time."""
+"""Files that could not be deleted and are tried again in one round, one at a time."""
 
 _log = logs.get_logger("storage")
 
 R = TypeVar("R")
 
 
-@runtime_checkable
-class Quarantining(Protocol):
-    """A backend that keeps a few bad blobs for an operator to look at instead of deleting them."""
-
-    def quarantine(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Drop a blob that failed verification. False if the tier lacked it."""
-
-
 class UsedDirectories:
-    """Owned by the event loop. Directories are called by their paths, "" is none."""
+    """Calls in directories, by their paths; "" is none. Owned by the event loop."""
 
-    def __init__(self, backend: ChunkBackend, index: ChunkIndex, common: IoThreads) -> None:
+    def __init__(self, backend: Directories, index: ChunkIndex, common: IoThreads) -> None:
+        """Give each directory of ``backend`` threads of its own, which share the depth of ``common``.
+
+        Calls in none use ``common`` itself, which is closed by its owner. ``index`` is told of chunks that leave with
+        their directory, or are lost.
+        """
         self.has_left = asyncio.Event()
-        """One was left out: somebody should call :meth:`take_left`."""
+        """Set when a directory was left out: its chunks wait in :meth:`take_left`."""
         self._backend = backend
-        self._directories = backend if isinstance(backend, Directories) else None
         self._index = index
-        count = len(self._directories.paths()) + len(self._directories.left_out) if self._directories else 0
-        self._threads = DiskThreads(common, count)
-        self.abandoned = self._threads.abandoned
-        # What a failed read means, one after the other: between a directory's leaving and the index's knowing of it
-        # what is away must not be taken for what is gone.
+        count = len(backend.paths()) + len(backend.left_out)
+        self.abandoned = Abandoned()
+        self._common = common
+        self._depth = -(-common.shares.depth // max(1, count))
+        self._threads: dict[str, IoThreads] = {}  # Those of each directory, so that one that hangs holds no others.
+        # Failed reads are handled one after the other: between a directory's leaving and the index's update a chunk
+        # that is away must not be taken for one that is gone.
         self._settling = asyncio.Lock()
         self._undeleted: dict[ChunkKey, None] = {}
         self._left: list[ChunkKey] = []
 
     def of(self, key: ChunkKey) -> str:
         """Return the directory that a chunk is in."""
-        return self._directories.place_of(key)[0] if self._directories is not None else ""
+        return self._backend.place_of(key)[0]
 
     def next(self, stripe: int) -> str:
         """Return the directory for a chunk of this ``stripe``."""
-        return self._directories.turn_of(stripe) if self._directories is not None else ""
+        return self._backend.turn_of(stripe)
 
     async def run(
         self,
@@ -80,28 +79,32 @@ class UsedDirectories:
         timeout_s: float | None,
         uses: Sequence[memoryview] = (),
     ) -> R:
-        """Call ``function`` in a thread of the directory ``where``. One that does not answer in time is left out.
+        """Call ``function`` in a thread of the directory ``where`` ("" is none), when it is its turn.
 
-        Raises what ``function`` raises, and as ``DiskThreads.run`` does.
+        Cut off, or after ``timeout_s``, the call goes on by itself: ``uses`` are buffers that it writes or reads until
+        then. A directory that does not answer in time is left out. Raises what ``function`` raises,
+        :class:`~services.storage.io_threads.Hung` where it took too long, and TransportError for a directory that was
+        left out before its turn came.
         """
         try:
-            return await self._threads.run(where, function, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses)
+            return await self._threads_of(where).attempt(
+                function, self.abandoned, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses
+            )
         except Hung as error:
             async with self._settling:
                 await self._leave(where, error.message)
             raise
 
     async def unreadable(self, key: ChunkKey, reason: str) -> None:
-        """Find out whether an unreadable chunk alone is bad, and do without what is."""
-        directories = self._directories
+        """Find out whether an unreadable chunk or its whole directory is bad, and stop using that."""
         async with self._settling:
-            if key not in self._index or directories is None:
+            if key not in self._index:
                 return
             where = self.of(key)
             try:
-                judged = await self._threads.run(
-                    where,
-                    lambda: directories.unreadable(key, reason, timeout_s=OWN_SHARE * JUDGE_S),
+                judged = await self._threads_of(where).attempt(
+                    lambda: self._backend.unreadable(key, reason, timeout_s=OWN_SHARE * JUDGE_S),
+                    self.abandoned,
                     is_urgent=True,
                     timeout_s=JUDGE_S,
                 )
@@ -117,20 +120,21 @@ class UsedDirectories:
                 self._index.leave_over(key, judged.left_bytes, where)
 
     async def vanished(self, key: ChunkKey) -> bool:
-        """Forget a chunk that was not found. False if it was not there, or is away with its directory."""
+        """Forget a chunk that was not found; return False if it was not there, or is away with its directory."""
         async with self._settling:
             return self._index.forget(key)
 
     def take_left(self) -> list[ChunkKey]:
-        """Return what lay in directories that were left out since the last call, to be reported to the scheduler."""
+        """Return chunks of directories left out since the last call, to be reported to the scheduler."""
         left, self._left = self._left, []
         self.has_left.clear()
         return left
 
     async def delete(self, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
-        """Delete these files, or quarantine those of chunks that are bad; what could not be deleted, and why.
+        """Delete these files, or quarantine those of bad chunks.
 
-        All directories at once, so that none waits for another.
+        Return those that could not be deleted, with the reason. All directories at once, so that none waits for
+        another.
         """
         by_directory: dict[str, dict[ChunkKey, bool]] = {}
         for key, is_bad in batch.items():
@@ -142,35 +146,40 @@ class UsedDirectories:
         return failed
 
     def removed(self, key: ChunkKey, *, is_gone: bool) -> None:
-        """Note a file that was to be deleted, or replaced: it is gone with its chunk, or its bytes count."""
-        if is_gone or self._directories is None:
+        """Note the result of a deletion or replacement: a file is gone with its chunk, or its bytes still count."""
+        if is_gone:
             if key in self._undeleted:
                 del self._undeleted[key]
                 self._index.cleared(key)
             return
-        where, nbytes = self._directories.place_of(key)
+        where, nbytes = self._backend.place_of(key)
         self.note_undeleted(key)
         self._index.leave_over(key, nbytes, where)
 
     def disown(self, key: ChunkKey) -> None:
-        """Leave a file of a chunk that is to be written where it is, if it can neither be replaced nor deleted."""
-        if self._directories is not None:
-            where, nbytes = self._directories.place_of(key)
-            self._directories.disown(key)
-            self._undeleted.pop(key, None)
-            self._index.leave_over(key, nbytes, where)
+        """Leave an old file of a chunk to be written in place, if it can be neither replaced nor deleted."""
+        where, nbytes = self._backend.place_of(key)
+        self._backend.disown(key)
+        self._undeleted.pop(key, None)
+        self._index.leave_over(key, nbytes, where)
 
     def note_undeleted(self, key: ChunkKey) -> None:
-        """There is a file of a chunk that has gone."""
+        """Note the remaining file of a chunk that is gone."""
         self._undeleted[key] = None
 
     def undeleted(self) -> Iterable[ChunkKey]:
-        """Return some of those that should be deleted once more."""
+        """Return some of the chunks whose files should be deleted again."""
         return list(islice(self._undeleted, UNDELETED_AT_ONCE))
 
     def close(self) -> None:
         """Start no more calls; those under way end by themselves."""
-        self._threads.close()
+        for threads in self._threads.values():
+            threads.close()
+
+    def _threads_of(self, where: str) -> IoThreads:
+        if not where:
+            return self._common
+        return self._threads.get(where) or self._threads.setdefault(where, IoThreads(self._depth))
 
     async def _delete(self, where: str, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
         try:
@@ -179,18 +188,18 @@ class UsedDirectories:
             return dict.fromkeys(batch, error.message)
 
     async def _leave(self, where: str, reason: str) -> None:
-        if self._directories is not None and where in self._directories.paths():
-            keys = await asyncio.to_thread(self._directories.leave, where, f"directory {where}: {reason}")
+        if where in self._backend.paths():
+            keys = await asyncio.to_thread(self._backend.leave, where, f"directory {where}: {reason}")
             self._note_left(keys, where, reason)
 
     def _note_left(self, keys: Sequence[ChunkKey], where: str, reason: str) -> None:
         self._left += self._index.leave(keys, where)
-        self._threads.left(where, reason)
+        if (threads := self._threads.pop(where, None)) is not None:
+            threads.give_up(reason)  # Those that wait for it fail; it gets new threads when it is back.
         self.has_left.set()
 
 
-def _delete_all(backend: ChunkBackend, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
-    set_aside = backend.quarantine if isinstance(backend, Quarantining) else backend.delete
+def _delete_all(backend: Directories, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
     deadline_s = time.monotonic() + OWN_SHARE * DELETE_S
     failed: dict[ChunkKey, str] = {}
     for key, is_bad in batch.items():
@@ -199,7 +208,7 @@ def _delete_all(backend: ChunkBackend, batch: dict[ChunkKey, bool]) -> dict[Chun
             failed[key] = "the disk took too long"
             continue
         try:
-            (set_aside if is_bad else backend.delete)(key, timeout_s=left_s)
+            (backend.quarantine if is_bad else backend.delete)(key, timeout_s=left_s)
         except (ThermoclineError, OSError) as error:
             failed[key] = str(error)
     return failed

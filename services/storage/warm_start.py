@@ -1,4 +1,4 @@
-"""What the disk holds from earlier: learnt in threads, told to the scheduler once there is a pool to load it to."""
+"""The disk's chunks of earlier runs: found in threads, reported to the scheduler once there is a pool for them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import asyncio
 from collections.abc import Iterator
 from itertools import islice
 
-from services.storage.backends import ChunkEntry, ChunkKey, Directories
+from services.storage.backends import ChunkEntry, ChunkKey
 from services.storage.disk_tier import DiskTier
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.errors import ThermoclineError
 
-AT_ONCE = 512  # Entries that the event loop takes over in one go.
+AT_ONCE = 512  # Entries that the event loop takes over at a time.
 
 BATCH_S = 60.0
-"""Longest wait for so many, a header each; a directory that takes longer is left out."""
+"""Longest wait for one batch, a header each; a slower directory is left out."""
 
 _log = logs.get_logger("storage")
 
 
 class WarmStart:
-    """Orders are served meanwhile; what they save or drop wins over what is found. Owned by the event loop."""
+    """The search of the disk. Orders are served meanwhile; their saves and drops win over found chunks.
+
+    Owned by the event loop.
+    """
 
     def __init__(self, disk: DiskTier, events: TierEvents) -> None:
+        """Search ``disk``, and report through ``events``; ``is_over`` is set at the end of the first search."""
         self.is_over = asyncio.Event()
         self._disk = disk
         self._events = events
@@ -31,31 +35,30 @@ class WarmStart:
         self._looked_through: dict[str, None] = {}
 
     def is_known(self, path: str) -> bool:
-        """Whether everything in a directory was found since it was taken last."""
+        """Return whether all chunks of a directory were found since it was last taken."""
         return path in self._looked_through
 
     async def scan(self) -> None:
-        """Find everything that the disk holds, and keep within the quota. A directory that fails on the way is used as
-        far as it was read.
+        """Find all chunks on the disk, and keep within the quota.
+
+        A directory that fails meanwhile is used as far as it was read.
         """
         backend = self._disk.backend
         self._begin()
-        if isinstance(backend, Directories):
-            found = await asyncio.gather(*(self._find(path, backend.entries_in(path)) for path in backend.paths()))
-        else:
-            found = [await self._find("", backend.entries())]
+        found = await asyncio.gather(*(self._find(path, backend.entries_in(path)) for path in backend.paths()))
         self._end()
         victims = await self._disk.shrink()
         self.is_over.set()
         self._tell(found, victims)
         await self._events.dropped(victims)
 
-    async def take_back(self, backend: Directories, path: str) -> bool:
-        """Try once more to use a directory that is left out: what it holds is learnt like the rest, and told at once.
+    async def take_back(self, path: str) -> bool:
+        """Try again to use a directory that is left out; its chunks are found like the rest, and reported at once.
 
-        Returns whether it is in use. It may take as long as the directory hangs.
+        Return whether it is in use. It may take as long as the directory hangs.
         """
         await self.is_over.wait()
+        backend = self._disk.backend
         self._looked_through.pop(path, None)
         # Without a bound: the caller tries it once at a time.
         if not await self._disk.directories.run(path, lambda: backend.retake(path), is_urgent=False, timeout_s=None):
@@ -74,7 +77,7 @@ class WarmStart:
         return path not in backend.left_out
 
     async def announce(self, geometry: bytes) -> None:
-        """Tell the scheduler of the chunks of a geometry, given by its digest, for which there is a pool now."""
+        """Report the chunks of a geometry, given by its digest, to the scheduler; there is a pool for them now."""
         await self.is_over.wait()
         await self._events.listed(self._disk.index.keys(geometry=geometry))
 

@@ -1,7 +1,6 @@
-"""A backup whose bytes the worker copies, in large parts; this storage seals each part while the next is copied.
+"""Backups whose bytes the worker copies, in large parts; this storage seals each part while the next is copied.
 
-A page is cleared before the worker is asked and sealed after it has answered: a concurrent reader finds no
-identity.
+A page is cleared before the worker is asked and sealed after it has answered: a concurrent reader finds no identity.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from shared.messages.page_stores import StorePages
 from shared.messages.pools import PoolHandle
 
 PART_BYTES = 256 * 2**20
-"""Bytes that are copied by one call: 5 to 10 ms of a link, and a hundred times the time of a call."""
+"""Bytes copied by one call: 5 to 10 ms of a link, and a hundred times the time of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """The worker may still write to pages of this call."""
+    """A call without an answer: the worker may still write to its pages."""
 
     worker_id: str
     call: StorePages
 
 
 class WorkerBackups:
-    """Owned by the event loop."""
+    """Backups by workers. Owned by the event loop."""
 
     def __init__(
         self,
@@ -44,15 +43,17 @@ class WorkerBackups:
         share: CopyShare | None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """``share`` bounds the part of the time in which is copied."""
+        """Prepare; ``share`` bounds the part of the time spent copying."""
         self._stores, self._share, self._part_bytes = stores, share, part_bytes
         self._storage_id, self._incarnation = storage_id, incarnation
 
     async def copy(
         self, transfer: Transfer, device: PoolHandle, target: HostPoolView, threads: Executor
     ) -> int | InDoubt | None:
-        """Bytes copied, when every page is there and sealed; None where the worker does not do it, and writes nothing
-        any more. Raises TransportError when its copy failed. Pages are sealed in ``threads``.
+        """Have the worker copy a transfer; return its bytes when every page is there and sealed in ``threads``.
+
+        Return None where the worker does not copy and writes nothing any more, and InDoubt where it did not answer.
+        Raises TransportError when its copy failed.
         """
         probe = StorePages(
             worker_incarnation=transfer.worker_incarnation,
@@ -88,7 +89,7 @@ class WorkerBackups:
         return len(transfer) * target.geometry.page_bytes
 
     async def settle(self, doubt: InDoubt) -> None:
-        """Return when nothing of it is written any more."""
+        """Return when nothing of the call is written any more."""
         await self._stores.settle(doubt.worker_id, doubt.call)
 
     async def _store(self, worker_id: str, call: StorePages, threads: Executor) -> Outcome:

@@ -1,7 +1,7 @@
-"""Has a worker on a GPU copy its own pages to the host pool, and knows when it writes there no more.
+"""Copies that a worker on a GPU makes of its own pages to the host pool, and their certain end.
 
 The worker may write to the pages of a call for as long as the call is not answered. So a worker that is silent leaves
-them in doubt: they are not allocated until it has answered when it was asked again, or has ended.
+them in doubt: they are not allocated until it has answered a repeated call, or has ended.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from shared.messages.page_stores import PagesStored, StorePages
 from shared.messages.pools import PoolHandle
 
 PROBE_S = 2.0
-"""How long a worker may take to say whether it copies."""
+"""Longest wait for a worker's answer whether it copies."""
 
 PROBE_AGAIN_S = 30.0
-"""How long a worker that does not copy is not asked again. It does once the host pool is pinned, minutes later."""
+"""Interval at which a worker that does not copy is asked again. It does once the host pool is pinned, minutes later."""
 
 ANSWER_S = 10.0
-"""How long an answer is waited for; a part of a backup is copied in well under a second."""
+"""Longest wait for an answer; a part of a backup is copied in well under a second."""
 
 ASK_AGAIN_S = 1.0
 
 ENDING_S = 1.0
-"""From the end of a worker's sign of life until the driver has surely ended its kernels, which takes milliseconds."""
+"""Time from the end of a worker's sign of life until the driver has surely ended its kernels, which takes milliseconds.
+"""
 
 Outcome = Literal["stored", "refused", "silent"]
 
@@ -37,7 +38,7 @@ _log = logs.get_logger("storage")
 
 
 class WorkerStores:
-    """Owned by the event loop."""
+    """Calls to workers, and those without an answer. Owned by the event loop."""
 
     def __init__(
         self,
@@ -49,17 +50,18 @@ class WorkerStores:
         answer_s: float = ANSWER_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """``is_gone`` tells whether this incarnation of a worker was seen to end. ``kinds`` are those of device pools
-        whose workers are asked.
+        """Prepare; ``is_gone`` returns whether this incarnation of a worker was seen to end.
+
+        ``kinds`` are the kinds of device pools whose workers are asked.
         """
         self._bus, self._is_gone, self._clock_s = bus, is_gone, clock_s
         self._kinds, self._answer_s, self._sleep = kinds, answer_s, sleep
-        self._able: set[tuple[str, str]] = set()  # Workers that copy, by id and incarnation.
-        self._not_before_s: dict[tuple[str, str], float] = {}  # When others are asked again.
-        self._silent: dict[tuple[str, str], int] = {}  # How many calls each has not answered.
+        self._able: set[tuple[str, str]] = set()  # Workers that copy: (id, incarnation).
+        self._not_before_s: dict[tuple[str, str], float] = {}  # Time before which a worker is not asked again.
+        self._silent: dict[tuple[str, str], int] = {}  # Number of unanswered calls by worker.
 
     async def serves(self, worker_id: str, device: PoolHandle, probe: StorePages) -> bool:
-        """Whether this worker copies from ``device``. ``probe`` names no pages, so it leaves nothing in doubt."""
+        """Return whether this worker copies from ``device``. ``probe`` names no pages: it leaves nothing in doubt."""
         worker = (worker_id, probe.worker_incarnation)
         if device.kind not in self._kinds or device.parts or worker in self._silent:
             return False
@@ -75,8 +77,10 @@ class WorkerStores:
         return not reason
 
     async def store(self, worker_id: str, call: StorePages) -> Outcome:
-        """Have it copied. Behind ``silent`` the pages are in doubt until :meth:`settle` returns; behind ``refused``
-        nothing was written. Raises TransportError when it failed and nothing is written any more.
+        """Have the worker copy a call's pages.
+
+        After ``silent`` the pages are in doubt until :meth:`settle` returns; after ``refused`` nothing was written.
+        Raises TransportError when it failed and nothing is written any more.
         """
         worker = (worker_id, call.worker_incarnation)
         try:
@@ -93,7 +97,7 @@ class WorkerStores:
         return "stored"
 
     async def settle(self, worker_id: str, call: StorePages) -> None:
-        """Return when nothing of a call that was not answered is written any more."""
+        """Return when nothing of an unanswered call is written any more."""
         worker = (worker_id, call.worker_incarnation)
         try:
             while not self._is_gone(*worker):
@@ -114,7 +118,7 @@ class WorkerStores:
         return decode(answer, PagesStored)
 
     def _note(self, worker: tuple[str, str], reason: str) -> None:
-        """Record whether it copies, or why not; earlier incarnations of it are over."""
+        """Record whether a worker copies, or why not; its earlier incarnations are forgotten."""
         self._able = {each for each in self._able if each[0] != worker[0]}
         self._not_before_s = {each: at_s for each, at_s in self._not_before_s.items() if each[0] != worker[0]}
         if reason:

@@ -1,4 +1,4 @@
-"""One process per directory: a file lock, which the kernel lets go however its holder ends."""
+"""One process per directory: a file lock, which the kernel releases however its holder ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.errors import ConfigError
 
 
 def holder(path: str) -> str:
-    """Which process holds the lock file ``path``, as its note says: "" if none does, "unknown" without a note.
+    """Return which process holds the lock file ``path``, by its note: "" if none does, "unknown" without a note.
 
     Takes the lock for a moment where it is free. Raises OSError when there is a file that cannot be opened.
     """
@@ -35,8 +35,9 @@ class DirectoryLock:
     """Holds ``path`` until :meth:`release`. The file says which process holds it and stays where it is."""
 
     def __init__(self, path: str) -> None:
-        """Lock the directory. Raises ConfigError, naming the process, if another holds it (or this one, by another
-        object).
+        """Lock the directory.
+
+        Raises ConfigError, naming the process, if another holds it (or this one, by another object).
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -61,7 +62,7 @@ class DirectoryLock:
                 raise
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,10 +1,10 @@
 """The disk tier: chunks in one or several directories, which take them in turn (HCache 4.2.1).
 
-What is where is kept in memory, so that only reading a chunk touches a disk. The map is made from the names of files at
-the start, and :meth:`DiskBackend.entries` makes sure of each by its header. It is of names at rest (``chunk_names``);
-callers use those of the cell. A directory that cannot be used, or in which nothing can be read any more, is left out
-until :meth:`DiskBackend.retake` finds that it can be; one to which a write failed is passed over while others take
-them.
+The places of chunks are kept in memory, so that only reading a chunk touches a disk. The map is made from the names of
+files at the start, and :meth:`DiskBackend.entries` verifies each by its header. It holds names at rest
+(``chunk_names``); callers use those of the cell. A directory that cannot be used, or in which nothing can be read any
+more, is left out until :meth:`DiskBackend.retake` finds that it works; one to which a write failed is passed over while
+others take them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SCAN_THREADS = 8
 _SCANNED_AT_ONCE = 256
 
 CLOSE_S = 30.0
-"""The longest wait for writes under way at the end; a disk that hangs must not keep the process."""
+"""Longest wait for writes under way at the end; a disk that hangs must not keep the process."""
 
 CLOSE_HUNG_S = 1.0
-"""The longest wait for letting go of a directory that is left out, which may hang."""
+"""Longest wait for releasing a directory that is left out, which may hang."""
 
 PROBE_S = 5.0
 
@@ -48,7 +48,7 @@ OPEN_S = 10.0
 """How long a directory may be silent at the start before the others go on without it."""
 
 WITNESSES = 3
-"""Chunks of a directory that are tried before it is given up for one that could not be read."""
+"""Other chunks of a directory that are tried before it is left out because of an unreadable one."""
 
 _log = logs.get_logger("disk")
 
@@ -60,11 +60,11 @@ class _Place:
     is_checked: bool
     """Whether its header was read, or it was written here."""
     key: ChunkKey
-    """Its name in the cell, or that at rest as long as the former is not known."""
+    """Its name in the cell, or at rest as long as the former is not known."""
 
 
 class DiskBackend:
-    """See :class:`~services.storage.backends.ChunkBackend`."""
+    """Chunks in directories of a disk; each may fail. See :class:`~services.storage.backends.ChunkBackend`."""
 
     name = "disk"
 
@@ -79,8 +79,8 @@ class DiskBackend:
     ) -> None:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
-        ``on_found`` is told of chunks as they are found here, by their number.
-        A directory that does not answer for ``OPEN_S`` seconds is left out.
+        ``on_found`` is called with the number of chunks found so far. A directory that does not answer for ``OPEN_S``
+        seconds is left out.
 
         Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
         ConfigError for one that is named twice.
@@ -91,19 +91,19 @@ class DiskBackend:
         self._lock = threading.Lock()
         self._keys = KeyLocks()
         self._names = names or ChunkNames()
-        self._places: dict[ChunkKey, _Place] = {}  # By names at rest.
-        # By names of the cell, those at rest of what was written or read here: a chunk whose key is gone, or another
-        # now, can still be deleted.
+        self._places: dict[ChunkKey, _Place] = {}  # Places by names at rest.
+        # Names at rest by names of the cell, for chunks written or read here: so a chunk can still be deleted when its
+        # key is gone or has changed.
         self._at_rest: dict[ChunkKey, ChunkKey] = {}
         self._is_direct_wanted = is_direct_wanted
         self._is_closed = False
         self._has_told = False
         self.left_out: dict[str, str] = {}
-        """Directories that are not used, and why."""
+        """Reasons by directory that is not used."""
         self.failing: dict[str, str] = {}
-        """Directories that are used, and to which the last write failed, and why."""
+        """Reasons by directory in use to which the last write failed."""
         self.directories: list[DiskDirectory] = []
-        self._noted: dict[DiskDirectory, NotedHeats] = {}  # Until they are noted again.
+        self._noted: dict[DiskDirectory, NotedHeats] = {}  # Heats of the last note, until the next one.
         try:
             for path in paths:
                 if not open_in_time(partial(self._take, path), on_found, OPEN_S):
@@ -114,12 +114,14 @@ class DiskBackend:
 
     @property
     def quarantined(self) -> int:
-        """Files that turned out not to be their chunk, since the start."""
+        """Number of files since the start that were not the chunk of their name."""
         return sum(directory.quarantined for directory in self.directories)
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.ChunkBackend`. Raises InvalidRequest for a blob of no whole blocks,
-        and KeyMissing for one that is sealed with a key that there is not any more.
+        """Write a blob to the directory of its stripe; see :class:`~services.storage.backends.ChunkBackend`.
+
+        Raises InvalidRequest for a blob of no whole blocks, and KeyMissing for one that is sealed with a key that is
+        gone.
         """
         if not blob.nbytes or blob.nbytes % BLOCK_BYTES:
             raise InvalidRequest(f"a blob of {blob.nbytes} bytes is not whole blocks")
@@ -138,7 +140,7 @@ class DiskBackend:
             return True
 
     def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
-        """See :class:`~services.storage.backends.ChunkBackend`."""
+        """Read a blob and forget it if its file is gone; see :class:`~services.storage.backends.ChunkBackend`."""
         name = self._name(key)
         place = self._find(name)
         if name is None or place is None:
@@ -151,7 +153,7 @@ class DiskBackend:
     def read_ranges(
         self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float
     ) -> int:
-        """See :class:`~services.storage.backends.PartialReads`."""
+        """Read parts of a blob; forget it if its file is gone. See :class:`~services.storage.backends.Directories`."""
         check_ranges(ranges, into, first)
         name = self._name(key)
         place = self._find(name)
@@ -163,7 +165,7 @@ class DiskBackend:
         return place.nbytes
 
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.PartialReads`."""
+        """Write the new file beside the old one and rename it; see :class:`~services.storage.backends.Directories`."""
         deadline_s = time.monotonic() + timeout_s
         name = self._name(key)
         if name is None:
@@ -173,41 +175,52 @@ class DiskBackend:
             if place is None or place.nbytes != blob.nbytes:
                 return False
             holding.where = place.directory
-            # In its own directory, whichever that is: a name must not be in two.
+            # In its own directory, because a name must not be in two.
             place.directory.replace(name.path, blob, deadline_s)
             return True
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.ChunkBackend`. A chunk may be back after a loss of power."""
+        """Delete a chunk's file, which may be back after a loss of power.
+
+        See :class:`~services.storage.backends.ChunkBackend`.
+        """
         return self._remove(key, timeout_s, DiskDirectory.delete)
 
     def quarantine(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Drop a chunk that failed verification, but keep the file for an operator. False if the tier lacked it."""
+        """Drop a chunk that failed verification, but keep the file for an operator.
+
+        Return False if the tier lacked it.
+        """
         return self._remove(key, timeout_s, DiskDirectory.quarantine)
 
     def paths(self) -> list[str]:
-        """See :class:`~services.storage.backends.Directories`."""
+        """List the directories in use; see :class:`~services.storage.backends.Directories`."""
         return [directory.path for directory in self.directories]
 
     def turn_of(self, stripe: int) -> str:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Return the directory at ``stripe`` in the turn, or the next that can take a blob.
+
+        See :class:`~services.storage.backends.Directories`.
+        """
         return next((directory.path for directory in self._in_turn(stripe)), "")
 
     def place_of(self, key: ChunkKey) -> tuple[str, int]:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Look the blob up in the map in memory; see :class:`~services.storage.backends.Directories`."""
         place = self._find(self._name(key))
         return ("", 0) if place is None else (place.directory.path, place.nbytes)
 
     def disown(self, key: ChunkKey) -> None:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Forget the place of a blob; see :class:`~services.storage.backends.Directories`."""
         name = self._name(key)
         with self._lock:
             if name is not None:
                 self._pop(name)
 
     def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
-        """See :class:`~services.storage.backends.Directories`: other files of the directory show whether it is bad.
-        The chunk's own file goes to the quarantine. Nothing is removed from a directory that is bad as a whole.
+        """Read other files of the directory to find out whether it is bad.
+
+        See :class:`~services.storage.backends.Directories`. The chunk's own file is quarantined. Nothing is removed
+        from a directory that is bad as a whole.
         """
         deadline_s = time.monotonic() + timeout_s
         name = self._name(key)
@@ -230,7 +243,10 @@ class DiskBackend:
             return Unreadable(left_bytes=left_bytes)
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Forget the directory's chunks and close it in a thread, waited for ``CLOSE_HUNG_S`` at the most.
+
+        See :class:`~services.storage.backends.Directories`.
+        """
         with self._lock:
             directory = self._directory(path)
             if directory is None:
@@ -248,14 +264,14 @@ class DiskBackend:
         return keys
 
     def keep_heats(self, path: str, heats: Mapping[ChunkKey, float]) -> None:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Write the heats to one file of the directory; see :class:`~services.storage.backends.Directories`."""
         directory = self._directory(path)
         if directory is None:
             return
         of_it: dict[ChunkKey, float] = {}
         rest = iter(heats.items())
         while some := list(islice(rest, _SCANNED_AT_ONCE)):
-            with self._lock:  # Not for long: readers need it.
+            with self._lock:  # Held for a short time only, because readers need the lock.
                 named = ((self._at_rest.get(key, key), heat) for key, heat in some)
                 places = ((name, heat, self._places.get(name)) for name, heat in named)
                 of_it |= {name: heat for name, heat, place in places if place and place.directory is directory}
@@ -266,11 +282,11 @@ class DiskBackend:
         self._noted.pop(directory, None)
 
     def retake(self, path: str) -> bool:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Open the directory again and list its chunks; see :class:`~services.storage.backends.Directories`."""
         return path in self.left_out and self._take(path) is not None
 
     def probe(self, path: str) -> bool:
-        """See :class:`~services.storage.backends.Directories`: writes a block, and removes it."""
+        """Write a block to the directory, and remove it; see :class:`~services.storage.backends.Directories`."""
         directory = self._directory(path)
         if directory is None:
             return False
@@ -283,20 +299,21 @@ class DiskBackend:
         return True
 
     def free_bytes(self) -> int:
-        """See :class:`~services.storage.backends.Directories`; of what is free, what this user may have."""
+        """Return the free bytes that this user may have; see :class:`~services.storage.backends.Directories`."""
         systems = {os.stat(directory.path).st_dev: directory.path for directory in list(self.directories)}
         found = [os.statvfs(path) for path in systems.values()]
         return sum(each.f_bavail * each.f_frsize for each in found)
 
     def shapes(self) -> Counter[bytes]:
-        """See :class:`~services.storage.backends.Listing`."""
+        """Count chunks by the names of their files; see :class:`~services.storage.backends.Directories`."""
         with self._lock:
             return Counter(key.geometry for key in self._places)
 
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
-        """See :class:`~services.storage.backends.ChunkBackend`. Reads headers that were not read before, a few ahead of
-        the caller; a file whose header is not that of its chunk is quarantined, and one whose name tells what is
-        sealed in it is deleted.
+        """Yield all chunks, reading headers that were not read before, a few ahead of the caller.
+
+        See :class:`~services.storage.backends.ChunkBackend`. A file whose header is not that of its chunk is
+        quarantined, and one whose name reveals what is sealed in it is deleted.
         """
         with self._lock:
             self._check_open()
@@ -304,7 +321,7 @@ class DiskBackend:
         yield from self._entries(names)
 
     def entries_in(self, path: str) -> Iterator[ChunkEntry]:
-        """See :class:`~services.storage.backends.Directories`."""
+        """Yield one directory's chunks as :meth:`entries` does."""
         directory = self._directory(path)
         with self._lock:
             self._check_open()
@@ -319,7 +336,7 @@ class DiskBackend:
                         yield entry
 
     def close(self) -> None:
-        """See :class:`~services.storage.backends.ChunkBackend`."""
+        """Refuse new calls, wait for writes under way for ``CLOSE_S`` at the most, and release the directories."""
         if not self._keys.close(CLOSE_S):
             _log.error("disk_closed_while_writing", waited_s=CLOSE_S)
         with self._lock:
@@ -329,7 +346,7 @@ class DiskBackend:
         self._release()
 
     def _take(self, path: str, on_found: Callable[[int], None] = lambda chunks: None) -> DiskDirectory | None:
-        """Begin to use a directory; None, and it is left out, if that cannot be."""
+        """Begin to use a directory; leave it out and return None if that fails."""
         try:
             directory = DiskDirectory(path, self._calls, is_direct_wanted=self._is_direct_wanted)
         except (TransportError, CapacityError, ConfigError) as error:
@@ -356,7 +373,7 @@ class DiskBackend:
             directory.close()
             return None
         for key in twice:
-            with contextlib.suppress(TransportError):  # The next start finds it again.
+            with contextlib.suppress(TransportError):  # The next start finds the file again.
                 directory.delete(key.path)
         self.left_out.pop(path, None)
         _log.info(
@@ -413,7 +430,7 @@ class DiskBackend:
             _log.info("disk_directory_works_again", path=directory.path)
 
     def _can_be_read(self, directory: DiskDirectory, bad: ChunkKey, deadline_s: float) -> bool:
-        """Whether a directory gives anything but the chunk ``bad``: others that it has, or a block written now."""
+        """Return whether a directory gives anything but the chunk ``bad``: other chunks, or a block written now."""
         with self._lock:
             others = (key for key, place in self._places.items() if place.directory is directory and key != bad)
             witnesses = list(islice(others, WITNESSES))
@@ -441,13 +458,13 @@ class DiskBackend:
             return None
 
     def _place(self, name: ChunkKey, place: _Place) -> None:
-        """Remember where a chunk is, under the lock."""
+        """Remember where a chunk is; called with the lock held."""
         self._places[name] = place
         if place.key != name:
             self._at_rest[place.key] = name
 
     def _pop(self, name: ChunkKey) -> ChunkKey:
-        """Take a name at rest out of the maps, under the lock; returns the chunk's name in the cell."""
+        """Remove a name at rest from the maps, with the lock held; return the chunk's name in the cell."""
         place = self._places.pop(name, None)
         if place is None:
             return name
@@ -473,7 +490,10 @@ class DiskBackend:
             return is_gone
 
     def _drop(self, name: ChunkKey, place: _Place) -> None:
-        """Forget the missing file of a chunk; it may be elsewhere by now, if that took so long that it was left out."""
+        """Forget the missing file of a chunk.
+
+        The chunk may be elsewhere by now, if its directory was left out meanwhile.
+        """
         with self._lock:
             if self._places.get(name) is place:
                 self._pop(name)
@@ -486,8 +506,9 @@ class DiskBackend:
                 self._drop(name, place)
 
     def _entry(self, name: ChunkKey) -> ChunkEntry | None:
-        """Return the chunk's line of the inventory; None if it is gone or not sound. Its place is logged once, when its
-        header is read.
+        """Return the chunk's line of the inventory; None if it is gone or not sound.
+
+        Its place is logged once, when its header is read.
         """
         place = self._find(name)
         if place is None:
@@ -510,7 +531,7 @@ class DiskBackend:
                 _log.warning("chunk_quarantined", chunk=name.path, reason=error.message, code=error.code)
             return None
         except TransportError as error:
-            # It takes its room all the same. A read will find out.
+            # It takes up space all the same, so it is listed. A read will find out.
             _log.warning("chunk_header_not_read", chunk=name.path, reason=error.message)
             return ChunkEntry(place.key, place.nbytes)
         self._names.learn(name.namespace, found.key_id)
@@ -523,7 +544,7 @@ class DiskBackend:
         return replace(found, key=key, parent=parent, heat=noted.of(name) if noted is not None else None)
 
     def _drop_telling(self, name: ChunkKey) -> None:
-        """Delete a chunk that an earlier release sealed under a name that reveals its tokens: it is not quarantined."""
+        """Delete a chunk that an earlier release sealed under a name that reveals its tokens, without quarantine."""
         if self.delete(name, timeout_s=CLOSE_S):
             measures.BAD_CHUNKS.labels(self.name, "tells_tokens").inc()
             with self._lock:

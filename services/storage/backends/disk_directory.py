@@ -9,10 +9,10 @@
     heats                                                what chunks were worth when that was noted last (``heat_file``)
 
 A chunk is written to ``writing/``, then renamed. A process that ends before the rename leaves a file in ``writing/``;
-after it, the chunk is whole. Nothing waits for the disk's own memory: after a loss of power what was written last may
-be missing, or torn under its name. Every byte of a chunk is checked before it is used, so either is a miss (ADR 0050).
-Data that goes through the page cache is synced all the same, which bounds what lies there unwritten and hears of a disk
-that cannot write it. What is known to be there is replaced only by ``replace``, in the same way: the old or the new
+after it, the chunk is whole. Nothing waits for the disk's own memory: after a loss of power the last chunks may be
+missing, or torn under their names. Every byte of a chunk is checked before it is used, so either is a miss (ADR 0050).
+Data that goes through the page cache is synced all the same, which bounds the unwritten data there and shows a disk
+that cannot write it. A chunk known to be there is replaced only by ``replace``, in the same way: the old or the new
 file has the name. The backend holds the chunk's name meanwhile (``key_locks``).
 """
 
@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -40,7 +41,7 @@ LOCK_FILE = "thermocline.lock"
 CHUNKS, WRITING, QUARANTINE, HEATS = "chunks", "writing", "quarantine", "heats"
 
 QUARANTINED_FILES = 32
-"""Evidence that is kept in each directory; what is found beyond it is deleted, for it is outside every quota."""
+"""Most quarantined files kept in each directory; further ones are deleted, because they are outside every quota."""
 
 _DEPTH = 3  # Directories between ``chunks`` and a file.
 
@@ -48,8 +49,9 @@ _log = logs.get_logger("disk")
 
 
 class DiskDirectory:
-    """Paths of chunks are those of ``ChunkKey.path``. What reads or changes a chunk may come from any thread; no two
-    change the same chunk at once.
+    """The files of one directory. Paths of chunks are those of ``ChunkKey.path``.
+
+    Chunks may be read and changed from any thread; no two calls change the same chunk at once.
     """
 
     def __init__(self, path: str, calls: FileCalls, *, is_direct_wanted: bool) -> None:
@@ -85,60 +87,35 @@ class DiskDirectory:
         Raises CapacityError, or TransportError, also when ``deadline_s`` (``time.monotonic``) passes between two
         calls; then nothing is left of it.
         """
-        temporary = os.path.join(self._writing, f"{os.path.basename(path)}.{next(self._names)}")
-        final = self._file(path)
         with translated(f"chunk {path} cannot be written to {self.path}"):
-            name = ""
             try:
-                self._write(temporary, blob, deadline_s)
-                name = temporary
-                self._make_parents(os.path.dirname(final))
-                _check_time(deadline_s)
-                self._calls.rename(temporary, final)
-            except BaseException as error:
-                if isinstance(error, FileNotFoundError):
-                    # Somebody removed directories. Those that can be made again are, the next time.
-                    self._forget_parents()
-                if name:
-                    self._remove_quietly(name)
+                self._write_as(self._file(path), blob, deadline_s, has_parents=False)
+            except FileNotFoundError:
+                # Its directories were removed from outside; the next write makes them again if it can.
+                with self._making:
+                    self._made.clear()
                 raise
 
     def get(self, path: str, nbytes: int, into: memoryview) -> int:
-        """Read a chunk of ``nbytes`` bytes to the front of ``into``; fewer than that if it is torn, 0 if it is gone.
+        """Read a chunk of ``nbytes`` bytes to the front of ``into``; return fewer bytes if it is torn, 0 if it is gone.
 
-        The size is an argument to save a call: each lets go of the interpreter, which others hold while they verify.
+        The size is an argument to save a call: each releases the interpreter, which others hold while they verify.
         """
         if nbytes > into.nbytes:
             raise IntegrityError(f"chunk {path} has {nbytes} bytes, not {into.nbytes}", code="wrong_layout")
-        with translated(f"chunk {path} cannot be read from {self.path}"):
-            try:
-                fd = self._calls.open(self._file(path), os.O_RDONLY | self._direct(into[:nbytes]))
-            except FileNotFoundError:
-                self._check_present()
-                return 0
-            try:
-                return self._read(fd, into[:nbytes])
-            finally:
-                self._calls.close(fd)
+        with self._opened(path, self._direct(into[:nbytes])) as fd:
+            return 0 if fd is None else self._read(fd, into[:nbytes])
 
     def replace(self, path: str, blob: memoryview, deadline_s: float) -> None:
         """Put ``blob`` in the place of a chunk that is there.
 
         Raises as :meth:`put` does; then either of the two is there.
         """
-        temporary = os.path.join(self._writing, f"{os.path.basename(path)}.{next(self._names)}")
-        final = self._file(path)
         with translated(f"chunk {path} cannot be replaced in {self.path}"):
-            self._write(temporary, blob, deadline_s)
-            try:
-                _check_time(deadline_s)
-                self._calls.rename(temporary, final)
-            except BaseException:
-                self._remove_quietly(temporary)
-                raise
+            self._write_as(self._file(path), blob, deadline_s)
 
     def probe(self, deadline_s: float) -> None:
-        """Write one block, and remove it. Raises CapacityError or TransportError if that cannot be done."""
+        """Write one block, and remove it. Raises CapacityError or TransportError if that fails."""
         temporary = os.path.join(self._writing, f"probe.{next(self._names)}")
         with translated(f"directory {self.path} cannot be written to"):
             try:
@@ -151,47 +128,35 @@ class DiskDirectory:
     ) -> bool:
         """Read parts (offset, bytes) of a chunk to ``into``, to whose front offset ``first`` belongs.
 
-        False if it is gone.
-        Raises IntegrityError (``truncated``) if the file ends before they do, TransportError also past ``deadline_s``.
+        Return False if it is gone. Raises IntegrityError (``truncated``) if the file ends before they do,
+        TransportError also past ``deadline_s``.
         """
-        with translated(f"chunk {path} cannot be read from {self.path}"):
-            flags = self._direct(into)
-            try:
-                fd = self._calls.open(self._file(path), os.O_RDONLY | flags)
-            except FileNotFoundError:
-                self._check_present()
+        flags = self._direct(into)
+        with self._opened(path, flags) as fd:
+            if fd is None:
                 return False
-            try:
-                if not flags:
-                    # What lies around a part is not wanted: reading ahead would multiply what is read.
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-                for offset, nbytes in ranges:
-                    start = offset - first
-                    if self._read(fd, into[start : start + nbytes], offset) < nbytes:
-                        raise IntegrityError(f"chunk {path} ends before byte {offset + nbytes}", code="truncated")
-                    _check_time(deadline_s)
-                return True
-            finally:
-                self._calls.close(fd)
+            if not flags:
+                # Data around a part is not wanted: readahead would multiply the bytes read.
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            for offset, nbytes in ranges:
+                start = offset - first
+                if self._read(fd, into[start : start + nbytes], offset) < nbytes:
+                    raise IntegrityError(f"chunk {path} ends before byte {offset + nbytes}", code="truncated")
+                _check_time(deadline_s)
+            return True
 
     def head(self, path: str, nbytes: int) -> tuple[bytes, int]:
         """Return the first bytes of a chunk (at most ``nbytes``) and its size; (b"", 0) if there is none."""
-        with translated(f"chunk {path} cannot be read from {self.path}"):
-            try:
-                fd = self._calls.open(self._file(path), os.O_RDONLY)
-            except FileNotFoundError:
-                self._check_present()
+        with self._opened(path) as fd:
+            if fd is None:
                 return b"", 0
-            try:
-                # The rest is not about to be read: reading ahead would multiply what an inventory reads.
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-                head = memoryview(bytearray(nbytes))
-                return bytes(head[: self._read(fd, head)]), self._calls.size(fd)
-            finally:
-                self._calls.close(fd)
+            # The rest is not read soon: readahead would multiply the bytes that an inventory reads.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            head = memoryview(bytearray(nbytes))
+            return bytes(head[: self._read(fd, head)]), self._calls.size(fd)
 
     def delete(self, path: str) -> bool:
-        """Remove a chunk; False if there is none."""
+        """Remove a chunk; return False if there is none."""
         with translated(f"chunk {path} cannot be deleted from {self.path}"):
             try:
                 self._calls.unlink(self._file(path))
@@ -201,11 +166,11 @@ class DiskDirectory:
             return True
 
     def quarantine(self, path: str) -> bool:
-        """Move a chunk out of the way, where an operator may look at it; False if there is none."""
+        """Move a chunk to ``quarantine/``, where an operator may look at it; return False if there is none."""
         return self._set_aside(self._file(path))
 
     def scan(self) -> Iterator[tuple[ChunkKey, int]]:
-        """Yield the names and bytes of all chunks, by names and sizes alone; what cannot be a chunk is quarantined."""
+        """Yield (key, bytes) of all chunks, by names and sizes alone; files that cannot be chunks are quarantined."""
         with translated(f"directory {self.path} cannot be listed"):
             for file, nbytes in self._files(self._chunks, _DEPTH):
                 path, is_chunk = os.path.relpath(file, self._chunks).removesuffix(SUFFIX), file.endswith(SUFFIX)
@@ -220,37 +185,57 @@ class DiskDirectory:
                     yield key, nbytes
 
     def noted_heats(self) -> NotedHeats:
-        """Return what was noted last; empty if nothing was, or not whole."""
+        """Return the heats noted last; empty if there is no whole note."""
         file = os.path.join(self.path, HEATS)
-        if not os.path.exists(file):
-            return NotedHeats.unpack(b"")
-        try:
-            fd = self._calls.open(file, os.O_RDONLY)
-            try:
-                into = memoryview(bytearray(self._calls.size(fd)))
-                return NotedHeats.unpack(bytes(into[: self._read(fd, into)]))
-            finally:
-                self._calls.close(fd)
-        except OSError:
-            return NotedHeats.unpack(b"")
+        if os.path.exists(file):
+            with suppress(OSError):
+                fd = self._calls.open(file, os.O_RDONLY)
+                try:
+                    into = memoryview(bytearray(self._calls.size(fd)))
+                    return NotedHeats.unpack(bytes(into[: self._read(fd, into)]))
+                finally:
+                    self._calls.close(fd)
+        return NotedHeats.unpack(b"")
 
     def note_heats(self, data: bytes, deadline_s: float) -> None:
-        """Keep the bytes of ``pack_heats`` in the place of those before. Raises as :meth:`put` does."""
-        temporary = os.path.join(self._writing, f"{HEATS}.{next(self._names)}")
+        """Replace the file of heats by the bytes of ``pack_heats``. Raises as :meth:`put` does."""
         with translated(f"heats cannot be written to {self.path}"):
-            self._write(temporary, memoryview(data), deadline_s)
-            try:
-                self._calls.rename(temporary, os.path.join(self.path, HEATS))
-            except BaseException:
-                self._remove_quietly(temporary)
-                raise
+            self._write_as(os.path.join(self.path, HEATS), memoryview(data), deadline_s)
 
     def close(self) -> None:
-        """Let go of the directory; idempotent."""
+        """Release the directory; idempotent."""
         self._lock.release()
+
+    @contextmanager
+    def _opened(self, path: str, flags: int = 0) -> Iterator[int | None]:
+        """Open a chunk for reading in this block; None if there is none."""
+        with translated(f"chunk {path} cannot be read from {self.path}"):
+            try:
+                fd: int | None = self._calls.open(self._file(path), os.O_RDONLY | flags)
+            except FileNotFoundError:
+                self._check_present()
+                fd = None
+            try:
+                yield fd
+            finally:
+                if fd is not None:
+                    self._calls.close(fd)
 
     def _file(self, path: str) -> str:
         return f"{self._chunks}/{path}{SUFFIX}"
+
+    def _write_as(self, final: str, blob: memoryview, deadline_s: float, *, has_parents: bool = True) -> None:
+        """Write to ``writing/``, then rename to ``final``, whose directories are made first unless it has them."""
+        temporary = os.path.join(self._writing, f"{os.path.basename(final).removesuffix(SUFFIX)}.{next(self._names)}")
+        self._write(temporary, blob, deadline_s)
+        try:
+            if not has_parents:
+                self._make_parents(os.path.dirname(final))
+            _check_time(deadline_s)
+            self._calls.rename(temporary, final)
+        except BaseException:
+            self._remove_quietly(temporary)
+            raise
 
     def _write(self, path: str, blob: memoryview, deadline_s: float) -> None:
         direct = self._direct(blob)
@@ -282,7 +267,7 @@ class DiskDirectory:
         return os.O_DIRECT if np.frombuffer(buffer, np.uint8).ctypes.data % BLOCK_BYTES == 0 else 0
 
     def _allows_direct(self) -> bool:
-        """Whether the file system takes a block past the page cache; some refuse only the write."""
+        """Return whether the file system takes a block past the page cache; some refuse only the write."""
         probe = os.path.join(self._writing, "probe")
         fd = -1
         try:
@@ -298,10 +283,8 @@ class DiskDirectory:
         return True
 
     def _make_directory(self, path: str) -> None:
-        try:
+        with suppress(FileExistsError):
             self._calls.make_directory(path)
-        except FileExistsError:
-            pass
 
     def _make_parents(self, directory: str) -> None:
         """Make a chunk's directories, once in this process."""
@@ -315,12 +298,8 @@ class DiskDirectory:
                     self._make_directory(level)
                     self._made.add(level)
 
-    def _forget_parents(self) -> None:
-        with self._making:
-            self._made.clear()
-
     def _check_present(self) -> None:
-        """Raise FileNotFoundError if it is not one chunk that is missing but the directory: its disk went away."""
+        """Raise FileNotFoundError if not only a chunk but the directory is missing, because its disk went away."""
         os.stat(self._chunks)
 
     def _empty_writing(self) -> int:
@@ -330,7 +309,7 @@ class DiskDirectory:
         return len(leftovers)
 
     def _files(self, directory: str, depth: int) -> Iterator[tuple[str, int]]:
-        """Regular files below a directory, and their bytes; at any depth up to one more than chunks have."""
+        """Yield regular files below a directory, and their bytes; at any depth up to one more than chunks have."""
         with os.scandir(directory) as listing:
             entries = sorted(listing, key=lambda entry: entry.name)
         for entry in entries:
@@ -359,7 +338,7 @@ class DiskDirectory:
         try:
             self._calls.unlink(file)
         except OSError as error:
-            # What went wrong before is what the caller hears of; ``writing`` is emptied at the next start.
+            # The caller gets the first error; ``writing`` is emptied at the next start.
             if error.errno != errno.ENOENT:
                 _log.warning("file_not_removed", file=file, reason=str(error))
 

@@ -13,22 +13,26 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FileCalls:
-    """Straight through to the kernel. Every method raises OSError as the call does."""
+    """Calls passed straight to the kernel. Every method raises OSError as the call does."""
 
     def open(self, path: str, flags: int) -> int:
-        """Open for this process alone; new files are the owner's only."""
+        """Open for this process alone and return the descriptor; new files are the owner's only."""
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def close(self, fd: int) -> None:
+        """Close the descriptor; it does not sync the file."""
         os.close(fd)
 
     def size(self, fd: int) -> int:
+        """Return the file's size in bytes, by fstat."""
         return os.fstat(fd).st_size
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
+        """Read at byte ``offset`` into ``into``; return how many bytes were read, 0 at the end of the file."""
         return os.preadv(fd, [into], offset)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write at byte ``offset``; return how many bytes were written, which may be fewer than given."""
         return os.pwrite(fd, data, offset)
 
     def sync_data(self, fd: int) -> None:
@@ -36,12 +40,15 @@ class FileCalls:
         os.fdatasync(fd)
 
     def make_directory(self, path: str) -> None:
+        """Make one directory, the owner's only; its parent must exist."""
         os.mkdir(path, 0o700)
 
     def rename(self, source: str, target: str) -> None:
+        """Rename atomically, replacing ``target`` if it exists."""
         os.rename(source, target)
 
     def unlink(self, path: str) -> None:
+        """Remove a file's name; open descriptors keep its data."""
         os.unlink(path)
 
 

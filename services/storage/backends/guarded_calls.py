@@ -1,8 +1,9 @@
-"""Calls to a store that may be slow, broken or gone: bounded in time, in number and in patience.
+"""Calls to a store that may be slow, broken or gone: bounded in time, in number and in retries.
 
 A call holds one of a bounded number of slots, asks the circuit breaker (:mod:`services.storage.core.circuit_breaker`),
-and is repeated after a transient failure (:mod:`services.storage.core.retrying`) until its deadline, which nothing
-outlives. Callers await it on their own event loop, or block: then the request runs on a loop in a thread of its own.
+and is repeated after a transient failure (:mod:`services.storage.core.retrying`) until its deadline, past which it
+never goes on. Callers await it on their own event loop, or block: then the request runs on a loop in a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 FAILURES_TO_OPEN = 5
 COOL_DOWN_S = 10.0
 FAIR_TRIAL_S = 0.25
-"""A call that had less time than this and ran out of it says nothing about the store."""
+"""Shortest time of a call whose timing out counts against the store."""
 
 ENDING_S = 1.0
 """How long closing waits for requests that it has cut off."""
@@ -45,7 +46,7 @@ _GAUGE: dict[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What the store said. ``outcome`` is the metric's word for it: ok, missing, exists, too_large."""
+    """The store's answer. ``outcome`` is the metric's word for it: ok, missing, exists, too_large."""
 
     outcome: str
     value: T
@@ -53,19 +54,9 @@ class Answer(Generic[T]):
 
 Attempt = Callable[[], Coroutine[Any, Any, Answer[T]]]
 
-_Lanes = dict[bool, asyncio.Semaphore]
-
-
-def _lanes(slots: int) -> _Lanes:
-    return {is_writing: asyncio.Semaphore(slots) for is_writing in (False, True)}
-
 
 class GuardedCalls:
-    """One store's calls: ``slots`` that write and as many that do not are under way at once, of those who await as of
-    those who block.
-
-    ``clock``, ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests.
-    """
+    """One store's calls, bounded in time, number and retries. Awaited and blocking calls have slots of their own."""
 
     def __init__(
         self,
@@ -79,10 +70,17 @@ class GuardedCalls:
         chance: Callable[[], float] = random.random,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        """Start the thread that runs the requests of blocking callers; :meth:`close` ends it.
+
+        ``name`` is the store's, for messages and the thread. No call takes longer than ``timeout_s`` seconds, retries
+        and the wait for a slot included. Of awaited writes, of other awaited calls, and of blocking ones, at most
+        ``slots`` run at once. Without a ``policy`` or a ``breaker`` the default one is used. ``clock`` (seconds),
+        ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests.
+        """
         self._name = name
         self._timeout_s = timeout_s
         # Requests that wait for a read must not stand behind uploads, which no request waits for.
-        self._lanes, self._asked_lanes = _lanes(slots), _lanes(slots)
+        self._writing, self._reading, self._blocking = (asyncio.Semaphore(slots) for _ in range(3))
         self._slot_count = slots
         self._policy = policy or RetryPolicy()
         self._breaker = breaker or CircuitBreaker(failures_to_open=FAILURES_TO_OPEN, cool_down_s=COOL_DOWN_S)
@@ -103,24 +101,26 @@ class GuardedCalls:
 
     @property
     def timeout_s(self) -> float:
-        """The longest that any call takes."""
+        """Longest time that any call takes."""
         return self._timeout_s
 
     @property
     def fault(self) -> str:
-        """Why the store counts as one that does not answer; "" while it does. It has to answer once to be taken for one
-        that does, and then a failure among answers says nothing: the breaker decides.
+        """Why the store counts as unreachable; "" while it answers.
+
+        It has to answer once to count as reachable, and then the breaker decides, so that a failure among answers says
+        nothing.
         """
         with self._breaker_lock:
             is_answering = self._has_answered and self._breaker.state == "closed"
             return "" if is_answering else self._last_failure
 
     def call(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
-        """As :meth:`ask`, for a caller that blocks its thread."""
-        # What begins before the end is seen by it, and nothing begins after it.
+        """Do the same as :meth:`ask`, for a caller that blocks its thread."""
+        # Closing sees every call that begins before it, and none begins after it.
         with self._begin_lock:
             self._check_open(verb)
-            call = self._call(verb, attempt, timeout_s, self._lanes)
+            call = self._call(verb, attempt, timeout_s, self._blocking)
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
         return future.result()
 
@@ -130,7 +130,7 @@ class GuardedCalls:
         It runs on the caller's event loop, always the same one; cancelling it ends the request. Raises TransportError
         when there is no answer, CapacityError when the store is full.
         """
-        return await self._call(verb, attempt, timeout_s, self._asked_lanes)
+        return await self._call(verb, attempt, timeout_s, self._writing if verb in WRITING else self._reading)
 
     def close(self) -> None:
         """Refuse new calls, wait for those that block (each has its bound), and end the loop; idempotent."""
@@ -156,10 +156,9 @@ class GuardedCalls:
         if self._closing.is_set():
             raise self._refusal(verb, "closed", f"{self._name} is closed")
 
-    async def _call(self, verb: str, attempt: Attempt[T], timeout_s: float, lanes: _Lanes) -> T:
+    async def _call(self, verb: str, attempt: Attempt[T], timeout_s: float, lane: asyncio.Semaphore) -> T:
         begun_s = self._clock()
         allowed_s = min(timeout_s, self._timeout_s)
-        lane = lanes[verb in WRITING]
         await self._enter(lane, verb, allowed_s)
         try:
             self._check_open(verb)
@@ -194,7 +193,7 @@ class GuardedCalls:
             verdict = "succeeded"  # A store that says it is full has answered, and can still be read.
             raise
         except _OutOfTime as error:
-            # Where the time was short, or went by in waiting for others, the store is not to blame for it.
+            # The store is not to blame if the time was short, or was spent waiting for other calls.
             verdict = "failed" if granted_s >= min(FAIR_TRIAL_S, self._timeout_s) else "released"
             reason = str(error)
             raise TransportError(reason) from error.__cause__
@@ -281,7 +280,7 @@ async def _within(attempt: Attempt[T], remaining_s: float) -> Answer[T]:
 
 
 class _OutOfTime(Exception):
-    """The deadline passed; becomes a TransportError when the breaker has been told."""
+    """The deadline passed; becomes a TransportError after the breaker was informed."""
 
 
 _open: weakref.WeakSet[GuardedCalls] = weakref.WeakSet()
@@ -295,9 +294,10 @@ def _settle_at_exit(calls: GuardedCalls) -> None:
 
 
 def _settle() -> None:
-    """Wait for the library's threads: they release an answer a moment after it was given, and if the interpreter is
-    gone by then, they abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits
-    for them.
+    """Wait for the library's threads, so that the interpreter ends after them.
+
+    They release an answer a moment after it was given, and abort the process if the interpreter is gone by then (a race
+    that pyo3-async-runtimes leaves to its users).
     """
     for calls in list(_open):
         calls.close()

@@ -1,4 +1,4 @@
-"""What chunks of a directory were worth when that was noted last, in one small file of it: ten bytes a chunk.
+"""The last note of the heats of a directory's chunks, in one small file: ten bytes a chunk.
 
 ::
 
@@ -6,7 +6,7 @@
     names [chunks] uint64, ascending: xxh3_64 of identity and geometry
     heats [chunks] float16: ``core.chunk_worth.heat_left``
 
-It is a hint: a chunk that it does not name counts as used once, now, and a file that is torn says nothing.
+It is a hint: a chunk that it does not name counts as used once, now, and a torn file is ignored.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _ENTRY_BYTES = 10
 
 
 class NotedHeats:
-    """Those of one directory."""
+    """The noted heats of one directory."""
 
     def __init__(self, names: npt.NDArray[np.uint64], heats: npt.NDArray[np.float16]) -> None:
+        """Take ``names``, uint64 [chunks] in ascending order, and their ``heats``, float16 [chunks]."""
         self._names = names
         self._heats = heats
 
     @classmethod
     def unpack(cls, data: bytes) -> NotedHeats:
-        """Undo :func:`pack_heats`; empty for anything else."""
+        """Return the content of :func:`pack_heats`'s bytes; empty for any others."""
         is_whole = len(data) >= _HEAD.size
         magic, count, checksum = _HEAD.unpack_from(data) if is_whole else (b"", 0, 0)
         body = data[_HEAD.size :]
@@ -42,11 +43,8 @@ class NotedHeats:
         split = count * 8 if is_sound else 0
         return cls(np.frombuffer(body[:split], "<u8"), np.frombuffer(body[split:] if is_sound else b"", "<f2"))
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def of(self, key: ChunkKey) -> float | None:
-        """Return what a chunk was worth; None if it is not named."""
+        """Return a chunk's noted heat; None if it is not named."""
         name = _name(key)
         place = int(np.searchsorted(self._names, np.uint64(name)))
         if place == len(self._names) or int(self._names[place]) != name:

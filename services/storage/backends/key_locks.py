@@ -14,7 +14,7 @@ from shared.errors import TransportError
 
 @dataclass(eq=False, slots=True)
 class Holding:
-    """One change under way. ``where`` it is made may be said later, and :meth:`KeyLocks.let_go` ends it there."""
+    """One change under way. ``where`` it is made may be set later, and :meth:`KeyLocks.let_go` ends it there."""
 
     where: object = None
 
@@ -23,6 +23,7 @@ class KeyLocks:
     """Locks that exist while they are held, so that there is no table of them to grow."""
 
     def __init__(self) -> None:
+        """Begin with no key held."""
         self._changed = threading.Condition()
         self._held: dict[ChunkKey, Holding] = {}
         self._is_closed = False
@@ -49,13 +50,13 @@ class KeyLocks:
                 self._changed.notify_all()
 
     def let_go(self, where: object) -> None:
-        """Stop waiting for changes that are made there: they may hang."""
+        """Stop waiting for changes made at ``where``: they may hang."""
         with self._changed:
             self._held = {key: holding for key, holding in self._held.items() if holding.where is not where}
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Refuse new holders of a key, and wait for those there are; False if that took too long. Idempotent."""
+        """Refuse new holders of a key, and wait for the others; return False if that took too long. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Lists a store page by page, and goes on where a page failed."""
+"""Listing of a store page by page, which continues where a page failed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Listing:
-    """A listing that goes on behind the last name when a page failed, where the store lists in order."""
+    """A listing that continues behind the last name when a page failed, where the store lists in order."""
 
     def __init__(self, store: StoreCalls, prefix: str, is_in_order: bool, after: str = "") -> None:
-        """Names below ``prefix`` ("" is all), behind ``after`` where the store lists in order."""
+        """Prepare to list names below ``prefix`` ("" is all), behind ``after`` where the store lists in order."""
         self._store = store
         self._prefix = prefix or None
         self._is_in_order = is_in_order

@@ -4,7 +4,7 @@ Chunks are named by their contents, so nodes that write one name write the same 
 ("create"): the first writer's blob stays and the others learn that it is there. A store without conditional writes is
 asked first instead, and of two that write at the same moment the last one writes the same chunk over the first.
 
-Every answer is within the time that the caller gave; what was found to be absent is not asked again for a while.
+Every answer is within the time that the caller gave; a chunk found to be absent is not asked for again for a while.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -53,8 +52,9 @@ _log = logs.get_logger("storage")
 def open_remote(
     config: StorageConfig, *, environ: Mapping[str, str] | None = None, names: ChunkNames | None = None
 ) -> RemoteBackend | None:
-    """Return the remote tier that ``config.remote`` names, or None. Raises ConfigError; sends no request to the store
-    yet.
+    """Return the remote tier that ``config.remote`` names, or None. Sends no request to the store yet.
+
+    Raises ConfigError.
     """
     if not config.remote:
         return None
@@ -66,7 +66,7 @@ def open_remote(
 
 
 class ObjectStoreBackend:
-    """A ``RemoteBackend`` over one object store; see :mod:`services.storage.backends` for what its calls promise."""
+    """A ``RemoteBackend`` over one object store; :mod:`services.storage.backends` has the properties of its calls."""
 
     name = "remote"
 
@@ -79,6 +79,11 @@ class ObjectStoreBackend:
         clock: Callable[[], float] = time.monotonic,
         names: ChunkNames | None = None,
     ) -> None:
+        """Send the requests of ``store`` through ``calls``, which :meth:`close` closes; none is sent yet.
+
+        ``names`` translates to names at rest; None leaves names as they are, for chunks that are not sealed. ``clock``
+        (seconds) times the notes of absent chunks.
+        """
         self.location = location
         self._names = names or ChunkNames()
         self._store = store
@@ -86,57 +91,36 @@ class ObjectStoreBackend:
         self._clock = clock
         self._writes_conditionally = True
         self._absence = AbsenceCache(max_chunks=ABSENT_CHUNKS, lifetime_s=ABSENCE_S)
-        self._absence_lock = threading.Lock()
-
-    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
-        """Keep a blob; ``stripe`` means nothing to a store of one place."""
-        # A copy, because a write that was given up may still be read from when the caller uses its buffer again.
-        body = bytes(blob)
-        path = self._names.at_rest(key).path
-        is_new = self._calls.call("put", lambda: self._put(path, body), timeout_s=timeout_s)
-        with self._absence_lock:
-            self._absence.forget(key, self._clock())
-        if is_new:
-            measures.REMOTE_BYTES.labels("up").inc(len(body))
-        return is_new
-
-    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
-        """Read a whole blob; of one that is larger than ``into`` no more is read than shows that it is."""
-        if self._is_known_absent(key):
-            return 0
-        asked_s, path = self._clock(), self._names.at_rest(key).path
-        body = self._calls.call("get", lambda: self._get(path, len(into)), timeout_s=timeout_s)
-        found = self._checked(key, len(into), body, asked_s)
-        if found is None:
-            return 0
-        # Copied here and not as it arrives: only the caller's own thread may touch the caller's buffer, and only
-        # until this call returns.
-        into[: found.nbytes] = found
-        return found.nbytes
 
     async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
-        """Read a whole blob; of one that has more than ``most`` bytes no more is read than shows that it has."""
-        if self._is_known_absent(key):
+        """Read a whole blob; if it has more than ``most`` bytes, only as much is read as shows that."""
+        if self._absence.is_absent(key, self._clock()):
+            measures.REMOTE_REQUESTS.labels("get", "known_missing").inc()
             return None
         asked_s, path = self._clock(), self._names.at_rest(key).path
         body = await self._calls.ask("get", lambda: self._get(path, most), timeout_s=timeout_s)
-        return self._checked(key, most, body, asked_s)
+        if body is None:
+            self._absence.note(key, asked_s=asked_s, now_s=self._clock())
+            return None
+        measures.REMOTE_BYTES.labels("down").inc(len(body))
+        if len(body) > most:
+            raise IntegrityError(f"{path} has more than {most} bytes in {self.location}")
+        return memoryview(body)
 
     async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
-        """Keep a blob, in the place of what is not this chunk."""
+        """Keep a blob, replacing an object that is not this chunk."""
         attempt = partial(self._store_whole, self._names.at_rest(key).path, blob, is_stale)
         stored = await self._calls.ask("put", attempt, timeout_s=timeout_s)
-        with self._absence_lock:
-            self._absence.forget(key, self._clock())
+        self._absence.forget(key, self._clock())
         if stored != "there":
             measures.REMOTE_BYTES.labels("up").inc(len(blob))
         return stored
 
     async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
-        """Bytes of each of these blobs, which are in the order of their names at rest: from a listing where the store
-        lists in order, else asked one by one.
+        """Return the bytes of each of these blobs, which are in the order of their names at rest.
 
-        A listing also names what others keep between the first and the last of them.
+        They come from a listing where the store lists in order, else each is asked for. A listing also names objects of
+        others between the first and the last of them.
         """
         if not keys:
             return []
@@ -147,19 +131,14 @@ class ObjectStoreBackend:
         return await asyncio.gather(*asked)
 
     async def remove(self, keys: Sequence[ChunkKey], *, timeout_s: float) -> None:
-        """Drop blobs, in as few requests as the store's protocol needs."""
+        """Delete blobs, in as few requests as the store's protocol needs."""
         paths = [self._names.at_rest(key).path for key in keys]
         await self._calls.ask("delete", lambda: self._remove(paths), timeout_s=timeout_s)
 
-    def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Drop a blob. It is asked for first, since stores answer alike whether there was one or not."""
-        path = self._names.at_rest(key).path
-        return self._calls.call("delete", lambda: self._delete(path), timeout_s=timeout_s)
-
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
-        """Yield the chunks of a namespace, page by page; objects of other names are passed over.
+        """Yield the chunks of a namespace, page by page; objects of other names are skipped.
 
-        Each page has the store's time-out. Raises TransportError when a page cannot be had.
+        Each page has the store's time-out. Raises TransportError when a page cannot be read.
         """
         prefix = f"{namespace}/" if namespace else ""
         listing = Listing(self._store, prefix, self.location.lists_in_order)
@@ -173,34 +152,29 @@ class ObjectStoreBackend:
 
     @property
     def fault(self) -> str:
-        """Why the store counts as one that does not answer; "" while it does."""
+        """Why the store counts as unreachable; "" while it answers."""
         return self._calls.fault
 
     def probe(self) -> None:
-        """Ask for an object that is never there, in as far as the breaker lets this call through. Blocking.
+        """Ask for an object that is never there, if the breaker lets this call through. Blocking.
 
         Raises TransportError when the store does not answer, or its bucket is missing.
         """
         self._calls.call("probe", lambda: self._get(PROBE_NAME, 0), timeout_s=self._calls.timeout_s)
 
     def close(self) -> None:
+        """Refuse new calls and wait for those that block (``GuardedCalls.close``)."""
         self._calls.close()
-
-    def _checked(self, key: ChunkKey, most: int, body: Bytes | bytes | None, asked_s: float) -> memoryview | None:
-        if body is None:
-            self._note_absent(key, asked_s)
-            return None
-        measures.REMOTE_BYTES.labels("down").inc(len(body))
-        if len(body) > most:
-            raise IntegrityError(f"{self._names.at_rest(key).path} has more than {most} bytes in {self.location}")
-        return memoryview(body)
 
     async def _store_whole(self, path: str, body: bytes, is_stale: IsStale) -> Answer[Stored]:
         if (await self._put(path, body)).value:
             return Answer("ok", "new")
         nbytes = (await self._head(path)).value
-        if nbytes == len(body) and not is_stale(nbytes, await self._store.front(path, FRONT_BYTES)):
-            return Answer("exists", "there")
+        if nbytes == len(body):
+            # One byte more than the most is read, and nothing where it was deleted meanwhile.
+            front = (await self._get(path, FRONT_BYTES - 1)).value
+            if not is_stale(nbytes, bytes(front or b"")):
+                return Answer("exists", "there")
         await self._store.put(path, body, "overwrite")
         return Answer("replaced", "replaced")
 
@@ -222,7 +196,7 @@ class ObjectStoreBackend:
         except FileNotFoundError as error:
             if not is_missing(error):
                 raise
-            # Some stores take one that is gone for a failure of all.
+            # Some stores report a missing object as a failure of all.
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     await self._store.delete(path)
@@ -276,23 +250,3 @@ class ObjectStoreBackend:
             if not is_missing(error):
                 raise
             return Answer("missing", 0)
-
-    async def _delete(self, path: str) -> Answer[bool]:
-        if (await self._head(path)).outcome == "missing":
-            return Answer("missing", False)
-        try:
-            await self._store.delete(path)
-        except FileNotFoundError:
-            return Answer("missing", False)  # Somebody else dropped it meanwhile.
-        return Answer("ok", True)
-
-    def _is_known_absent(self, key: ChunkKey) -> bool:
-        with self._absence_lock:
-            is_absent = self._absence.is_absent(key, self._clock())
-        if is_absent:
-            measures.REMOTE_REQUESTS.labels("get", "known_missing").inc()
-        return is_absent
-
-    def _note_absent(self, key: ChunkKey, asked_s: float) -> None:
-        with self._absence_lock:
-            self._absence.note(key, asked_s=asked_s, now_s=self._clock())

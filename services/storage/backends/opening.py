@@ -1,4 +1,4 @@
-"""Opening what may hang: in a thread of its own, for as long as something is heard of it."""
+"""Opening of directories that may hang: in a thread of its own, as long as it reports progress."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from shared.errors import TransportError
 
 Heard = Callable[[int], None]
-"""Told of chunks as they are found, by their number."""
+"""Callback with the number of chunks found so far."""
 
 
 def open_in_time(opening: Callable[[Heard], object], on_found: Heard, silence_s: float) -> bool:
-    """Call ``opening`` with what it must tell of progress; False if it was silent for ``silence_s`` seconds.
+    """Call ``opening`` with a callback for its progress; return False if it was silent for ``silence_s`` seconds.
 
-    It goes on in its thread then, and gets TransportError the next time that it tells of something. Raises what it
+    It goes on in its thread then, and its next call of the callback raises TransportError. Raises what ``opening``
     raises. Blocking.
     """
     heard_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where an object store is, from its URL.
+"""The location of an object store, from its URL.
 
 =====================  =============================================================
 URL                    store
@@ -47,10 +47,11 @@ class RemoteLocation:
 
     @property
     def lists_in_order(self) -> bool:
-        """Whether listings are sorted by name, so that one that broke off goes on behind the last name."""
+        """Whether listings are sorted by name, so that one that broke off continues behind the last name."""
         return self.scheme in ("s3", "gs", "az")
 
     def __str__(self) -> str:
+        """Return the location as a URL, such as ``s3://bucket/prefix``."""
         return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.prefix else ''}{self.prefix}"
 
 
@@ -91,8 +92,9 @@ def parse_remote(url: str) -> RemoteLocation:
 
 
 def check_transport(scheme: Scheme, environ: Mapping[str, str]) -> bool:
-    """Whether a store of this kind may be spoken to over plain HTTP. Raises ConfigError if ``environ`` names such an
-    endpoint and does not allow it.
+    """Return whether a store of this kind may be reached over plain HTTP.
+
+    Raises ConfigError if ``environ`` names such an endpoint and does not allow it.
     """
     variable = _ALLOW_HTTP.get(scheme, "")
     is_allowed = environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")

@@ -1,4 +1,4 @@
-"""Makes the library's client for a location, with its settings taken from the environment of the process.
+"""The library's client for a location, with settings from the environment of the process.
 
 The client neither retries nor waits by itself: that is decided in :mod:`services.storage.backends.guarded_calls`.
 """
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 STALL_SHARE = 0.5
-"""A connection that moves nothing for this share of the time-out is broken, so that a second attempt has time left."""
+"""Part of the time-out after which a connection that moves nothing counts as broken, so that a second attempt has time
+left.
+"""
 
 CONNECT_SHARE = 0.25
 
@@ -41,7 +43,7 @@ def connect(location: RemoteLocation, *, timeout_s: float, environ: Mapping[str,
 
 
 def _connect_over_http(location: RemoteLocation, timeout_s: float, environ: Mapping[str, str]) -> ObjectStore:
-    # Options that are given here replace the ones that the library would read from the environment.
+    # Options given here replace those that the library would read from the environment.
     options: ClientConfig = {
         "timeout": timedelta(seconds=timeout_s),
         "connect_timeout": timedelta(seconds=timeout_s * CONNECT_SHARE),

@@ -1,4 +1,4 @@
-"""What an error of the object-store library means: the only place that knows its exceptions and their wording."""
+"""The meaning of the object-store library's errors: the only module that knows its exceptions and their wording."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ class Fault:
 
 
 def is_missing(error: FileNotFoundError) -> bool:
-    """Whether the object is not there. False: its bucket is not, which is a fault of the settings."""
+    """Return whether the object is missing. False: its bucket is, which is a fault of the settings."""
     return not any(phrase in str(error) for phrase in _NO_BUCKET)
 
 
 def is_empty(error: Exception) -> bool:
-    """Whether the first bytes of an object were asked for that has none."""
+    """Return whether the first bytes of an empty object were asked for."""
     return _status(error) == 416 or "StartTooLarge" in str(error)
 
 
 def is_there_already(error: Exception) -> bool:
-    """Whether a conditional write found the object in place, or another writer at it."""
+    """Return whether a conditional write found the object in place, or another writer at it."""
     return isinstance(error, AlreadyExistsError)
 
 
 def lacks_conditional_writes(error: Exception) -> bool:
-    """Whether the store, or its configuration, knows no conditional writes."""
+    """Return whether the store, or its configuration, supports no conditional writes."""
     return isinstance(error, NotImplementedError | NotSupportedError) or _status(error) == 501
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the store has no room."""
+    """Return whether the store has no room."""
     found = _OS_ERROR.search(str(error))
     return _status(error) in _FULL_STATUS or bool(found and int(found[1]) in _FULL_ERRNO)
 
 
 def fault_of(error: Exception) -> Fault:
-    """Translate an exception. Mutates it: secrets in its text (a signed query) do not get into a log."""
+    """Translate an exception. Changes it: secrets in its text (a signed query) are removed, so that no log has them."""
     text = _redact(error)
     if isinstance(error, TimeoutError | concurrent.futures.TimeoutError | asyncio.TimeoutError):
         return Fault("timed_out", "no answer in time")
@@ -79,7 +79,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _redact(error: Exception) -> str:
-    # The library appends a dump of its own structures, which tells an operator nothing and may hold a signed URL.
+    # The library appends a dump of its own structures, which is of no use and may hold a signed URL.
     text = _QUERY.sub("?…", str(error).split("\n\nDebug source:")[0])[:_TEXT_CHARS]
     if not isinstance(error, OSError):
         error.args = (text,)

@@ -1,7 +1,7 @@
-"""What a store was lately found to lack, so that the same miss is not asked again for each request.
+"""Chunks that a store was lately found to lack, so that the same miss is not asked again for each request.
 
-Another node may write a chunk at any time, so an absence is believed for a bounded time only. The number of chunks
-that are remembered is bounded too: past it, what was noted first is forgotten, which costs a request and no more.
+Another node may write a chunk at any time, so an absence is believed for a bounded time only. The number of remembered
+chunks is bounded too: past it, the oldest note is forgotten, which costs one request.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from services.storage.backends import ChunkKey
 
 
 class AbsenceCache:
-    """Chunks that a store lacked, each for ``lifetime_s``, at most ``max_chunks``. Not thread-safe."""
+    """Chunks that a store was found to lack. Not thread-safe."""
 
     def __init__(self, *, max_chunks: int, lifetime_s: float) -> None:
+        """Believe an absence for ``lifetime_s`` seconds, and remember at most ``max_chunks`` of them.
+
+        The last ``max_chunks`` chunks that were written or found are remembered, too.
+        """
         self._max_chunks = max_chunks
         self._lifetime_s = lifetime_s
-        self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # Until when.
-        self._written: OrderedDict[ChunkKey, float] = OrderedDict()  # When.
-
-    def __len__(self) -> int:
-        return len(self._absent)
+        self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # Time until which the absence is believed.
+        self._written: OrderedDict[ChunkKey, float] = OrderedDict()  # Time of a write or find.
 
     def is_absent(self, key: ChunkKey, now_s: float) -> bool:
-        """Whether the store need not be asked. Mutates: what is out of date is forgotten."""
+        """Return whether the store need not be asked. Forgets outdated notes."""
         until_s = self._absent.get(key)
         if until_s is None:
             return False
@@ -36,7 +37,7 @@ class AbsenceCache:
     def note(self, key: ChunkKey, *, asked_s: float, now_s: float) -> None:
         """Note that the store, asked at ``asked_s``, lacked it.
 
-        An answer to a question from before the chunk was written here is out of date when it comes, and is ignored.
+        An answer to a question from before the chunk was written here is outdated, and is ignored.
         """
         if self._written.get(key, -1.0) >= asked_s:
             return

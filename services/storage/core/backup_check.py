@@ -1,4 +1,4 @@
-"""Whether a ``BackupPages`` order can be carried out with the pools at hand.
+"""Checks of a ``BackupPages`` order against the pools at hand.
 
 The storage trusts no order: an order that names pages which do not exist is answered, never executed.
 """
@@ -32,11 +32,12 @@ class Transfer:
     after: tuple[int, ...] = ()
 
     def __len__(self) -> int:
+        """Return the number of pages to copy."""
         return len(self.identities)
 
 
 def check_backup(order: BackupPages, device: PoolHandle, host: PoolHandle) -> Transfer:
-    """Unpack ``order`` against the two pools that it names. Raises InvalidRequest, saying what is wrong."""
+    """Check and unpack ``order`` against the two pools that it names. Raises InvalidRequest, saying what is wrong."""
     if device.geometry != host.geometry:
         raise InvalidRequest(f"the pools differ in geometry: device {device.geometry}, host {host.geometry}")
     device_pages = _pages("device", order.device_pages, device.pages)

@@ -1,20 +1,20 @@
-"""What the disk holds, within its quota, and what must go first when there is no room.
+"""The chunks on the disk, within its quota, and their order of eviction.
 
-What a chunk is worth is told in ``chunk_worth``; least worth **per byte** goes first, as far as the cost of losing it
-allows. KV of a prefix is of no use without everything above it. So only a chunk that nothing on the disk (or
-on its way there) continues may go, ties go to the deeper, and what is being read or is pinned stays. Where a chunk was
-lost all the same, because its file was damaged, what it leads to is **cut off**, and goes before everything else; it
-counts again once the chunk is there again, in whatever form.
+``chunk_worth`` defines the worth of a chunk; the least worth **per byte** is evicted first, as far as the cost of
+losing it allows. KV of a prefix is of no use without everything above it. So only a chunk that no other chunk
+continues, on the disk or arriving there, may be evicted; ties go to the deeper, and chunks that are being read or are
+pinned stay. Where a chunk was lost all the same, because its file was damaged, the chunks behind it are **cut off**,
+and are evicted before everything else; they count again once the chunk is there again, in whatever form.
 
-A directory may be **away** for a while: its chunks are not there, but stay in the order and count, so that what leads
-on from them is kept for their return. What has to go meanwhile is forgotten, and its file, like every file that cannot
-be deleted, is **left over**: its bytes count until it is gone.
+A directory may be **away** for a while: its chunks are not there, but stay in the order and count, so that the chunks
+that continue them are kept for their return. A chunk that is evicted meanwhile is forgotten, and its file, like every
+file that cannot be deleted, is **left over**: its bytes count until it is gone.
 
 An owner of namespaces may have a quota of its own (:mod:`chunk_owners`). Room within it is made by its own chunks, by
-the same rule, before a chunk of it makes any other go; and what is above a quota goes before everything else.
+the same rule, before a chunk of it evicts any other; and chunks above a quota are evicted before everything else.
 
-Every operation takes O(log n), amortised: the heap is lazy, and what is out of date in it is dropped when it comes up,
-or at once when it outweighs what is valid. The index takes about 700 bytes a chunk.
+Every operation takes O(log n), amortised: the heap is lazy, and an outdated entry is dropped when it comes up, or at
+once when outdated entries outweigh the valid ones. The index takes about 700 bytes a chunk.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from shared.errors import InvariantViolated
 
 MAX_PINS = 2**20  # Names.
 
-_SLACK = 64  # Outdated entries that a small heap may have.
+_SLACK = 64  # Most outdated entries of a small heap.
 
 _ANY = (inf, 0)
-"""Above the rank of every chunk."""
+"""A bound above the rank of every chunk."""
 
 
 @dataclass(slots=True)
@@ -45,21 +45,21 @@ class _Chunk:
     key: ChunkKey
     nbytes: int
     heat: float  # log2 of its worth at time 0.
-    number: int  # Of its valid entry in the heap; entries of another number are out of date.
+    number: int  # Number of its valid entry in the heap; entries with other numbers are outdated.
     place: int = UNKNOWN
     parent: bytes = b""  # Name of the chunk before it; "" is the root, or unknown.
     uses: int = 0
     readers: int = 0
-    is_listed: bool = False  # It has a valid entry in the heap, and in that of its owner.
-    is_cut_off: bool = False  # Something that it continues was lost.
-    search: int = 0  # In which search it was found; 0 for what was saved.
-    away: str = ""  # The directory that it is in, while that is away.
+    is_listed: bool = False  # Whether it has a valid entry in the heap, and in that of its owner.
+    is_cut_off: bool = False  # Whether a chunk that it continues was lost.
+    search: int = 0  # Number of the search that found it; 0 for saved chunks.
+    away: str = ""  # Its directory, while that is away.
     owner: ChunkOwner | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Answer to :meth:`ChunkIndex.reserve`: what had to go, and whether there is room now."""
+    """Answer to :meth:`ChunkIndex.reserve`: the evicted chunks, and whether there is room now."""
 
     victims: tuple[ChunkKey, ...]
     is_granted: bool
@@ -67,7 +67,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A chunk on its way to the disk. ``place`` counts chunks from the root, ``parent`` is the chunk before it."""
+    """A chunk in flight to the disk. ``place`` counts chunks from the root, ``parent`` is the chunk before it."""
 
     key: ChunkKey
     nbytes: int
@@ -86,30 +86,33 @@ def _name(key: ChunkKey) -> bytes:
 
 
 class ChunkIndex:
-    """``quota`` bytes at the most, of what is there and what is on its way. Times are seconds of one clock."""
+    """The chunks on the disk and those arriving, within a quota. Times are seconds of one clock."""
 
     def __init__(self, quota: int) -> None:
+        """Begin with no chunks; ``quota``, in bytes, bounds what is on the disk, arriving or left over."""
         self.quota = quota
-        self.nbytes = 0  # On the disk.
-        self.reserved = 0  # On their way.
-        self.evicted = 0  # Chunks that ever had to make room.
+        self.nbytes = 0  # Bytes on the disk.
+        self.reserved = 0  # Bytes arriving.
+        self.evicted = 0  # Chunks evicted since the start.
         self._chunks: dict[bytes, _Chunk] = {}
         self._arrivals: dict[bytes, Arrival] = {}
-        self._links = ChunkLinks()  # Of chunks, there or on their way, to what they continue.
+        self._links = ChunkLinks()  # From chunks, present or arriving, to those they continue.
         self._reach = ChunkReach(self._chunks, self._arrivals, self._links)
         self._left_over = LeftOver()
-        self._search = 0  # The number of the last search,
+        self._search = 0  # Number of the last search.
         self._is_searching = False
-        self._held_back: list[bytes] = []  # and what could not go because it is not over.
+        self._held_back: list[bytes] = []  # Chunks that may not be evicted before it is over.
         self._pins: dict[bytes, None] = {}
         self._heap: list[Entry] = []
         self._owners = ChunkOwners()
         self._numbers = 0
 
     def __len__(self) -> int:
+        """Return the number of chunks, those in a directory that is away included."""
         return len(self._chunks)
 
     def __contains__(self, key: ChunkKey) -> bool:
+        """Return whether a chunk is on the disk, in a directory that is not away."""
         chunk = self._chunks.get(_name(key))
         return chunk is not None and not chunk.away
 
@@ -120,11 +123,11 @@ class ChunkIndex:
 
     @property
     def pinned(self) -> int:
-        """Names that are pinned, whether their chunks are there or not."""
+        """Number of pinned names, whether their chunks are there or not."""
         return len(self._pins)
 
     def keys(self, *, namespace: str = "", geometry: bytes = b"") -> list[ChunkKey]:
-        """List what is there, in order of arrival, of a namespace and of a geometry (empty is all). O(n)."""
+        """List the present chunks, in order of arrival, of a namespace and of a geometry (empty is all). O(n)."""
         return [
             chunk.key
             for chunk in self._chunks.values()
@@ -134,37 +137,38 @@ class ChunkIndex:
         ]
 
     def heats(self) -> Callable[[float], dict[ChunkKey, float]]:
-        """Return the worth of chunks at a time (seconds), as ``ChunkEntry.heat``; to be computed in another thread."""
+        """Return a function that computes the chunks' ``ChunkEntry.heat`` at a time (seconds), for another thread."""
         chunks = list(self._chunks.values())
         return lambda now_s: {chunk.key: heat_left(chunk.heat, now_s) for chunk in chunks}
 
     def holds(self, geometry: bytes) -> bool:
-        """Whether there is any chunk of a geometry, given by its digest. O(n) where there is none."""
+        """Return whether there is any chunk of a geometry, given by its digest. O(n) where there is none."""
         return any(chunk.key.geometry == geometry for chunk in self._chunks.values())
 
     def nbytes_of(self, key: ChunkKey) -> int:
-        """Bytes of a chunk that is there; 0 of another."""
+        """Return the bytes of a chunk that is there; 0 for any other."""
         chunk = self._chunks.get(_name(key))
         return 0 if chunk is None else chunk.nbytes
 
     def owned_bytes(self, most: int) -> dict[str, int]:
-        """Bytes on the disk by owner, of ``most`` owners at the most; "" has all the rest."""
+        """Return the bytes on the disk by owner, for at most ``most`` owners; "" has all the rest."""
         found = self._owners.nbytes(most)
         return {"": self.nbytes - sum(found.values()), **found}
 
     def is_arriving(self, key: ChunkKey) -> bool:
-        """Whether it was reserved and is neither added nor given up."""
+        """Return whether the chunk is reserved and neither added nor given up."""
         return _name(key) in self._arrivals
 
     def search(self) -> None:
-        """Somebody begins to look for what is on the disk. Until :meth:`searched` nothing that is found may go: what
-        continues it may not have been found yet.
+        """Begin a search for chunks on the disk. Until :meth:`searched` found chunks may not be evicted.
+
+        A chunk that continues one of them may not have been found yet.
         """
         self._search += 1
         self._is_searching = True
 
     def searched(self) -> None:
-        """Everything was found."""
+        """End the search: everything was found."""
         self._is_searching = False
         held_back, self._held_back = self._held_back, []
         for name in held_back:
@@ -172,9 +176,9 @@ class ChunkIndex:
                 self._list(name, self._chunks[name])
 
     def found(self, entry: ChunkEntry, now_s: float) -> bool:
-        """Add a chunk that is on the disk. What is found may exceed the quota: see :meth:`shrink`.
+        """Add a chunk that is on the disk. Found chunks may exceed the quota: see :meth:`shrink`.
 
-        False if it had to go while it could not be deleted: its file is still left over.
+        Return False if it was evicted while it could not be deleted: its file is still left over.
         """
         name, above = _name(entry.key), _name(entry.parent) if entry.parent else b""
         known = self._chunks.get(name)
@@ -192,14 +196,14 @@ class ChunkIndex:
         return True
 
     def leave(self, keys: Iterable[ChunkKey], directory: str) -> list[ChunkKey]:
-        """Mark a directory as away, with these in it; return those that were there."""
+        """Mark a directory as away, with these chunks in it; return those that were there."""
         chunks = [chunk for key in keys if (chunk := self._chunks.get(_name(key))) is not None and not chunk.away]
         for chunk in chunks:
             chunk.away = directory
         return [chunk.key for chunk in chunks]
 
     def returned(self, directory: str) -> None:
-        """Take back a directory with what was found in it; what was not found is gone. O(n)."""
+        """Take back a directory with the chunks found in it; those not found are removed. O(n)."""
         for name in [name for name, chunk in self._chunks.items() if chunk.away == directory]:
             self._remove(name)
         self._left_over.clear(directory)
@@ -209,12 +213,13 @@ class ChunkIndex:
         self._left_over.add(_name(key), nbytes, directory)
 
     def cleared(self, key: ChunkKey) -> None:
-        """There is no file without a chunk of this name any more."""
+        """Stop counting a left-over file of this name."""
         self._left_over.remove(_name(key))
 
     def reserve(self, arrival: Arrival, now_s: float) -> Room:
-        """Make room for a chunk: evict what is worth less, as much as is needed. What has gone, has gone, even when
-        it turns out not to be enough. Raises InvariantViolated for a chunk that is there or on its way.
+        """Make room for a chunk by evicting chunks of less worth; they stay evicted even if the room is not enough.
+
+        Raises InvariantViolated for a chunk that is there or arriving.
         """
         name = _name(arrival.key)
         if arrival.key in self or name in self._arrivals:
@@ -223,8 +228,8 @@ class ChunkIndex:
             return Room((), False)
         above = _name(arrival.parent) if arrival.parent else b""
         if name in self._chunks:
-            self._abandon(name)  # It will be where it can be had.
-        # From here on its parent counts as continued: the chunk must not drive out what it needs.
+            self._abandon(name)  # The new copy replaces the one that is away.
+        # From here on its parent counts as continued: the chunk must not evict the chunks it needs.
         self._links.add(above, name)
         rank = (first_heat(arrival.value, now_s) - log2(arrival.nbytes), -arrival.place)
         owner = self._owners.of(arrival.key.namespace)
@@ -249,7 +254,7 @@ class ChunkIndex:
     def own(self, namespace: str, name: str, quota: int) -> tuple[ChunkKey, ...]:
         """Assign a namespace to the owner of this ``name``, who may have ``quota`` bytes from now on (0 is no bound).
 
-        Returns what had to go because it was above that. O(n) once for a namespace that has chunks already.
+        Return the chunks evicted because it was above that. O(n) once for a namespace that has chunks already.
         """
         owner, is_to_be_counted = self._owners.learn(namespace, name, quota)
         if is_to_be_counted:
@@ -269,7 +274,7 @@ class ChunkIndex:
         arrival = self._take_arrival(name)
         parent = _name(arrival.parent) if arrival.parent else b""
         heat = first_heat(arrival.value, now_s)
-        # What it continues may be above the disk: it is not cut off, whatever is there.
+        # The chunks before it may be on a higher tier, so it is not cut off even if they are not on the disk.
         self._insert(name, _Chunk(key, arrival.nbytes, heat, 0, arrival.place, parent))
 
     def give_up(self, key: ChunkKey) -> None:
@@ -282,10 +287,10 @@ class ChunkIndex:
     def touch(
         self, run: Sequence[ChunkKey], first_place: int, parent: ChunkKey | None, now_s: float, value: float = 0.0
     ) -> None:
-        """Count a request for a run of consecutive chunks of one sequence: a use of each that is there.
+        """Count a request for a run of consecutive chunks of one sequence as a use of each that is there.
 
-        It also tells where in their sequence they belong, which not every chunk that a start found says itself.
-        ``parent`` is the chunk before the first, None at the root or where it is not known. ``value`` as in a save.
+        It also gives their places in the sequence, which not every chunk found at a start records itself. ``parent`` is
+        the chunk before the first, None at the root or where it is not known. ``value`` as in a save.
         """
         above = _name(parent) if parent else b""
         for place, key in enumerate(run, first_place):
@@ -303,7 +308,7 @@ class ChunkIndex:
             above = name
 
     def hold(self, key: ChunkKey) -> bool:
-        """Somebody begins to read it: it stays until :meth:`release`. False if it is not there."""
+        """Keep a chunk that is about to be read until :meth:`release`; return False if it is not there."""
         chunk = self._chunks.get(_name(key))
         if chunk is None or chunk.away:
             return False
@@ -311,7 +316,7 @@ class ChunkIndex:
         return True
 
     def release(self, key: ChunkKey) -> None:
-        """End that read. Fine for a chunk that was forgotten meanwhile."""
+        """End that read. Ignored for a chunk that was forgotten meanwhile."""
         name = _name(key)
         chunk = self._chunks.get(name)
         if chunk is not None and chunk.readers:
@@ -319,9 +324,9 @@ class ChunkIndex:
             self._list(name, chunk)
 
     def pin(self, identity: bytes, geometry: bytes) -> bool:
-        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, the caller keeps count.
+        """Keep a chunk, now or once it is there, until :meth:`unpin`; repeats change nothing, the caller keeps count.
 
-        False, and nothing is done, beyond :data:`MAX_PINS` names.
+        Return False, with nothing done, beyond :data:`MAX_PINS` names.
         """
         name = identity + geometry
         if name not in self._pins and len(self._pins) >= MAX_PINS:
@@ -330,7 +335,7 @@ class ChunkIndex:
         return True
 
     def unpin(self, identity: bytes, geometry: bytes) -> None:
-        """Undo :meth:`pin`; fine where there was none."""
+        """Undo :meth:`pin`; ignored without one."""
         name = identity + geometry
         self._pins.pop(name, None)
         chunk = self._chunks.get(name)
@@ -338,23 +343,23 @@ class ChunkIndex:
             self._list(name, chunk)
 
     def pin_alike(self, pinned: bytes, geometry: bytes) -> None:
-        """Pin of ``geometry`` what is pinned of the geometry ``pinned``, as far as the bound allows. O(pins)."""
+        """Pin chunks of ``geometry`` that are pinned in the geometry ``pinned``, up to the bound. O(pins)."""
         for name in [name for name in self._pins if name.endswith(pinned)]:
             self.pin(name.removesuffix(pinned), geometry)
 
     def forget(self, key: ChunkKey) -> bool:
-        """Remove a chunk that is gone, and cut off what it leads to. Returns False if it was not there."""
+        """Remove a chunk that is gone, and cut off those behind it. Return False if it was not there."""
         if key not in self:
             return False
         self._remove(_name(key))
         return True
 
     def shrink(self, target: int | None = None) -> tuple[ChunkKey, ...]:
-        """Evict the least worth until at most ``target`` bytes (by default the quota) are there or on their way."""
+        """Evict the least worth until at most ``target`` bytes (by default the quota) are present or arriving."""
         return self._evict(self.quota if target is None else target, _ANY)
 
     def _evict(self, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
-        """Evict what is above quotas, and then what ranks below ``below``, until at most ``target`` bytes are used."""
+        """Evict chunks above quotas, then those that rank below ``below``, until at most ``target`` bytes are used."""
         victims: tuple[ChunkKey, ...] = ()
         for owner in self._owners.above() if self.used > target else ():
             most = owner.nbytes + owner.reserved - (self.used - target)
@@ -362,8 +367,9 @@ class ChunkIndex:
         return victims + self._evict_from(self._heap, lambda: self.used > target, below)
 
     def _evict_of(self, owner: ChunkOwner, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
-        """Evict an owner's chunks that rank below ``below`` until it has at most ``target`` bytes, those on their way
-        included.
+        """Evict an owner's chunks that rank below ``below`` until it has at most ``target`` bytes.
+
+        Arriving chunks count.
         """
         return self._evict_from(owner.heap, lambda: owner.nbytes + owner.reserved > target, below)
 
@@ -378,7 +384,7 @@ class ChunkIndex:
                 heapq.heappop(heap)
             elif not self._may_go(entry[3], chunk):
                 heapq.heappop(heap)
-                chunk.is_listed = False  # What holds it lists it again.
+                chunk.is_listed = False  # It is listed again when it is released.
             elif self._is_searching and chunk.search == self._search:
                 heapq.heappop(heap)
                 chunk.is_listed = False
@@ -399,7 +405,7 @@ class ChunkIndex:
         return not chunk.readers and name not in self._pins and name not in self._links
 
     def _list(self, name: bytes, chunk: _Chunk) -> None:
-        """Give it an entry that is true now, if it may go at all."""
+        """Give a chunk a valid entry, if it may be evicted at all."""
         chunk.is_listed = self._may_go(name, chunk)
         if not chunk.is_listed:
             return
@@ -418,7 +424,7 @@ class ChunkIndex:
             self._list(name, chunk)
 
     def _tidy(self, heap: list[Entry], chunks: int) -> None:
-        """Keep the valid entries of a heap of so many chunks alone, once most are out of date."""
+        """Drop the outdated entries of a heap of so many chunks, once they are most of it."""
         if len(heap) <= 2 * chunks + _SLACK:
             return
         known = ((entry, self._chunks.get(entry[3])) for entry in heap)
@@ -426,7 +432,7 @@ class ChunkIndex:
         heapq.heapify(heap)
 
     def _give(self, chunk: _Chunk, owner: ChunkOwner) -> None:
-        """Count a chunk that is there as this owner's."""
+        """Count a present chunk as this owner's."""
         chunk.owner = owner
         owner.nbytes += chunk.nbytes
         owner.chunks += 1
@@ -445,7 +451,7 @@ class ChunkIndex:
             self._list_all(self._reach.came(name))
 
     def _abandon(self, name: bytes) -> None:
-        """Mark a chunk of a directory that is away for removal: its file stays for now."""
+        """Remove a chunk of a directory that is away: its file stays for now, and is left over."""
         chunk = self._chunks[name]
         self._remove(name)
         self.leave_over(chunk.key, chunk.nbytes, chunk.away)

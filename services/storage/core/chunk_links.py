@@ -1,6 +1,6 @@
-"""Which chunks continue which: names of the children of a name, whether or not it is there itself.
+"""Links between chunks: names of the children of a name, whether or not it is there itself.
 
-Nearly every chunk has one child, so that one is kept bare; only where sequences part is there a table.
+Nearly every chunk has one child, which is kept bare; only where sequences part is there a table.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ class ChunkLinks:
     """Children by the name of their parent; "" is no parent."""
 
     def __init__(self) -> None:
+        """Begin with no links."""
         self._children: dict[bytes, bytes | dict[bytes, None]] = {}
 
     def __contains__(self, parent: bytes) -> bool:
+        """Return whether any chunk continues ``parent``."""
         return parent in self._children
 
     def of(self, parent: bytes) -> Iterable[bytes]:
@@ -23,7 +25,7 @@ class ChunkLinks:
         return (children,) if isinstance(children, bytes) else children
 
     def add(self, parent: bytes, child: bytes) -> None:
-        """``child`` continues ``parent``; more than once is once."""
+        """Note that ``child`` continues ``parent``; repeats change nothing."""
         if not parent or parent == child:
             return
         children = self._children.setdefault(parent, child)
@@ -33,7 +35,7 @@ class ChunkLinks:
             self._children[parent] = {children: None, child: None}
 
     def remove(self, parent: bytes, child: bytes) -> bool:
-        """Undo :meth:`add`. Whether ``parent`` has no child any more, and had one."""
+        """Undo :meth:`add`. Return whether that was the last child of ``parent``."""
         children = self._children.get(parent)
         if isinstance(children, dict):
             children.pop(child, None)

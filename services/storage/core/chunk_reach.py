@@ -1,7 +1,7 @@
-"""Which chunks can be used: those whose predecessors are all there, each in some form.
+"""The chunks that can be used: those whose predecessors are all there, each in some form.
 
-A chunk that is saved counts as one that can be used, whatever is on the disk: what it continues may be above. It is
-**cut off** when something that it continues is lost, or was not found at a start, until that is there again.
+A saved chunk counts as usable whatever is on the disk, because its predecessors may be on a higher tier. It is **cut
+off** when one of them is lost, or was not found at a start, until that is there again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.ids import DIGEST_BYTES
 
 
 class Reachable(Protocol):
-    """A chunk that is there."""
+    """A chunk in the index."""
 
     is_cut_off: bool
 
@@ -23,16 +23,20 @@ ChunkT = TypeVar("ChunkT", bound=Reachable)
 
 
 class ChunkReach(Generic[ChunkT]):
-    """Of the chunks of an index by name (identity, then geometry), those on their way, and what continues what."""
+    """Reachability of an index's chunks, by name (identity, then geometry), given those arriving and the links."""
 
     def __init__(self, chunks: Mapping[bytes, ChunkT], arrivals: Container[bytes], links: ChunkLinks) -> None:
+        """Refer to the index's own ``chunks``, ``arrivals`` and ``links``, which the index keeps up to date.
+
+        Only the chunks' ``is_cut_off`` is changed here.
+        """
         self._chunks = chunks
         self._arrivals = arrivals
         self._links = links
-        self._geometries: dict[bytes, int] = {}  # How many chunks there are of each.
+        self._geometries: dict[bytes, int] = {}  # Number of chunks of each geometry.
 
     def count(self, geometry: bytes, change: int) -> None:
-        """There are so many chunks of a geometry more or fewer."""
+        """Change the number of a geometry's chunks by ``change``."""
         counted = self._geometries.get(geometry, 0) + change
         if counted:
             self._geometries[geometry] = counted
@@ -40,18 +44,18 @@ class ChunkReach(Generic[ChunkT]):
             self._geometries.pop(geometry, None)
 
     def is_reached(self, parent: bytes) -> bool:
-        """Whether a chunk that continues ``parent`` ("" is none) can be used."""
+        """Return whether a chunk that continues ``parent`` ("" is none) can be used."""
         if not parent or parent in self._arrivals:
             return True
         forms = (self._chunks.get(name) for name in self._forms(parent))
         return any(chunk is not None and not chunk.is_cut_off for chunk in forms)
 
     def came(self, name: bytes) -> dict[bytes, ChunkT]:
-        """Note a chunk that is there: what it leads to is cut off no more. Returns those for which that changed."""
+        """Note a present chunk: those behind it are no longer cut off. Return the chunks for which that changed."""
         return self._turn(name, is_cut_off=False)
 
     def went(self, name: bytes) -> dict[bytes, ChunkT]:
-        """Note a chunk that is gone: what it leads to is cut off, unless another form of it is there. Returns those."""
+        """Note a missing chunk: those behind it are cut off, unless another form of it is there. Return them."""
         return self._turn(name, is_cut_off=True)
 
     def _turn(self, name: bytes, *, is_cut_off: bool) -> dict[bytes, ChunkT]:

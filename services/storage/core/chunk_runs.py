@@ -14,15 +14,15 @@ _NAMESPACE = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 
 def check_namespace(namespace: str) -> None:
-    """Raise InvalidRequest for what is no namespace: it becomes a part of file names."""
+    """Raise InvalidRequest for a text that is no namespace: namespaces become parts of file names."""
     if not _NAMESPACE.fullmatch(namespace):
         raise InvalidRequest(f"{namespace[:64]!r} is no namespace")
 
 
 def check_run(depth: int, identities: bytes, geometry: KvGeometry) -> int:
-    """How many chunks a run of pages with these identities (16 bytes each) makes, ``depth`` tokens below the root.
+    """Return how many chunks a run of pages makes, ``depth`` tokens below the root.
 
-    Raises InvalidRequest when they are not whole chunks on the grid.
+    ``identities`` has 16 bytes for each page. Raises InvalidRequest when they are not whole chunks on the grid.
     """
     each = chunk_pages(geometry.page_size) * DIGEST_BYTES
     if not identities or len(identities) % each:

@@ -1,7 +1,7 @@
-"""What a chunk on the disk is worth: its uses; each fades to a half within :data:`HALF_LIFE_S`.
+"""The worth of a chunk on the disk: its uses; each halves within :data:`HALF_LIFE_S`.
 
-How hot the scheduler says a chunk is when it is saved counts as its first uses, on a logarithmic scale: hotness of a
-prefix grows without a bound, and a chunk that was hot once must not stay for ever. All chunks fade alike, so the
+A chunk's hotness, as the scheduler gives it with the save, counts as its first uses, on a logarithmic scale: hotness of
+a prefix grows without a bound, and a chunk that was hot once must not stay forever. All chunks fade alike, so the
 logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Code that orders
 chunks by it need not look at them again as time goes by.
 """
@@ -20,12 +20,12 @@ def first_heat(value: float, now_s: float) -> float:
 
 
 def heat_left(heat: float, now_s: float) -> float:
-    """Return the logarithm of what a heat is worth now: a number without a clock, which can be written down."""
+    """Return the logarithm of a heat's present worth: a number without a clock, which can be stored."""
     return heat - now_s / HALF_LIFE_S
 
 
 def heat_again(left: float, now_s: float) -> float:
-    """Return the heat for a worth that was written down. Time in which it could not be used does not count."""
+    """Return the heat for a stored worth. Time in which the chunk could not be used does not count."""
     return left + now_s / HALF_LIFE_S
 
 

@@ -1,4 +1,4 @@
-"""When to stop asking a store that does not answer, as a table.
+"""The circuit breaker of a store that does not answer, as a table.
 
 =========  =========  =========  ====================================================================
 from       event      to         what happened
@@ -8,12 +8,12 @@ closed     failed     closed     one more failure in a row, fewer than open it
 closed     tripped    open       the failure that opens it
 open       cooled     half_open  the cool-down is over: who asks now is the probe, others fail at once
 half_open  succeeded  closed     the probe was answered
-half_open  failed     open       the probe was not; the cool-down begins anew
+half_open  failed     open       the probe was not; the cool-down begins again
 half_open  released   open       the probe ended without a verdict; the next call is the probe
 =========  =========  =========  ====================================================================
 
-What began before the breaker opened may end after it: each call holds the number of its term, and what a call
-of an earlier term reports changes nothing.
+A call that began before the breaker opened may end after it: each call holds the number of its term, and reports
+of an earlier term change nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRANSITIONS: Final[dict[tuple[BreakerState, BreakerEvent], BreakerState]] = {
 
 
 def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
-    """Where ``event`` leads from ``state``. Raises IllegalTransition for an entry that the table lacks."""
+    """Return the state to which ``event`` leads from ``state``. Raises IllegalTransition for a missing entry."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
@@ -46,9 +46,10 @@ def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
 
 
 class CircuitBreaker:
-    """Closed until ``failures_to_open`` calls in a row failed; then open for ``cool_down_s``. Not thread-safe."""
+    """The breaker of one store, with the states of the table above. Times are seconds of one clock. Not thread-safe."""
 
     def __init__(self, *, failures_to_open: int, cool_down_s: float) -> None:
+        """Begin closed: ``failures_to_open`` failures in a row open it, for ``cool_down_s`` seconds."""
         self._failures_to_open = failures_to_open
         self._cool_down_s = cool_down_s
         self._failures = 0
@@ -59,7 +60,7 @@ class CircuitBreaker:
     def admit(self, now_s: float) -> int | None:
         """Return the term for a call, to be given to :meth:`report` once; None if the call must fail at once.
 
-        Mutates: an open breaker whose cool-down is over makes the caller its probe.
+        An open breaker whose cool-down is over becomes half-open, with the caller as its probe.
         """
         if self.state == "open" and self.remaining_s(now_s) == 0.0:
             self._enter("cooled")
@@ -81,7 +82,7 @@ class CircuitBreaker:
             self._opened_s = now_s
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds until a probe may go out; 0 unless the breaker is open."""
+        """Return the seconds until a probe may go out; 0 unless the breaker is open."""
         if self.state != "open":
             return 0.0
         return max(0.0, self._opened_s + self._cool_down_s - now_s)

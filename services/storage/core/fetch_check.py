@@ -1,4 +1,4 @@
-"""Whether a ``FetchChunks`` order can be carried out with the host pool at hand, and the chunks that it names."""
+"""Checks of a ``FetchChunks`` order against the host pool at hand, and the chunks that it names."""
 
 from __future__ import annotations
 

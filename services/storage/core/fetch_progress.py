@@ -1,4 +1,4 @@
-"""How far a fetch is: its contiguous good chunks, where they came from, and when that is worth an event."""
+"""The progress of a fetch: its contiguous good chunks, where they came from, and when to report it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.storage.backends import ChunkKey
+from shared.chunks import chunks_of_part
 
 Source = Literal["disk", "remote", "lender"]
-
-REPORTS = 8
-"""Events on the way that one fetch sends at the most, besides the last."""
 
 
 @dataclass(slots=True)
 class FetchProgress:
-    """Of a fetch of ``total`` chunks; chunks are counted in order, so ``chunks`` is always a prefix."""
+    """Progress of a fetch of ``total`` chunks; chunks are counted in order, so ``chunks`` is always a prefix."""
 
     total: int
     chunks: int = 0
@@ -28,17 +26,15 @@ class FetchProgress:
 
     @property
     def until_report(self) -> int:
-        """Chunks that may arrive together, so that none waits for another to be told."""
+        """Chunks that may arrive together without delaying the next report."""
         return max(1, self._step - (self.chunks - self._reported))
 
     @property
     def _step(self) -> int:
-        return -(-self.total // (REPORTS + 1))
+        return chunks_of_part(self.total)
 
     def arrived(self, source: Source, nbytes: int) -> bool:
-        """Count the next chunk in host memory. True if that should be reported now: each eighth of the whole, not the
-        end.
-        """
+        """Count the next chunk in host memory; return whether to report: at the end of each part but the last."""
         self.chunks += 1
         self.nbytes += nbytes
         if source == "disk":

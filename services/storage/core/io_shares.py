@@ -1,7 +1,8 @@
-"""Who may use an I/O thread: fetches, for which requests wait, go before saves, uploads and deletions.
+"""The order of I/O calls: fetches, for which requests wait, go before saves, uploads and deletions.
 
-Both kinds together keep at most ``depth`` calls under way, since a disk serves each call later the more it has to do.
-Background work gets half of that at the most, and always one: saves yield, they do not starve.
+Both kinds together keep ``depth`` calls under way, since a disk serves each call later the more it has to do; one more
+while an urgent call starts beside the one that background work always has. Background work gets at most half of that,
+and always one: saves yield, they do not starve.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ class IoShares(Generic[T]):
     """Turns of two kinds, each in order of arrival."""
 
     def __init__(self, depth: int) -> None:
+        """Allow ``depth`` calls at once, at most half of them, and always one, in the background.
+
+        One background call is not counted when an urgent one starts, so ``depth`` + 1 calls may be under way.
+        """
         self.depth = depth
         self.background_most = max(1, depth // 2)
         self._waiting: dict[bool, deque[T]] = {True: deque(), False: deque()}
         self._running = {True: 0, False: 0}
 
     def waiting(self, *, is_urgent: bool) -> int:
+        """Return the number of turns of this kind that have not started."""
         return len(self._waiting[is_urgent])
 
     def running(self, *, is_urgent: bool) -> int:
+        """Return the number of turns of this kind that have started and not ended."""
         return self._running[is_urgent]
 
     def ask(self, turn: T, *, is_urgent: bool) -> None:
-        """Stand in line; :meth:`due` says when it is this turn's."""
+        """Queue a turn; :meth:`due` returns it when it may start."""
         self._waiting[is_urgent].append(turn)
 
     def due(self) -> list[tuple[bool, T]]:
@@ -43,7 +50,7 @@ class IoShares(Generic[T]):
         return due
 
     def give_up(self) -> list[T]:
-        """End all turns; return those that waited for one."""
+        """Drop all waiting turns; return them."""
         waiting = [turn for line in self._waiting.values() for turn in line]
         for line in self._waiting.values():
             line.clear()
@@ -54,7 +61,7 @@ class IoShares(Generic[T]):
         self._running[is_urgent] -= 1
 
     def _may_share(self) -> bool:
-        # One of the background may be over the depth; it must not keep a fetch from the only place.
+        # One background call may be above the depth, so that it does not take a fetch's only place.
         return self._running[True] + max(0, self._running[False] - 1) < self.depth
 
     def _may_start_background(self) -> bool:

@@ -1,9 +1,8 @@
-"""How many bytes each owner has in an object store, as far as one node knows, and whether there is room for more.
+"""Bytes of each owner in an object store, as far as one node knows, and whether there is room for more.
 
-Nodes write into one store, and others delete there, so what is known is a count of some minutes ago and what this node
-has uploaded since. A namespace is counted when something of its owner is to be uploaded, and again when the count is
-old. Nothing is ever evicted: a store has no order of what is worth most, and an operator's own rules for its objects.
-Pure.
+Nodes write into one store, and others delete there, so a node knows only a count of some minutes ago and its own
+uploads since. A namespace is counted when a chunk of its owner is to be uploaded, and again when the count is old.
+Nothing is ever evicted: a store does not order its objects by worth, and operators have rules of their own. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 RECOUNT_S = 600.0
-"""After this long a namespace is counted again, before more of it is uploaded."""
+"""Age of a count past which a namespace is counted again, before more of it is uploaded."""
 
 MAX_NAMESPACES = 65_536
 
@@ -20,7 +19,7 @@ MAX_NAMESPACES = 65_536
 class _Namespace:
     owner: str
     nbytes: int = 0
-    since: int = 0  # Of them: reserved since the running count began.
+    since: int = 0  # The part of them reserved since the running count began.
     counted_s: float | None = None  # When the last count began; None before the first.
 
 
@@ -34,16 +33,17 @@ class RemoteShares:
     """Bytes and quotas by owner. Times are seconds of one clock."""
 
     def __init__(self, *, recount_s: float = RECOUNT_S) -> None:
+        """Begin with no owners; a count is outdated once it is ``recount_s`` seconds old."""
         self._recount_s = recount_s
         self._namespaces: dict[str, _Namespace] = {}
         self._owners: dict[str, _Owner] = {}
 
     def knows(self, namespace: str) -> bool:
-        """Whether anybody has said whose it is."""
+        """Return whether the owner of a namespace is known."""
         return namespace in self._namespaces
 
     def bounded(self) -> dict[str, tuple[str, int]]:
-        """Return the namespaces of owners that have a quota: owner and quota of each."""
+        """Return owner and quota of each namespace whose owner has a quota."""
         return {
             name: (known.owner, quota)
             for name, known in self._namespaces.items()
@@ -53,7 +53,7 @@ class RemoteShares:
     def learn(self, namespace: str, owner: str, quota: int) -> bool:
         """Assign a namespace to this owner, who may have ``quota`` bytes from now on; 0 is no bound.
 
-        The first word on whose it is stands. True if that changes what is :meth:`bounded`.
+        The first assignment stands. Return True if that changes :meth:`bounded`.
         """
         known, quota = self._namespaces.get(namespace), max(0, quota)
         before = self._owners[owner].quota if owner in self._owners else 0
@@ -68,24 +68,24 @@ class RemoteShares:
         return quota != before or (known is None and quota > 0)
 
     def uncounted(self, namespace: str, now_s: float) -> list[str]:
-        """Namespaces that must be counted before anything of this one is uploaded."""
+        """Return the namespaces that must be counted before a chunk of this one is uploaded."""
         known = self._namespaces.get(namespace)
         if known is None or not self._owners[known.owner].quota:
             return []
         return [name for name in self._owners[known.owner].namespaces if self._is_old(name, now_s)]
 
     def counting(self, namespace: str) -> None:
-        """Begin a count."""
+        """Begin a count of a namespace."""
         if (known := self._namespaces.get(namespace)) is not None:
             known.since = 0
 
     def counted(self, namespace: str, nbytes: int, begun_s: float) -> None:
-        """End a count that found so many bytes; what was uploaded meanwhile may be among them or not."""
+        """End a count that found so many bytes; uploads during the count may be among them or not."""
         if (known := self._namespaces.get(namespace)) is not None:
             known.nbytes, known.counted_s = nbytes + known.since, begun_s
 
     def reserve(self, namespace: str, nbytes: int) -> bool:
-        """Make room for a chunk; False if it would bring its owner above the quota."""
+        """Make room for a chunk; return False if it would bring its owner above the quota."""
         known = self._namespaces.get(namespace)
         if known is None:
             return True
@@ -103,7 +103,7 @@ class RemoteShares:
             known.since = max(0, known.since - nbytes)
 
     def deleted(self, namespace: str) -> None:
-        """Chunks of a namespace ("" is all) are being deleted: what was counted is no longer true."""
+        """Void the counts of a namespace ("" is all), whose chunks are being deleted."""
         for name in [namespace] if namespace else self._namespaces:
             if (known := self._namespaces.get(name)) is not None:
                 known.counted_s = None

@@ -1,7 +1,7 @@
-"""How often a request to a store is repeated, and how long to wait before: exponential backoff with full jitter.
+"""Repeats of a request to a store, and the delays before them: exponential backoff with full jitter.
 
-Full jitter draws the whole delay by chance, so that many storages whom one outage made fail together do not come
-back together. Time and chance are arguments.
+Full jitter draws the whole delay by chance, so that many storages that failed together in one outage do not come back
+together. Time and chance are arguments.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ class RetryPolicy:
     base_s: float = 0.05
     cap_s: float = 1.0
 
-    def ceiling_s(self, failed: int) -> float:
-        """Return the longest delay after ``failed`` attempts (from 1) have failed."""
-        # The exponent is bounded because 2.0 to the power of a large count overflows.
-        return min(self.cap_s, self.base_s * 2.0 ** min(failed - 1, 60))
-
     def next_delay_s(self, failed: int, *, now_s: float, deadline_s: float, chance: float) -> float | None:
-        """How long to wait before the next attempt after ``failed`` of them failed, or None to give up.
+        """Return how long to wait before the next attempt after ``failed`` of them (from 1) failed, None to give up.
 
         ``chance`` is uniform in [0, 1). An attempt that could only begin at or after the deadline is not made.
         """
         if failed >= self.attempts:
             return None
-        delay_s = chance * self.ceiling_s(failed)
+        # The exponent is bounded because 2.0 to the power of a large count overflows.
+        delay_s = chance * min(self.cap_s, self.base_s * 2.0 ** min(failed - 1, 60))
         return delay_s if now_s + delay_s < deadline_s else None

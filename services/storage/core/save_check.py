@@ -1,6 +1,6 @@
-"""Whether a ``SaveChunks`` order can be carried out with the pools at hand, and the chunks that it names.
+"""Checks of a ``SaveChunks`` order against the pools at hand, and the chunks that it names.
 
-Like backups, saves are not trusted: what names pages that do not exist is answered, never executed.
+Like backups, saves are not trusted: an order that names pages which do not exist is answered, never executed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class SaveChunk:
-    """One chunk of a save. ``place`` counts chunks from the root; ``parent`` is the identity of the page before it and
-    ``above`` the key of the chunk before it, None at the root. Page i comes from ``host_pages[i]`` (int32) or, where
-    that is -1, ``device_pages[i]``; ``identities`` is 16 bytes a page, ``tokens`` packed int32.
+    """One chunk of a save.
+
+    ``place`` counts chunks from the root; ``parent`` is the identity of the page before it and ``above`` the key of the
+    chunk before it, None at the root. Page i comes from ``host_pages[i]`` (int32) or, where that is -1,
+    ``device_pages[i]``; ``identities`` is 16 bytes a page, ``tokens`` packed int32.
     """
 
     key: ChunkKey
@@ -98,7 +100,7 @@ def _sources(tier: str, packed: bytes, count: int, total: int) -> npt.NDArray[np
 
 
 def reads_device(order: SaveChunks) -> bool:
-    """Whether any page of ``order`` is to be read from a worker's device."""
+    """Return whether any page of ``order`` is to be read from a worker's device."""
     return len(order.host_pages) % 4 == 0 and bool((np.frombuffer(order.host_pages, dtype="<i4") == NOWHERE).any())
 
 

@@ -1,7 +1,7 @@
 """Transfers that wait or run: bounded, in order of arrival, each ending exactly once.
 
-The queue never looks at a clock and starts nothing by itself: the copier asks for the next transfer and
-reports what became of it.
+The queue never looks at a clock and starts nothing by itself: the copier asks for the next transfer and reports its
+result.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ class Ended:
 
     @property
     def ok(self) -> bool:
+        """Whether every page was copied."""
         return not self.reason
 
 
 class TransferQueue:
-    """At most ``max_transfers`` transfers that have not ended, in order of arrival."""
+    """Transfers that have not ended, in order of arrival."""
 
     def __init__(self, max_transfers: int) -> None:
+        """Begin empty; at most ``max_transfers`` transfers wait or run at once."""
         self._max_transfers = max_transfers
         self._entries: dict[int, _Entry] = {}
         self._waiting: deque[int] = deque()
 
     def __len__(self) -> int:
-        """Transfers that wait or run."""
+        """Return the number of transfers that wait or run."""
         return len(self._entries)
 
     @property
     def waiting(self) -> int:
+        """Number of transfers that have not started."""
         return len(self._waiting)
 
     def add(self, transfer: Transfer) -> bool:
-        """Queue a transfer. False if one of that id has not ended yet: its end answers for both.
+        """Queue a transfer; return False if one of that id has not ended yet: its end answers for both.
 
         Raises QueueFull at the bound.
         """
@@ -80,13 +83,13 @@ class TransferQueue:
         return Ended(entry.transfer, entry.reason or error)
 
     def revoke(self, worker_id: str, reason: str) -> list[Ended]:
-        """Fail what waits for this worker's pool, and return it; its copies that run now will end as failed."""
+        """Fail the transfers that wait for this worker's pool, and return them; its running copies will fail, too."""
         return self._revoke(
             [entry for entry in self._entries.values() if entry.transfer.worker_id == worker_id], reason
         )
 
     def revoke_waiting(self, reason: str) -> list[Ended]:
-        """Fail everything that waits, and return it; copies that run now go on."""
+        """Fail all waiting transfers, and return them; running copies go on."""
         return self._revoke([entry for entry in self._entries.values() if entry.state == "queued"], reason)
 
     def _revoke(self, entries: list[_Entry], reason: str) -> list[Ended]:

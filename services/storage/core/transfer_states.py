@@ -36,7 +36,7 @@ TRANSITIONS: Final[dict[tuple[TransferState, TransferEvent], TransferState]] = {
 
 
 def next_state(state: TransferState, event: TransferEvent) -> TransferState:
-    """Where ``event`` leads from ``state``. Raises IllegalTransition for an entry that the table lacks."""
+    """Return the state to which ``event`` leads from ``state``. Raises IllegalTransition for a missing entry."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

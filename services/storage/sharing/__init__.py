@@ -1,1 +1,1 @@
-"""Host memory of one node, read by the storages of others."""
+"""Sharing of one node's host memory with the storages of others, which read it."""

@@ -1,6 +1,6 @@
-"""What a storage needs of a library that reads another process's memory over a network.
+"""The interface to a library that reads another process's memory over a network.
 
-Data goes from memory to memory, past the broker; how to find that memory is told by calls over the broker
+Data goes from memory to memory, past the broker; the location of that memory is exchanged by calls over the broker
 (``shared.messages.sharing``).
 """
 
@@ -19,36 +19,38 @@ Span = tuple[int, int, int]
 
 
 class LateRead(TransportError):
-    """A read that was not over in time, and goes on: nothing cuts it off. Until ``is_over()`` its local memory may be
-    written to at any moment.
+    """A read that did not end in time, and goes on: it cannot be cancelled.
+
+    Until ``is_over()`` its local memory may be written to at any moment.
     """
 
     def __init__(self, message: str, is_over: Callable[[], bool]) -> None:
+        """Keep ``is_over``, which the owner of the local memory polls until it returns True."""
         super().__init__(message)
         self.is_over = is_over
 
 
 class TransferEngine(Protocol):
-    """Calls block, and may come from any thread."""
+    """Reads of other processes' memory. Calls block, and may come from any thread."""
 
     @property
     def name(self) -> str:
-        """Of the library: both sides need the same."""
+        """Name of the library: both sides need the same."""
         ...
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Open this memory for reads by others, and for its own. It must outlive the engine.
+        """Open this memory for reads by others, and as a target of its own reads. It must outlive the engine.
 
         Raises TransportError.
         """
         ...
 
     def metadata(self) -> bytes:
-        """Return what another process needs to read from here, memory registered so far included."""
+        """Return the data with which another process can read from here, memory registered so far included."""
         ...
 
     def connect(self, metadata: bytes) -> str:
-        """Return the name of a peer, for :meth:`read`. Raises TransportError for metadata of no use."""
+        """Return the name of a peer, for :meth:`read`. Raises TransportError for unusable metadata."""
         ...
 
     def disconnect(self, peer: str) -> None:
@@ -56,12 +58,12 @@ class TransferEngine(Protocol):
         ...
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
-        """Copy spans of the peer's registered memory into one's own registered memory.
+        """Copy spans of the peer's registered memory into this process's registered memory.
 
         Raises TransportError when it failed, and then nothing is written any more; LateRead when it took too long.
         """
         ...
 
     def close(self) -> None:
-        """End; idempotent."""
+        """End the engine; idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""Reads the host memory of other nodes' storages: connections to them, and memory for what is on its way.
+"""Reads of the host memory of other nodes' storages: connections to them, and memory for data in flight.
 
 The scheduler names the lender and its pages, and keeps their copies there until the fetch is over. Bytes, identities
 and checksums are read past the lender's processor; :mod:`loan_groups` verifies them here.
@@ -28,16 +28,16 @@ from shared.messages.sharing import OpenedPool, OpenPool
 from shared.messages.storage_plans import Lender
 
 MOST_LENDERS = 64
-"""Lenders to which this storage keeps a connection; the one that was asked longest ago makes room."""
+"""Lenders to which this storage keeps a connection; the least recently used one is replaced."""
 
 OPEN_S = 5.0
-"""How long a lender may take to say where its pool is."""
+"""Longest time for a lender to answer where its pool is."""
 
 _log = logs.get_logger("storage")
 
 
 class Lenders:
-    """Connections to the storages of other nodes, and memory for what is read from them. Owned by the event loop."""
+    """Connections to the storages of other nodes, and memory for reads from them. Owned by the event loop."""
 
     def __init__(
         self,
@@ -48,6 +48,11 @@ class Lenders:
         staging_bytes: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Read other storages' memory with ``engine``, which :meth:`close` ends, in ``threads``, which stay open.
+
+        ``bus`` carries the calls that ask where a pool is. ``staging_bytes`` bounds the data in flight; :meth:`open`
+        takes the memory. ``clock_s`` returns seconds.
+        """
         self._bus = bus
         self._engine = engine
         self._threads = threads
@@ -58,15 +63,15 @@ class Lenders:
         self._geometry: KvGeometry | None = None
         self._staging: Staging | None = None
         self._buffers: Buffers | None = None
-        self._refusal = ""  # Why memory was not registered when that was tried last.
+        self._refusal = ""  # Why memory could not be registered at the last try; "" if it was.
         self._registering = asyncio.Lock()
         self._chunks_a_read = 1
         self._late: list[tuple[memoryview, LateRead]] = []
 
     def open(self, geometry: KvGeometry) -> None:
-        """There is a pool of this geometry to read into. Blocking. Raises ConfigError without room for one chunk of it.
+        """Prepare to read into a pool of this geometry. Blocking. Raises ConfigError without room for one chunk of it.
 
-        Memory that the engine refuses is offered again when there is something to read.
+        Memory that the engine refuses is offered again before the next read.
         """
         chunks = chunks_a_read(geometry, self._staging_bytes)
         self._staging = Staging(self._staging_bytes, slot_nbytes(geometry, chunks))
@@ -74,13 +79,13 @@ class Lenders:
         self._register()
 
     def groups(self, lender: Lender, chunks: list[FetchChunk]) -> list[LentGroup]:
-        """Return the reads of one fetch. Raises InvalidRequest for an order without sense."""
+        """Return the reads of one fetch. Raises InvalidRequest for an invalid order."""
         if self._geometry is None:
             raise InvalidRequest("there is no host pool yet")
         return groups_of(lender, chunks, self._chunks_a_read)
 
     async def connect(self, lender: Lender, left_s: Callable[[], float]) -> str:
-        """Have a connection within ``left_s()`` seconds; returns "", or why there is none. Never raises that."""
+        """Establish a connection within ``left_s()`` seconds; return "", or the error, which is never raised."""
         try:
             async with asyncio.timeout(max(0.001, left_s())):
                 await self.link(lender)
@@ -92,19 +97,20 @@ class Lenders:
     async def bring(
         self, lender: Lender, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
     ) -> tuple[int, str]:
-        """Bring one group to ``host`` within ``left_s()`` seconds; returns how many of its chunks arrived, and why
-        not all of them did. Never raises what went wrong.
+        """Bring one group to ``host`` within ``left_s()`` seconds.
+
+        Return how many of its chunks arrived, and why not all of them did. Errors are never raised.
         """
         try:
             async with asyncio.timeout(max(0.001, left_s())):
                 link = await self.link(lender)
-            return await self._read(link, group, host, left_s)
+            return await self._read(lender, link, group, host, left_s)
         except (ThermoclineError, TimeoutError) as error:
             self.forget(lender)
             return 0, str(error) or "the lender took too long"
 
     async def link(self, lender: Lender) -> Link:
-        """Return the connection to this incarnation, made when there is none. Raises TransportError."""
+        """Return the connection to this incarnation, made if there is none. Raises TransportError."""
         name = (lender.storage_id, lender.incarnation)
         found = self._links.get(name)
         if found is None:
@@ -119,7 +125,7 @@ class Lenders:
         return found
 
     async def _read(
-        self, link: Link, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
+        self, lender: Lender, link: Link, group: LentGroup, host: HostPoolView, left_s: Callable[[], float]
     ) -> tuple[int, str]:
         assert self._buffers is not None
         assert self._staging is not None
@@ -128,30 +134,39 @@ class Lenders:
             raise TransportError("every buffer is held by a read that is late")
         async with asyncio.timeout(max(0.001, left_s())):
             buffer = await self._buffers.take(is_urgent=True)
-        begun_s, is_late = self._clock_s(), False
+        begun_s, timeout_s, late = self._clock_s(), max(0.001, left_s()), list[LateRead]()
+
+        def bring() -> tuple[int, str]:
+            try:
+                return bring_group(self._engine, link, group, buffer, host, timeout_s)
+            except LateRead as error:
+                late.append(error)  # A fetch that was cut off waits for the end of this call, not for its exception.
+                raise
+
         try:
-            arguments = (self._engine, link, group, buffer, host, max(0.001, left_s()))
-            chunks, error = await self._threads.run(True, bring_group, *arguments)
+            chunks, error = await self._threads.run(True, bring)
             nbytes = sum(group.chunk_bytes(host.geometry.page_bytes)[:chunks])
             measures.moved("lender", "read", nbytes, self._clock_s() - begun_s)
             return chunks, error
-        except LateRead as error:
-            is_late = True
-            self._late.append((buffer, error))
+        except asyncio.CancelledError:
+            if late:
+                self.forget(lender)
             raise
         finally:
-            if not is_late:
+            if late:
+                self._late.append((buffer, late[0]))
+            else:
                 self._buffers.give_back(buffer, is_urgent=True)
 
     def forget(self, lender: Lender) -> None:
-        """Drop the connection after a failed read; it is made anew when it is asked for again."""
+        """Drop the connection after a failed read; the next read makes a new one."""
         measures.TIER_FAILURES.labels("lender").inc()
         link = self._links.pop((lender.storage_id, lender.incarnation), None)
         if link is not None:
             self._engine.disconnect(link.peer)
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what is degraded in sharing: what, why, and the flag."""
+        """Yield (what, why, flag) for each degradation of sharing."""
         self._take_back()
         if self._late:
             yield "sharing", f"{len(self._late)} buffers are held by reads that are late", "--share"
@@ -159,7 +174,7 @@ class Lenders:
             yield "sharing", f"memory to read into was refused: {self._refusal}", "--share"
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Drop all connections; no more is read."""
         for opening in self._opening.values():
             opening.cancel()
         self._engine.close()
@@ -167,7 +182,7 @@ class Lenders:
             self._buffers.close()
 
     def _take_back(self) -> None:
-        """Have the buffers of late reads that are over by now."""
+        """Take back the buffers of late reads that are over by now."""
         late, self._late = self._late, []
         for buffer, read in late:
             if self._buffers is not None and read.is_over():
@@ -195,7 +210,7 @@ class Lenders:
         return link
 
     async def _register_again(self) -> None:
-        """Offer memory that was refused before. Raises TransportError where it still is."""
+        """Register memory that was refused before. Raises TransportError if it is refused again."""
         async with self._registering:
             if self._refusal:
                 await asyncio.to_thread(self._register)
@@ -203,7 +218,7 @@ class Lenders:
             raise TransportError(f"memory to read into was refused: {self._refusal}")
 
     def _register(self) -> None:
-        """Open the memory that reads write to for them, or note why that cannot be. Blocking."""
+        """Register the memory that reads write to, or note why that failed. Blocking."""
         assert self._staging is not None
         try:
             self._engine.register(self._staging.memory())

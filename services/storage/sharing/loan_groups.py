@@ -1,7 +1,7 @@
-"""Chunks out of another node's host pool that one read brings: bytes, identities and checksums of their wanted pages.
+"""Chunks that one read brings from another node's host pool: bytes, identities and checksums of their wanted pages.
 
-What arrives is verified in memory of this process, in one pass over the bytes, and only whole chunks that are what they
-should be go on into the host pool: a page that the lender overwrote meanwhile, or that is damaged, is a miss.
+Arrived data is verified in memory of this process, in one pass over the bytes, and only whole chunks that pass go on
+into the host pool: a page that the lender overwrote meanwhile, or that is damaged, is a miss.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.storage import measures
-from services.storage.backends import BLOCK_BYTES, ChunkKey
+from services.storage.backends import ChunkKey, whole_blocks
 from services.storage.chunk_gathering import put_pages
 from services.storage.chunk_payload import hash_payload
 from services.storage.core.fetch_check import FetchChunk
@@ -29,7 +29,7 @@ from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.storage_plans import Lender
 
 MOST_CHUNKS = 16
-"""Of one read. More would leave nothing to verify while the next read runs."""
+"""Most chunks of one read. With more there would be nothing to verify while the next read runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +47,35 @@ class LentGroup:
 
     keys: tuple[ChunkKey, ...]
     ends: npt.NDArray[np.int64]
-    """Behind the last page of each chunk, int64 [chunks]."""
+    """Number of pages up to the end of each chunk, int64 [chunks]."""
     identities: bytes
-    """16 bytes a page."""
+    """Identities of the pages, 16 bytes each."""
     lent: npt.NDArray[np.int32]
-    """Where the lender has them, int32 [pages]."""
+    """The lender's page numbers, int32 [pages]."""
     own: npt.NDArray[np.int32]
-    """Where they go, int32 [pages]."""
+    """Page numbers in this node's host pool, int32 [pages]."""
 
     def chunk_bytes(self, page_bytes: int) -> list[int]:
-        """Bytes that are brought of each chunk."""
+        """Return the bytes to bring of each chunk."""
         sizes: list[int] = (np.diff(self.ends, prepend=0) * page_bytes).tolist()
         return sizes
 
 
 def slot_nbytes(geometry: KvGeometry, chunks: int) -> int:
-    """Of memory for one read: pages, and behind them their tables."""
+    """Return the bytes of memory for one read: pages, and behind them their tables."""
     page = geometry.page_bytes + DIGEST_BYTES + CHECKSUM_BYTES * geometry.units
-    return -(-chunks * chunk_pages(geometry.page_size) * page // BLOCK_BYTES) * BLOCK_BYTES
+    return whole_blocks(chunks * chunk_pages(geometry.page_size) * page)
 
 
 def chunks_a_read(geometry: KvGeometry, staging_bytes: int) -> int:
-    """How many chunks one read may bring, so that four fit in so much memory; one at the least."""
+    """Return how many chunks one read may bring, so that four reads fit in so much memory; at least one."""
     return max(1, min(MOST_CHUNKS, staging_bytes // 4 // slot_nbytes(geometry, 1)))
 
 
 def groups_of(lender: Lender, chunks: Sequence[FetchChunk], most: int) -> list[LentGroup]:
-    """Return a fetch as reads of at most ``most`` chunks, and two at the least where it has several.
+    """Return a fetch as reads of at most ``most`` chunks, and at least two reads where it has several chunks.
 
-    Raises InvalidRequest for a lender's pages that are none for these chunks.
+    Raises InvalidRequest for a lender's pages that do not match these chunks.
     """
     each = [len(chunk.host_pages) for chunk in chunks]
     if len(lender.pages) != sum(each) * 4:
@@ -107,8 +107,8 @@ def bring_group(
 ) -> tuple[int, str]:
     """Read a group into ``buffer``, verify it, and copy its leading sound chunks into the host pool. Blocking.
 
-    Returns how many chunks that are, and why it is not all of them. Raises InvalidRequest for a page that the lender
-    does not have, and what the engine raises.
+    Return how many chunks these are, and why not all of them. Raises InvalidRequest for a page that the lender does not
+    have, and what the engine raises.
     """
     geometry, pages = host.geometry, len(group.lent)
     if not pages:
@@ -134,7 +134,7 @@ def bring_group(
     ]
     engine.read(link.peer, spans, timeout_s)
     identities = np.frombuffer(group.identities, np.uint8).reshape(-1, DIGEST_BYTES)
-    # Copied, because the memory is another read's before long, and aligned by that.
+    # Copied, because another read will use the memory, and so that it is aligned.
     checksums = table.copy().view("<u8").reshape(pages, geometry.units)
     is_right = (found.reshape(-1, DIGEST_BYTES) == identities).all(axis=1)
     is_sound = (hash_payload(payload.data, geometry, group.identities) == checksums).all(axis=1)
@@ -147,7 +147,7 @@ def bring_group(
 
 
 def _leading(is_good: npt.NDArray[np.bool_]) -> int:
-    """How many there are before the first that is not."""
+    """Return how many entries precede the first false one."""
     return len(is_good) if is_good.all() else int(np.argmin(is_good))
 
 

@@ -13,7 +13,7 @@ from shared.memory import HostPoolView
 from shared.messages.storage_plans import Lender
 
 READS_AHEAD = 4
-"""Reads of one fetch at once: one on its way, one that is verified, and one at either end."""
+"""Reads of one fetch at once: one in flight, one that is verified, and one at either end."""
 
 
 class LoanRun:
@@ -29,7 +29,7 @@ class LoanRun:
         *,
         left_s: Callable[[], float],
     ) -> None:
-        """``left_s`` says how much time is left."""
+        """Prepare; ``left_s`` returns how much time is left."""
         self._lenders = lenders
         self._lender = lender
         self._groups = groups
@@ -38,13 +38,13 @@ class LoanRun:
         self._left_s = left_s
 
     async def connect(self) -> str:
-        """Have a connection to the lender; returns "", or why there is none."""
+        """Establish a connection to the lender; return "", or why there is none."""
         return await self._lenders.connect(self._lender, self._left_s)
 
     async def bring(self, report: Callable[[], Awaitable[None]]) -> str:
-        """Bring what can be had; ``report`` is called on the way. Returns "", or why it ended early.
+        """Bring the available chunks; ``report`` is called at intervals. Return "", or why it ended early.
 
-        Later groups may be in host memory before earlier ones; only what has arrived in order is counted. When it
+        Later groups may be in host memory before earlier ones; only chunks that arrived in order are counted. When it
         returns or is cancelled, nothing of it is under way but late reads into memory of the lenders' own.
         """
         waiting = deque(self._groups)

@@ -1,6 +1,6 @@
 """NIXL with its UCX backend: RDMA where the hardware has it, shared memory or TCP elsewhere.
 
-Which devices and transports UCX takes is for its own variables (``UCX_TLS``, ``UCX_NET_DEVICES``).
+UCX's own variables choose its devices and transports (``UCX_TLS``, ``UCX_NET_DEVICES``).
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ NAME = "nixl"
 MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 _POLL_S, _POLL_MOST_S = 5e-5, 1e-3
 _REGISTER_TRIES, _REGISTER_PAUSE_S = 3, 0.3
-"""On a loaded machine UCX refused memory (NIXL_ERR_BACKEND) that it took a moment later."""
+"""Tries and the pause between them: on a loaded machine UCX refused memory (NIXL_ERR_BACKEND) and took it later."""
 _PROGRESS_US = 10_000
-"""How long its progress thread sleeps when nothing comes; what comes wakes it. Its default of 0 never sleeps: two idle
-storages took a core, and a read of 64 bytes 20 ms, because the threads of both sides were waiting for one."""
+"""How long NIXL's progress thread sleeps when it is idle; data wakes it.
+
+Its default of 0 never sleeps: two idle storages took a core, and a read of 64 bytes 20 ms, because the threads of both
+sides were waiting for one.
+"""
 
 _SEGMENTS = "64k"
-"""What UCX writes and reads at once over TCP. With its default of 8 KiB both sides took 30% more processor time."""
+"""Bytes that UCX writes and reads at once over TCP. With its default of 8 KiB both sides took 30% more processor time.
+"""
 
 _log = logs.get_logger("storage")
 
@@ -51,7 +55,7 @@ def find_api() -> Any:
 
 
 class NixlEngine:
-    """One agent. Its calls take turns at a lock: agents are not for several threads at once."""
+    """One NIXL agent. Its calls take turns at a lock: agents are not for several threads at once."""
 
     name = NAME
 
@@ -70,6 +74,7 @@ class NixlEngine:
             raise TransportError("NIXL was built without its UCX backend")
 
     def register(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Register memory with UCX; a refusal is retried ``_REGISTER_TRIES`` times in all. Raises TransportError."""
         for _ in range(_REGISTER_TRIES - 1):
             try:
                 return self._register(memory)
@@ -79,21 +84,32 @@ class NixlEngine:
         return self._register(memory)
 
     def _register(self, memory: npt.NDArray[np.uint8]) -> None:
-        self._call("register memory", lambda agent: agent.register_memory([_region(memory)], "DRAM"))
+        region = (memory.ctypes.data, memory.nbytes, 0, "")
+        self._call("register memory", lambda agent: agent.register_memory([region], "DRAM"))
 
     def metadata(self) -> bytes:
+        """Return the agent's metadata: its connections and registered memory."""
         told: bytes = self._call("describe itself", lambda agent: agent.get_agent_metadata())
         return told
 
     def connect(self, metadata: bytes) -> str:
+        """Add the agent that the metadata describes; return its name.
+
+        One with reads under way is kept as it is, because adding it again would lose their ends.
+        """
         peer: str = self._call("connect", lambda agent: self._connect(agent, metadata))
         return peer
 
     def disconnect(self, peer: str) -> None:
+        """Remove the agent, now or when its last read under way is over."""
         self._leaving.add(peer)
         self._leave(peer)
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
+        """Begin a read and poll for its end, at growing intervals, until ``timeout_s``.
+
+        Raises TransportError where it failed, LateRead where it is still under way then.
+        """
         deadline_s = time.monotonic() + timeout_s
         handle = self._call("begin a read", lambda agent: self._begin(agent, peer, spans))
         pause_s = _POLL_S
@@ -105,13 +121,14 @@ class NixlEngine:
         raise LateRead("the read took too long", lambda: self._is_late_over(peer, handle))
 
     def close(self) -> None:
+        """Drop the agent; later calls raise TransportError."""
         with self._lock:
             self._agent = None
 
     def _connect(self, agent: Any, metadata: bytes) -> str:
         known = self._told.get(metadata)
         if known is not None and known in self._unfinished:
-            # Told again, it would forget the reads that are not over, and their end could not be told.
+            # Adding it again would lose the reads under way, whose end could not be seen any more.
             self._leaving.discard(known)
             return known
         found = agent.add_remote_agent(metadata)
@@ -130,7 +147,7 @@ class NixlEngine:
         return handle
 
     def _is_over(self, peer: str, handle: Any) -> bool:
-        """Whether a read is done; not to be asked again when it is. Raises TransportError where it failed."""
+        """Return whether a read is done; may not be called again then. Raises TransportError where it failed."""
         state = "ERR"
         try:
             state = self._call("read", lambda agent: agent.check_xfer_state(handle))
@@ -144,7 +161,7 @@ class NixlEngine:
     def _is_late_over(self, peer: str, handle: Any) -> bool:
         try:
             return self._is_over(peer, handle)
-        except TransportError:  # A peer that is gone, and with it all of its reads.
+        except TransportError:  # The peer is gone, and with it all of its reads.
             return True
 
     def _end(self, peer: str, handle: Any) -> None:
@@ -159,7 +176,7 @@ class NixlEngine:
         self._leave(peer)
 
     def _leave(self, peer: str) -> None:
-        """Forget a peer that is to be forgotten, where no read from it goes on."""
+        """Remove a peer marked for removal, unless a read from it is under way."""
 
         def leave(agent: Any) -> None:
             if peer in self._leaving and peer not in self._unfinished:
@@ -180,10 +197,6 @@ class NixlEngine:
                 return function(self._agent)
             except Exception as error:  # Its errors have no base class of their own.
                 raise TransportError(f"NIXL could not {what}: {error}") from error
-
-
-def _region(memory: npt.NDArray[np.uint8]) -> tuple[int, int, int, str]:
-    return memory.ctypes.data, memory.nbytes, 0, ""
 
 
 def _agent(api: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One's own host pool, opened to other storages: registered once, when the first of them asks."""
+"""The host pool of this storage, opened to other storages: registered once, when the first of them asks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class SharedPool:
     """Answers ``OpenPool``. Owned by the event loop."""
 
     def __init__(self, pools: Pools, engine: TransferEngine, incarnation: str) -> None:
+        """Answer for this ``incarnation`` alone; the host pool is registered with ``engine`` at the first call.
+
+        ``pools`` and ``engine`` are closed by their owners.
+        """
         self._pools = pools
         self._engine = engine
         self._incarnation = incarnation
@@ -25,7 +29,7 @@ class SharedPool:
         self._opened: bytes | None = None
 
     async def answer(self, data: bytes) -> bytes:
-        """Say where the pool is. Registering much memory takes a while, which the first that asks waits for.
+        """Return where the pool is. Registering much memory takes a while, which the first caller waits for.
 
         Raises InvalidRequest for a caller that cannot read it, TransportError where it cannot be registered; both
         travel back.

@@ -1,4 +1,4 @@
-"""Who reads a sparse copy and who writes it: many may read one, or one may write it.
+"""Locks of sparse copies: many readers, or one writer, of each.
 
 A reader trusts the tables that it read before, so the file must not change under it. Files are replaced by renaming,
 and no byte is ever torn; it is old tables and new units that this keeps apart.
@@ -14,13 +14,13 @@ from services.storage.backends import ChunkKey
 
 
 class ChunkTurns:
-    """Turns that exist while they last. Owned by the event loop.
+    """Read and write locks by copy, held in memory while they are used. Owned by the event loop.
 
-    A waiting writer goes before later readers: a copy that is read all the time is worth writing
-    in a better order most of all. How long it may hold them up is for the writer to bound.
+    A waiting writer goes before later readers, so that a copy that is read all the time can be written.
     """
 
     def __init__(self) -> None:
+        """Begin with no copy that is read or written."""
         self._readers: dict[ChunkKey, int] = {}
         self._writers: dict[ChunkKey, int] = {}  # That write or wait to.
         self._writing: dict[ChunkKey, None] = {}

@@ -1,8 +1,8 @@
-"""Sparse copies on their way to the disk, behind the chunks of KV that they are made of.
+"""Makes sparse copies of chunks of KV, and writes them behind their chunks.
 
-A copy is made of pages that are in memory anyway, on their way to the disk, and is written once its chunk is durable
-there. It runs in the background: where memory for copies is all taken, or the disk does not take it, the chunk is left
-without one. The scheduler is told of copies that are there, some at a time.
+A copy is made of pages that are in memory anyway while they are saved, and is written once its chunk is durable on the
+disk. It runs in the background: without free memory for copies, or if the disk refuses it, the chunk has no copy. The
+scheduler is told of written copies in batches.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from shared import logs
 from shared.errors import CapacityError
 
 TOLD_AT_ONCE = 64
-"""Copies that one event announces to the scheduler while more are being written."""
+"""Most copies that one event announces to the scheduler."""
 
 _log = logs.get_logger("storage")
 
 
 @dataclass(slots=True)
 class SparseCopy:
-    """One that is under way, in a buffer of its own."""
+    """A copy being made or written, in a buffer of its own."""
 
     arrival: Arrival
     header: SparseHeader
     buffer: memoryview
-    is_void: bool = False  # Its namespace was dropped since.
+    is_void: bool = False  # Its namespace was dropped since it was begun.
 
     @property
     def blob(self) -> memoryview:
+        """The part of the buffer that the copy takes."""
         return self.buffer[: self.header.blob_bytes]
 
 
 class SparseCopies:
-    """Owned by the event loop; ``run`` ends after :meth:`stop`. As many are under way as ``staging`` has buffers."""
+    """The writer of sparse copies, owned by the event loop; ``run`` ends after :meth:`stop`."""
 
     def __init__(
         self,
@@ -67,9 +68,15 @@ class SparseCopies:
         keys: ChunkKeys,
         events: TierEvents,
     ) -> None:
+        """Make copies in ``layout`` and write them to ``disk``; none is written before :meth:`run`.
+
+        ``staging`` bounds the copies in memory: each takes one of its buffers. ``turns`` and ``heads`` are shared with
+        the reader: a copy is written in its turn, and its head is forgotten then. ``keys`` seals, ``events`` announces.
+        None of these is closed here.
+        """
         self.written = 0
         self.left_out = 0
-        """For want of memory, or because they could not be written."""
+        """Copies that were not written, for lack of memory or a failure of the disk."""
         self._layout = layout
         self._disk = disk
         self._staging = staging
@@ -90,17 +97,16 @@ class SparseCopies:
         return len(self._under_way)
 
     def is_lacking(self, header: ChunkHeader) -> bool:
-        """Whether a chunk of KV has no copy, nor one under way, and may get one."""
+        """Return whether a chunk of KV has no copy, none is being made, and one may be."""
         key = self._layout.key(header.namespace, header.identity)
         is_there = key in self._under_way or key in self._disk or self._disk.index.is_arriving(key)
         return not (is_there or self._is_stopping)
 
     async def make(self, header: ChunkHeader, blob: memoryview, key_id: str, value: float = 0.0) -> SparseCopy | None:
-        """Begin a copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if
-        there is one already, or memory for it is not to be had at once.
+        """Begin a copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`.
 
-        ``key_id`` is whose key it is sealed with, ``value`` as in the save. Raises KeyMissing, and nothing for want
-        of anything else.
+        Return None if there is one already, no buffer is free, or :meth:`stop` was called. ``key_id`` names the key
+        that seals it, ``value`` is as in the save. Raises KeyMissing.
         """
         if not self.is_lacking(header):
             return None
@@ -108,7 +114,7 @@ class SparseCopies:
         check_key_id(key_id)
         sparse = SparseHeader.of(header, self._layout, key_id=key_id, cipher=self._keys.cipher)
         try:
-            buffer = self._staging.take(timeout_s=0.0)
+            buffer = self._staging.take()
         except CapacityError:
             self._leave_out("no_memory")
             return None

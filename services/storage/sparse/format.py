@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from services.storage.backends import ChunkKey
-from services.storage.chunk_format import PLAIN_VERSION, SEALED_VERSION, ChunkHeader
+from services.storage.chunk_format import PLAIN_VERSION, SEALED_VERSION, ChunkHeader, text_of
 from services.storage.chunk_sealing import Cipher
 from services.storage.sparse.layout import CHECKSUM_BYTES, FIXED_BYTES, MAPPING_BYTES, SEAL_BYTES, SparseLayout
 from shared.errors import IntegrityError
@@ -64,8 +64,9 @@ class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, chunk: ChunkHeader, layout: SparseLayout, *, key_id: str = "", cipher: Cipher) -> SparseHeader:
-        """Of the copy of a chunk of this header, which is not sealed; sealed unless ``key_id`` is "". Raises
-        KeyMissing.
+        """Return the header of a copy of the chunk with the header ``chunk``, which is not sealed.
+
+        The copy is sealed unless ``key_id`` is "". Raises KeyMissing.
         """
         plain = cls(
             namespace=chunk.namespace, identity=chunk.identity, layout=layout, depth=chunk.depth, parent=chunk.parent
@@ -87,6 +88,7 @@ class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sealed(self) -> bool:
+        """Whether the copy is encrypted."""
         return bool(self.key_id)
 
     @property
@@ -96,15 +98,17 @@ class SparseHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def header_bytes(self) -> int:
+        """Bytes of header and tables, whole blocks of the disk."""
         return self.layout.header_bytes(is_sealed=self.is_sealed)
 
     @property
     def blob_bytes(self) -> int:
+        """Bytes of the whole copy, whole blocks of the disk."""
         return self.layout.blob_bytes(is_sealed=self.is_sealed)
 
 
 class SparseTables(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables say. Arrays are not written to."""
+    """The tables of a copy. Its arrays are read-only."""
 
     mapping: npt.NDArray[np.uint32]
     """[tokens]: the token, counted from the chunk's first, of each stored row; every token once."""
@@ -194,10 +198,10 @@ def read_fixed(head: memoryview, nbytes: int) -> SparseHeader:
 
 
 def read_head(head: memoryview, nbytes: int) -> tuple[SparseHeader, memoryview]:
-    """Return the header, and the tables' bytes with their padding, checked; ``head`` has all that lies before the probe
-    keys of a copy of ``nbytes`` bytes.
+    """Return the header and the tables' bytes with their padding, both checked.
 
-    Raises IntegrityError as :func:`read_fixed` does.
+    ``head`` has all that lies before the probe keys of a copy of ``nbytes`` bytes. Raises IntegrityError as
+    :func:`read_fixed` does.
     """
     header = read_fixed(head, nbytes)
     if head.nbytes < header.header_bytes:
@@ -225,8 +229,9 @@ def check(header: SparseHeader, key: ChunkKey, layout: SparseLayout) -> None:
 
 
 def check_hidden(header: SparseHeader, key: ChunkKey, cipher: Cipher) -> None:
-    """Raise IntegrityError(code="wrong_identity") if ``header`` hides another identity than that of ``key``, or
-    KeyMissing.
+    """Raise IntegrityError(code="wrong_identity") if ``header`` hides another identity than that of ``key``.
+
+    Raises KeyMissing where ``cipher`` lacks the header's key.
     """
     if header.hides_names and (found := cipher.show(header.key_id, header.identity)) != key.identity:
         raise _wrong("identity", found.hex(), key.identity.hex())
@@ -239,7 +244,7 @@ def _parsed(head: memoryview) -> SparseHeader:
     dtype, namespace, identity, key_id, checksum, depth, parent, zeros = fields[12:]
     try:
         geometry = KvGeometry(
-            layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=_text(dtype)
+            layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=text_of(dtype)
         )
         layout = SparseLayout(geometry, probe_heads, block_tokens)
         header = SparseHeader(
@@ -247,7 +252,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             namespace=namespace.hex(),
             identity=identity,
             layout=layout,
-            key_id=_text(key_id),
+            key_id=text_of(key_id),
             depth=depth,
             parent=parent,
         )
@@ -258,7 +263,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             and (header_bytes, blob_bytes) == (header.header_bytes, header.blob_bytes)
             and flags == (IS_SEALED if header.is_sealed else 0)
             and (header.is_sealed or not header.hides_names)
-            and _text(checksum) == CHECKSUM
+            and text_of(checksum) == CHECKSUM
             and depth % layout.tokens == 0
             and not any(zeros)
         )
@@ -271,10 +276,6 @@ def _parsed(head: memoryview) -> SparseHeader:
 
 def _digest(view: memoryview) -> int:
     return int(xxhash.xxh3_64_intdigest(view))
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("ascii")
 
 
 def _wrong(what: str, found: str, expected: str) -> IntegrityError:

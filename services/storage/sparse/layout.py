@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.backends import BLOCK_BYTES, ChunkKey
+from services.storage.backends import BLOCK_BYTES, ChunkKey, whole_blocks
 from shared.chunks import GEOMETRY_BYTES, chunk_tokens
 from shared.errors import InvalidRequest
 from shared.importance import PROBE_HEADS
@@ -41,14 +41,9 @@ K, V = 0, 1
 """The halves of a layer."""
 
 
-def whole_blocks(nbytes: int) -> int:
-    """Return the bytes of the fewest blocks of the disk that hold so many bytes."""
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
 @dataclass(frozen=True)
 class SparseLayout:
-    """Of the copies of chunks of KV of one geometry. ``block_tokens`` divides the chunk's tokens."""
+    """The layout of all copies of chunks of one KV geometry. ``block_tokens`` divides the chunk's tokens."""
 
     geometry: KvGeometry
     probe_heads: int
@@ -56,10 +51,10 @@ class SparseLayout:
 
     @classmethod
     def of(cls, geometry: KvGeometry, *, block_tokens: int = 0) -> SparseLayout:
-        """Return the layout for chunks of KV of ``geometry`` that this storage writes; ``block_tokens`` 0 is the rule
-        above.
+        """Return the layout for chunks of KV of ``geometry`` that this storage writes.
 
-        Raises InvalidRequest for hidden states, and for blocks that do not divide a chunk.
+        ``block_tokens`` 0 is the rule above. Raises InvalidRequest for hidden states, and for blocks that do not divide
+        a chunk.
         """
         layout = cls(geometry, min(PROBE_HEADS, geometry.kv_heads), block_tokens or 1)
         if not block_tokens:
@@ -73,7 +68,7 @@ class SparseLayout:
         return layout
 
     def fault(self) -> str:
-        """Why there is no such layout, or ""."""
+        """Return why there is no such layout, or ""."""
         if self.geometry.fault() or self.geometry.is_hidden:
             return self.geometry.fault() or "they hold hidden states"
         if not 1 <= self.probe_heads <= self.geometry.kv_heads:
@@ -96,56 +91,57 @@ class SparseLayout:
 
     @cached_property
     def tokens(self) -> int:
-        """Of a chunk."""
+        """Number of tokens in a chunk."""
         return chunk_tokens(self.geometry.page_size)
 
     @cached_property
     def head_bytes(self) -> int:
-        """Of one token's K (or V) in one head."""
+        """Bytes of one token's K (or V) in one head."""
         return self.geometry.head_dim * DTYPE_BYTES[self.geometry.dtype]
 
     @cached_property
     def row_bytes(self) -> int:
-        """Of one token's K (or V) in one layer."""
+        """Bytes of one token's K (or V) in one layer."""
         return self.geometry.kv_heads * self.head_bytes
 
     @cached_property
     def blocks(self) -> int:
-        """Of K (or V) of one layer."""
+        """Number of blocks in one layer's K or V."""
         return self.tokens // self.block_tokens
 
     @cached_property
     def block_bytes(self) -> int:
+        """Bytes of one block."""
         return self.block_tokens * self.row_bytes
 
     @cached_property
     def units(self) -> int:
-        """Of one layer."""
+        """Number of units in one layer."""
         return self.probe_heads + 2 * self.blocks
 
     @cached_property
     def probe_bytes(self) -> int:
-        """Of the probe keys of one layer."""
+        """Bytes of the probe keys of one layer."""
         return self.probe_heads * self.probe_unit_bytes
 
     @cached_property
     def probe_unit_bytes(self) -> int:
-        """Of one probe head's keys in one layer."""
+        """Bytes of one probe head's keys in one layer."""
         return self.tokens * self.head_bytes
 
     @cached_property
     def layer_bytes(self) -> int:
-        """Of the rows of one layer, K and V."""
+        """Bytes of the rows of one layer, K and V."""
         return 2 * self.tokens * self.row_bytes
 
     @cached_property
     def table_bytes(self) -> int:
-        """Of the tables of a copy that is not sealed: the mapping, and a checksum a unit."""
+        """Bytes of the tables of a copy that is not sealed: the mapping, and one checksum for each unit."""
         return self.tokens * MAPPING_BYTES + self.geometry.layers * self.units * CHECKSUM_BYTES
 
     @cached_property
     def seals_bytes(self) -> int:
-        """What a sealed copy has in its tables besides: nonce and tag of every unit."""
+        """Bytes that the tables of a sealed copy have besides: nonce and tag of every unit."""
         return self.geometry.layers * self.units * SEAL_BYTES
 
     @cached_property
@@ -157,24 +153,24 @@ class SparseLayout:
         return (plain, plain + probes), (sealed, sealed + probes)
 
     def header_bytes(self, *, is_sealed: bool) -> int:
-        """Of header and tables, whole blocks: what must be read before a part can be."""
+        """Return the bytes of header and tables, whole blocks: they must be read before a part can be."""
         return self._starts[is_sealed][0]
 
     def kv_at(self, *, is_sealed: bool) -> int:
-        """Where the rows begin."""
+        """Return the offset of the rows in the copy."""
         return self._starts[is_sealed][1]
 
     def blob_bytes(self, *, is_sealed: bool) -> int:
-        """Of a whole copy; whole blocks."""
+        """Return the bytes of a whole copy, whole blocks."""
         return self.kv_at(is_sealed=is_sealed) + whole_blocks(self.geometry.layers * self.layer_bytes)
 
     def units_at(self, layer: int, units: npt.NDArray[np.intp], *, is_sealed: bool) -> tuple[npt.NDArray[np.intp], int]:
-        """(where units begin, the bytes of each); they are probe heads' or blocks, all of them."""
+        """Return the offset of each unit and the bytes of one; all are units of probe heads, or all are blocks."""
         start, nbytes = self.unit_at(layer, int(units[0]), is_sealed=is_sealed)
         return start + (units - units[0]) * nbytes, nbytes
 
     def unit_at(self, layer: int, unit: int, *, is_sealed: bool) -> tuple[int, int]:
-        """(where a unit begins, its bytes)."""
+        """Return the offset of a unit and its bytes."""
         probe_at, kv_at = self._starts[is_sealed]
         if unit < self.probe_heads:
             return probe_at + layer * self.probe_bytes + unit * self.probe_unit_bytes, self.probe_unit_bytes

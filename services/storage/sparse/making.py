@@ -1,4 +1,4 @@
-"""Sparse copies out of the pages of a chunk of KV, and out of older copies with their rows in another order.
+"""Sparse copies made of the pages of a chunk of KV.
 
 Blocking: for I/O threads. No byte is read from a tier here.
 """
@@ -30,8 +30,10 @@ def areas(blob: memoryview, layout: SparseLayout, *, is_sealed: bool) -> tuple[B
 
 
 def copy_pages(payload: memoryview, blob: memoryview, layout: SparseLayout, *, is_sealed: bool) -> None:
-    """Copy the pages of a chunk of KV, ``[pages, layers, 2, page_size, kv_heads, head_dim]``, to where their copy has
-    them, rows in order of their tokens. :func:`complete` makes it a copy that may be written.
+    """Copy the pages of a chunk of KV to where their copy has them, rows in order of their tokens.
+
+    ``payload`` holds them as ``[pages, layers, 2, page_size, kv_heads, head_dim]``. :func:`complete` makes ``blob`` a
+    copy that may be written.
     """
     geometry = layout.geometry
     probes, rows = areas(blob, layout, is_sealed=is_sealed)
@@ -41,17 +43,6 @@ def copy_pages(payload: memoryview, blob: memoryview, layout: SparseLayout, *, i
     paged[...] = pages.transpose(1, 2, 0, 3, 4)
     keys = rows[:, 0].reshape(geometry.layers, layout.tokens, geometry.kv_heads, layout.head_bytes)
     probes[...] = keys[:, :, : layout.probe_heads].transpose(0, 2, 1, 3)
-
-
-def copy_rows(
-    old: memoryview, old_mapping: npt.NDArray[np.uint32], new: memoryview, mapping: npt.NDArray[np.uint32],
-    layout: SparseLayout, *, is_sealed: bool,
-) -> None:  # fmt: skip
-    """Copy probe keys and rows of an opened copy to ``new``, rows in the order that ``mapping`` says."""
-    (old_probes, old_rows), (probes, rows) = (areas(blob, layout, is_sealed=is_sealed) for blob in (old, new))
-    probes[...] = old_probes
-    # Where an index cannot be wrong, "clip" spares a buffer as large as the copy.
-    np.take(old_rows, np.argsort(old_mapping)[mapping], axis=2, out=rows, mode="clip")
 
 
 def complete(blob: memoryview, header: SparseHeader, mapping: npt.NDArray[np.uint32], cipher: Cipher) -> SparseTables:

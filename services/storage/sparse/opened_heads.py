@@ -12,18 +12,20 @@ MAX_BYTES = 128 * 2**20
 
 
 class OpenedHeads:
-    """The last used within ``max_bytes``. Owned by the event loop.
+    """The headers and tables that were used last, within a bound. Owned by the event loop.
 
     Copies are put and asked for only in a turn of ``ChunkTurns``, and a writer forgets its copy in its turn: what
     is here is what the file says.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        """Begin empty; beyond ``max_bytes`` bytes in all, the least recently used ones are dropped."""
         self.nbytes = 0
         self._max_bytes = max_bytes
         self._opened: OrderedDict[ChunkKey, Opened] = OrderedDict()
 
     def __len__(self) -> int:
+        """Return the number of copies whose header and tables are held."""
         return len(self._opened)
 
     def get(self, key: ChunkKey, key_id: str) -> Opened | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.backends import BLOCK_BYTES, ChunkKey, PartialReads
+from services.storage.backends import BLOCK_BYTES, ChunkKey, Directories
 from services.storage.chunk_sealing import Cipher
 from services.storage.sparse.format import SparseHeader, SparseTables
 from services.storage.sparse.layout import SparseLayout
@@ -33,19 +33,22 @@ class Opened:
 
     @classmethod
     def of(cls, header: SparseHeader, tables: SparseTables) -> Opened:
+        """Return both, with the inverse of the mapping."""
         return cls(header, tables, np.argsort(tables.mapping))
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate bytes of memory that it takes."""
         seals = 0 if self.tables.seals is None else self.tables.seals.nbytes
         return self.tables.checksums.nbytes + self.tables.mapping.nbytes + seals + self.inverse.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class PartFailure:
-    """The copy that could not be read, and why: IntegrityError when it is bad, NotFound when its file is gone,
-    TransportError when the disk failed, KeyMissing.
+    """A copy that could not be read, and why.
+
+    ``error`` is IntegrityError when the copy is bad, NotFound when its file is gone, TransportError when the disk
+    failed, or KeyMissing.
     """
 
     key: ChunkKey
@@ -56,8 +59,12 @@ class HeadReading:
     """Reads header and tables of copies, one after the other, until one fails."""
 
     def __init__(
-        self, backend: PartialReads, keys: Sequence[ChunkKey], layout: SparseLayout, cipher: Cipher, key_id: str
+        self, backend: Directories, keys: Sequence[ChunkKey], layout: SparseLayout, cipher: Cipher, key_id: str
     ) -> None:
+        """Read the heads of ``keys`` when called, in this order; ``opened`` has those that were read.
+
+        A copy that is not sealed with the key ``key_id`` ("" is none) ends the reading as a failure.
+        """
         self.opened: dict[ChunkKey, Opened] = {}
         self._backend = backend
         self._keys = keys
@@ -90,7 +97,7 @@ class PartReading:
     """Reads parts of copies, one after the other, until one fails; what it wrote by then is of no use."""
 
     def __init__(
-        self, backend: PartialReads, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened],
+        self, backend: Directories, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened],
         cipher: Cipher, into: memoryview,
     ) -> None:  # fmt: skip
         """Read rows; ``opened`` belongs to ``asked.keys``, and ``into`` is all of the caller's memory for the call."""
@@ -115,16 +122,17 @@ class PartReading:
     def _read(self, read: ChunkRead, buffer: memoryview) -> None:
         asked, opened = self._asked, self._opened[read.place]
         layout, is_sealed = opened.header.layout, opened.header.is_sealed
-        start, nbytes = region(asked.layer, asked.halves, layout, is_sealed=is_sealed)
+        start, nbytes = region(asked, layout, is_sealed=is_sealed)
         first = start // BLOCK_BYTES * BLOCK_BYTES
         blob_bytes = self._backend.read_ranges(read.key, read.ranges, buffer, first=first, timeout_s=READ_TIMEOUT_S)
         if not blob_bytes:
             raise NotFound(f"the file of sparse copy {read.key.path} is gone")
         if blob_bytes != opened.header.blob_bytes:
             raise IntegrityError(f"sparse copy {read.key.path} has {blob_bytes} bytes", code="wrong_layout")
-        starts, unit_bytes = layout.units_at(asked.layer, read.units, is_sealed=is_sealed)
         check = UnitCheck(opened.header, opened.tables, self._cipher)
-        check.verify(buffer, (starts - first).tolist(), unit_bytes, asked.layer, read.units)
+        for layer in range(asked.layer, asked.layer + asked.layers):
+            starts, unit_bytes = layout.units_at(layer, read.units, is_sealed=is_sealed)
+            check.verify(buffer, (starts - first).tolist(), unit_bytes, layer, read.units)
         with self._placing:
             if self._is_abandoned:
                 raise TransportError("it is not waited for any more")
@@ -146,19 +154,19 @@ class PartReading:
             rows = stored.reshape(2, layout.tokens, layout.row_bytes)
             into[:, piece.start : piece.start + len(piece.rows)] = rows[:, piece.rows]
             return
-        into = self._into.reshape(len(heads), chosen, layout.head_bytes)
+        each = self._into.reshape(self._asked.layers, len(heads), chosen, layout.head_bytes)
         for number, head in enumerate(heads):
             piece = read.pieces[number % len(read.pieces)]  # One for all heads, or one for each.
             of_head = _of_head(stored, head, halves, layout)
-            into[number, piece.start : piece.start + len(piece.rows)] = of_head[piece.rows]
+            each[:, number, piece.start : piece.start + len(piece.rows)] = of_head[:, piece.rows]
 
 
 def _of_head(stored: Bytes, head: int, halves: tuple[int, ...], layout: SparseLayout) -> Bytes:
-    """K (or V) of one head, [rows, head_bytes], in a region."""
+    """Return K (or V) of one head in a region, uint8 [layers, rows, head_bytes]."""
     of_head: Bytes
     if halves:
         rows = stored.reshape(2, layout.tokens, layout.geometry.kv_heads, layout.head_bytes)
-        of_head = rows[halves[0], :, head]
+        of_head = rows[halves[0] : halves[0] + 1, :, head]
     else:
-        of_head = stored.reshape(layout.probe_heads, layout.tokens, layout.head_bytes)[head]
+        of_head = stored.reshape(-1, layout.probe_heads, layout.tokens, layout.head_bytes)[:, head]
     return of_head

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.storage import measures
-from services.storage.backends import PartialReads
 from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.config import StorageConfig
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
-from services.storage.paced_reads import PacedReads
 from services.storage.sparse.chunk_turns import ChunkTurns
 from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.opened_heads import OpenedHeads
 from services.storage.sparse.read_plan import gap_worth_reading, region_bytes
 from services.storage.sparse.reader import SparseReader
-from services.storage.sparse.reordering import Reordering
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
 from shared import logs
@@ -30,14 +27,14 @@ _log = logs.get_logger("storage")
 
 @dataclass(frozen=True, slots=True)
 class SparseParts:
-    """``copies.run`` and, where there is one, ``reordering.run`` are for the owner to start; the first ends after
-    ``copies.stop``.
+    """The parts that read and write sparse copies of one layout.
+
+    The owner starts ``copies.run``, which ends after ``copies.stop``.
     """
 
     layout: SparseLayout
     copies: SparseCopies
     reader: SparseReader
-    reordering: Reordering | None
     scrubbing: Buffers
     """A buffer that holds a whole copy, for the scrubber."""
     _regions: Buffers
@@ -59,16 +56,14 @@ def make_sparse(
     config: StorageConfig,
     disk_bytes_per_s: float = 0.0,
 ) -> SparseParts | None:
-    """For copies of chunks of KV of ``geometry``, read from a disk that gives ``disk_bytes_per_s`` (0 is not known);
-    None where the settings ask for none, or where they cannot be kept: the log says why, and the storage serves without
-    them.
+    """Return the parts for copies of chunks of KV of ``geometry``, or None where no copies are kept.
+
+    ``disk_bytes_per_s`` is the speed of the disk that they are read from; 0 is not known. None where the settings ask
+    for no copies, or where they cannot be kept: the log says why, and the storage serves without them.
     """
     if not config.sparse or disk is None or geometry.is_hidden:
         return None
-    backend = disk.backend
     try:
-        if not isinstance(backend, PartialReads):
-            raise ConfigError(f"a disk tier in {backend.name} cannot be read in part")
         layout = SparseLayout.of(geometry, block_tokens=config.sparse_block_tokens)
         blob_bytes = layout.blob_bytes(is_sealed=True)  # Not the less of the two.
         staging = Staging(config.staging_bytes, blob_bytes)
@@ -81,25 +76,12 @@ def make_sparse(
     abandoned = disk.directories.abandoned
     regions = Buffers(Staging(depth * region, region), abandoned)
     turns, heads = ChunkTurns(), OpenedHeads()
-    reordering = None
-    if config.sparse_reorder_bytes_per_s:
-        reordering = Reordering(
-            layout,
-            disk,
-            staging=staging,
-            turns=turns,
-            heads=heads,
-            cipher=keys.cipher,
-            events=events,
-            pace=PacedReads(config.sparse_reorder_bytes_per_s),
-        )
     copies = SparseCopies(
         layout, disk, staging=staging, turns=turns, heads=heads, threads=threads, keys=keys, events=events
     )
     reader = SparseReader(
         layout,
         disk,
-        backend,
         buffers=regions,
         turns=turns,
         heads=heads,
@@ -107,7 +89,6 @@ def make_sparse(
         events=events,
         at_once=depth,
         gap_bytes=gap_worth_reading(disk_bytes_per_s),
-        learn=reordering.learn if reordering else None,
     )
     scrubbing = Buffers(Staging(blob_bytes, blob_bytes), abandoned)
-    return SparseParts(layout, copies, reader, reordering, scrubbing, regions, staging)
+    return SparseParts(layout, copies, reader, scrubbing, regions, staging)

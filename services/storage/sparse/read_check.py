@@ -15,7 +15,7 @@ from services.storage.core.chunk_runs import check_namespace
 from services.storage.sparse.layout import K, SparseLayout, V
 from shared.errors import InvalidRequest
 from shared.ids import DIGEST_BYTES, split_digests
-from shared.messages.sparse_reads import ReadSparse
+from shared.messages.sparse_reads import MOST_LAYERS, ReadSparse
 
 MAX_TOKENS = 2**20
 """Of the chunks of one call, and of all that it chooses of them: more than a prompt that any model here takes."""
@@ -25,9 +25,9 @@ MAX_TOKENS = 2**20
 class Asked:
     """What a call asks for, of ``keys`` in order; the first is chunk number ``place`` from the root.
 
-    ``tokens`` is int32 [lists, n], ascending and counted from the first token of the first chunk: one list for all
-    ``heads``, or one for each. Empty ``heads`` are all of them. ``halves`` is which of K and V is wanted; there are
-    none where the probe keys have what is wanted.
+    It is of ``layers`` layers from ``layer`` on. ``tokens`` is int32 [lists, n], ascending and counted from the first
+    token of the first chunk: one list for all ``heads``, or one for each. Empty ``heads`` are all of them. ``halves``
+    is which of K and V is wanted; there are none where the probe keys have what is wanted.
     """
 
     keys: tuple[ChunkKey, ...]
@@ -37,6 +37,7 @@ class Asked:
     heads: tuple[int, ...]
     tokens: npt.NDArray[np.int32]
     nbytes: int
+    layers: int = 1
 
 
 def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
@@ -51,6 +52,10 @@ def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
         raise InvalidRequest(f"depth {call.depth} is not a multiple of {layout.tokens} tokens")
     if not 0 <= call.layer < layout.geometry.layers:
         raise InvalidRequest(f"there is no layer {call.layer} of {layout.geometry.layers}")
+    if not 1 <= call.layers <= min(MOST_LAYERS, layout.geometry.layers - call.layer):
+        raise InvalidRequest(
+            f"{call.layers} layers from {call.layer} of {layout.geometry.layers} on, or over {MOST_LAYERS}"
+        )
     names = split_digests(call.chunks)
     if len(set(names)) < count:
         raise InvalidRequest("a chunk is named twice")
@@ -61,11 +66,16 @@ def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
     lists, chosen = tokens.shape
     # K and V of every head, or one of them of each that is named.
     nbytes = 2 * chosen * layout.row_bytes if call.part == "kv" else len(heads) * chosen * layout.head_bytes
+    nbytes *= call.layers
     if call.nbytes != nbytes:
         raise InvalidRequest(f"{lists} x {chosen} tokens of {call.part} have {nbytes} bytes, not {call.nbytes}")
     halves: tuple[int, ...] = {"keys": (K,), "kv": (K, V), "values": (V,)}[call.part]
     if call.part == "keys" and max(heads) < layout.probe_heads:
         halves = ()
+    if halves and call.layers > 1:
+        raise InvalidRequest(
+            f"of {call.layers} layers at once only keys of the first {layout.probe_heads} heads are read"
+        )
     return Asked(
         keys=tuple(layout.key(call.namespace, name) for name in names),
         place=call.depth // layout.tokens,
@@ -74,6 +84,7 @@ def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
         heads=heads,
         tokens=tokens.astype(np.int32),
         nbytes=nbytes,
+        layers=call.layers,
     )
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.backends import BLOCK_BYTES, ChunkKey
-from services.storage.sparse.layout import SparseLayout, whole_blocks
+from services.storage.backends import BLOCK_BYTES, ChunkKey, whole_blocks
+from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.read_check import Asked
+from shared.messages.sparse_reads import MOST_LAYERS
 
 Rows = npt.NDArray[np.intp]
 
@@ -31,8 +32,9 @@ UNKNOWN_BYTES_PER_S = 1e9
 
 
 def gap_worth_reading(bytes_per_s: float) -> int:
-    """Bytes, whole blocks, up to which what lies between two parts is read with them, from a disk that gives
-    ``bytes_per_s``; 0 is not known.
+    """Return the most bytes between two parts that are worth reading with them, in whole blocks.
+
+    ``bytes_per_s`` is the speed of the disk; 0 is not known.
     """
     return int(REQUEST_S * (bytes_per_s or UNKNOWN_BYTES_PER_S)) // BLOCK_BYTES * BLOCK_BYTES
 
@@ -43,7 +45,7 @@ class Piece:
 
     start: int
     rows: Rows
-    """Where they are stored; of the probe keys, which token of the chunk they are."""
+    """Stored rows; for probe keys, tokens of the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class ChunkRead:
 
     key: ChunkKey
     place: int
-    """Of the chunk among those that were asked for."""
+    """Number of the chunk among those that were asked for."""
     units: npt.NDArray[np.intp]
-    """Of the layer, ascending."""
+    """In each of the layers that are read, ascending."""
     ranges: tuple[tuple[int, int], ...]
     """(offset, bytes) of the file."""
     pieces: tuple[Piece, ...]
@@ -62,7 +64,7 @@ class ChunkRead:
 
     @property
     def nbytes(self) -> int:
-        """That are read from the disk."""
+        """Bytes that are read from the disk."""
         return sum(nbytes for _, nbytes in self.ranges)
 
 
@@ -86,6 +88,9 @@ def plan_reads(
         if any(len(piece.rows) for piece in pieces):
             units = _units(pieces, asked, layout)
             starts, nbytes = layout.units_at(asked.layer, units, is_sealed=is_sealed)
+            if asked.layers > 1:  # Probe keys: those of the next layer lie behind.
+                steps = np.arange(asked.layers)[:, None] * layout.probe_bytes
+                starts = (starts + steps).ravel()
             ranges = _ranges(starts, starts + nbytes, gap_bytes)
             reads.append(ChunkRead(key, place, units, ranges, tuple(pieces)))
     return reads
@@ -114,12 +119,15 @@ def _ranges(starts: Rows, ends: Rows, gap_bytes: int) -> tuple[tuple[int, int], 
     return tuple(zip(begun.tolist(), (ended - begun).tolist(), strict=True))
 
 
-def region(layer: int, halves: tuple[int, ...], layout: SparseLayout, *, is_sealed: bool) -> tuple[int, int]:
-    """(where the part of the file begins that a region mirrors, its bytes): the layer's probe keys, or its rows."""
-    start, _ = layout.unit_at(layer, layout.probe_heads if halves else 0, is_sealed=is_sealed)
-    return start, layout.layer_bytes if halves else layout.probe_bytes
+def region(asked: Asked, layout: SparseLayout, *, is_sealed: bool) -> tuple[int, int]:
+    """Return where the part of the file that a region mirrors begins, and its bytes.
+
+    The part is the layers' probe keys, or a layer's rows.
+    """
+    start, _ = layout.unit_at(asked.layer, layout.probe_heads if asked.halves else 0, is_sealed=is_sealed)
+    return start, layout.layer_bytes if asked.halves else asked.layers * layout.probe_bytes
 
 
 def region_bytes(layout: SparseLayout) -> int:
     """Bytes of memory that any region fits in, wherever in a block of the disk it begins; whole blocks."""
-    return whole_blocks(max(layout.layer_bytes, layout.probe_bytes)) + BLOCK_BYTES
+    return whole_blocks(max(layout.layer_bytes, MOST_LAYERS * layout.probe_bytes)) + BLOCK_BYTES

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from services.storage.backends import ChunkKey, PartialReads
+from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.disk_tier import DiskTier
@@ -38,18 +38,14 @@ STOPPING = "the storage is stopping"
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-Learn = Callable[[Asked, Sequence[ChunkRead], Sequence[Opened]], None]
-"""Told of what was chosen, once it was read."""
-
 
 class SparseReader:
-    """Owned by the event loop."""
+    """The reader of one layout's copies, owned by the event loop."""
 
     def __init__(
         self,
         layout: SparseLayout,
         disk: DiskTier,
-        backend: PartialReads,
         *,
         buffers: Buffers,
         turns: ChunkTurns,
@@ -58,18 +54,17 @@ class SparseReader:
         events: TierEvents,
         at_once: int,
         gap_bytes: int = 0,
-        learn: Learn | None = None,
     ) -> None:
-        """``backend`` is that of ``disk``; ``buffers`` have room for a region and for a head; ``at_once`` groups;
-        ``gap_bytes`` as in ``plan_reads``.
+        """Prepare; ``buffers`` have room for a region and for a head.
+
+        A call's items in one directory are read in at most ``at_once`` groups. ``gap_bytes`` is as in ``plan_reads``.
         """
         self.reads = 0
-        """Calls that were carried out."""
+        """Number of calls that were carried out."""
         self.disk_bytes = 0
-        """Read from the disk for them."""
+        """Bytes read from the disk for them."""
         self._layout = layout
         self._disk = disk
-        self._backend = backend
         self._buffers = buffers
         self._turns = turns
         self._heads = heads
@@ -77,7 +72,6 @@ class SparseReader:
         self._events = events
         self._at_once = at_once
         self._gap_bytes = gap_bytes
-        self._learn = learn
         self._running = 0
         self._limits: list[asyncio.Timeout] = []
         self._is_idle = asyncio.Event()
@@ -166,15 +160,13 @@ class SparseReader:
 
         async def read_group(where: str, group: Sequence[ChunkRead]) -> int:
             group_bytes = sum(read.nbytes for read in group)
-            reading = PartReading(self._backend, asked, group, opened, cipher, into)
+            reading = PartReading(self._disk.backend, asked, group, opened, cipher, into)
             await self._disk.read_parts(where, group_bytes, self._buffers, reading)
             return group_bytes
 
         nbytes += sum(await self._in_groups(reads, lambda read: read.key, read_group))
         self.reads += 1
         self.disk_bytes += nbytes
-        if self._learn is not None:
-            self._learn(asked, reads, opened)
         return nbytes
 
     async def _open(self, keys: Sequence[ChunkKey], key_id: str) -> tuple[list[Opened], int]:
@@ -184,7 +176,7 @@ class SparseReader:
         each = self._layout.header_bytes(is_sealed=bool(key_id))
 
         async def open_group(where: str, group: Sequence[ChunkKey]) -> dict[ChunkKey, Opened]:
-            reading = HeadReading(self._backend, group, self._layout, self._keys.cipher, key_id)
+            reading = HeadReading(self._disk.backend, group, self._layout, self._keys.cipher, key_id)
             await self._disk.read_parts(where, each * len(group), self._buffers, reading)
             return reading.opened
 
@@ -201,8 +193,9 @@ class SparseReader:
         key_of: Callable[[ItemT], ChunkKey],
         work: Callable[[str, Sequence[ItemT]], Awaitable[ResultT]],
     ) -> list[ResultT]:
-        """``work`` on a directory and some items that lie in it, all at once. All have ended when this returns or
-        raises.
+        """Run ``work`` on a directory and some items that lie in it, all groups at once.
+
+        All have ended when this returns or raises.
         """
         by_directory: dict[str, list[ItemT]] = {}
         for item in items:

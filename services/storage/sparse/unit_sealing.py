@@ -47,6 +47,7 @@ class UnitSealing:
     """The units of one sealed copy."""
 
     def __init__(self, header: SparseHeader, cipher: Cipher) -> None:
+        """Take the key and the authenticated fields from ``header``, that of a sealed copy."""
         self._fixed = fixed_fields(header)
         self._key_id = header.key_id
         self._cipher = cipher

@@ -41,6 +41,7 @@ class UnitCheck:
     """Shows of units of one copy that they are what was written."""
 
     def __init__(self, header: SparseHeader, tables: SparseTables, cipher: Cipher) -> None:
+        """Check units of the copy with this ``header`` against its ``tables``; ``cipher`` opens sealed ones."""
         self._header = header
         self._tables = tables
         self._sealing = UnitSealing(header, cipher) if header.is_sealed else None
@@ -48,8 +49,10 @@ class UnitCheck:
     def verify(
         self, stored: memoryview, starts: Sequence[int], nbytes: int, layer: int, numbers: npt.NDArray[np.intp]
     ) -> None:
-        """Verify units of ``nbytes`` bytes of a layer, which begin at ``starts`` of ``stored``, and open them where
-        they are. Raises IntegrityError (``wrong_checksum``, ``wrong_key``), or KeyMissing.
+        """Verify units of ``nbytes`` bytes of a layer, and open them where they are.
+
+        They begin at ``starts`` of ``stored``. Raises IntegrityError (``wrong_checksum``, ``wrong_key``), or
+        KeyMissing.
         """
         units, digest = [stored[start : start + nbytes] for start in starts], xxhash.xxh3_64_intdigest
         found, expected = np.array([digest(unit) for unit in units], np.uint64), self._tables.checksums[layer, numbers]
