@@ -1,7 +1,7 @@
-"""One term of the active scheduler: take over, then keep timers, watch heartbeats, answer and take snapshots.
+"""One term of the active scheduler: take over, then fire timers, watch heartbeats, answer calls, take snapshots.
 
-Everything here is what a standby does not do. A term ends when its task is cancelled, because the lead went to
-another or the process stops; while the lead's time is over but no other has taken it, the term is paused.
+Everything here is what a standby does not do. A term ends when its task is cancelled, because another scheduler took
+the lead or the process stops. While the lead has run out and no other scheduler has taken it, the term is paused.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ STATUS_S = 0.5
 LIVENESS_S = 0.5
 CONFIRM_S = 0.2
 RETRY_S = 0.1
+CLOSE_S = 2.0  # At the end of a term, the longest wait for calls that are being answered.
 LONGEST_TIMER_WAIT_S = 1.0  # The broker's clock may be set meanwhile.
 
 _log = logs.get_logger("scheduler")
 
 
 class Active:
-    """Made when the lead was taken; ``epoch`` is the least that the term may have, and rises to the one announced."""
+    """One term, made when the lead was taken. ``epoch`` is final once ``live`` is set."""
 
     def __init__(
         self,
@@ -65,6 +66,12 @@ class Active:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         tracer: Tracer | None = None,
     ) -> None:
+        """Prepare a term of the process ``incarnation``, which :meth:`run` begins.
+
+        ``epoch`` is the least that the term may have. ``expect_pause`` is called with the milliseconds for which the
+        lead will not be renewed. ``claim_now`` writes the lead's record at once, and raises Unavailable or
+        TransportError. ``collector`` gets each status. Without a ``tracer`` no spans are recorded.
+        """
         self.epoch = epoch
         self.live = asyncio.Event()  # Set once the term's own start is folded.
         self._bus = bus
@@ -92,7 +99,7 @@ class Active:
         self._latest_start_seq = 0
 
     async def run(self) -> None:
-        """Take over and go on until cancelled, or until a task fails, whose exception is raised."""
+        """Take over and serve until cancelled, or until a task fails; its exception is raised."""
         await self._take_over()
         subscriptions: list[Subscription] = []
         tasks = [
@@ -111,17 +118,24 @@ class Active:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            for subscription in subscriptions:
-                await subscription.close()
+            await self._close(subscriptions)
             self._collector.latest = None
+
+    async def _close(self, subscriptions: list[Subscription]) -> None:
+        """End the calls. One may wait for what the next scheduler alone can do, such as publishing: it is cut off."""
+        closing = [asyncio.create_task(subscription.close()) for subscription in subscriptions]
+        if closing and (await asyncio.wait(closing, timeout=CLOSE_S))[1]:
+            for subscription in subscriptions:
+                subscription.cancel()
+            await asyncio.wait(closing)
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another scheduler has started behind this term."""
+        """Whether another scheduler has announced itself in the stream after this term's start."""
         return 0 < self._started_seq < self._latest_start_seq
 
     def observe(self, message: StreamMessage, folded: Folded) -> None:
-        """Keep the timers of an input that was folded, learn of members, and notice a successor."""
+        """Note an input that was folded: its timers, the members it names, and a successor's start."""
         self._clock.note(message.time_ns, self._monotonic_ns())
         if folded.input is not None:
             self.liveness.observe(folded.input, self._monotonic_ns())
@@ -133,7 +147,7 @@ class Active:
             self._latest_start_seq = message.seq
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Note a heartbeat; one that announces an end is looked into at once."""
+        """Note a heartbeat; one that announces the end of a process is acted on at once."""
         self.liveness.beat(heartbeat, self._monotonic_ns())
         self._disk_usage.note(heartbeat)
         self._shortfalls.note(heartbeat, self._monotonic_ns())
@@ -143,7 +157,7 @@ class Active:
     # -- taking over --------------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        """Publish what the predecessor may not have published, come to the stream's end, and announce the term."""
+        """Publish what the predecessor may not have, fold to the stream's end, and announce the term."""
         self._outbox.send_again()
         await self._say_since_when()
         await self._follower.reached(await self._last_seq())
@@ -166,7 +180,7 @@ class Active:
         self.live.set()
 
     async def _say_since_when(self) -> None:
-        """Have the lead say where this fold began, without which nothing may be said that follows from it."""
+        """Write where this fold began into the lead's record; until then no output may be published."""
         while not self._lead.may_speak:
             if self._follower.start is None:
                 await asyncio.sleep(RETRY_S)
@@ -186,7 +200,7 @@ class Active:
                 await asyncio.sleep(RETRY_S)
 
     async def _mark_the_beginning(self) -> None:
-        """After a loss of everything: from now on a start finds where this life began."""
+        """Take a snapshot after the state was lost, so that later starts find where this fold began."""
         while True:
             try:
                 await self.snapshots.take()
@@ -202,7 +216,7 @@ class Active:
 
     async def _confirm_outputs(self) -> None:
         while True:
-            # Also what sends again after a reconnect when no further input comes.
+            # This also sends again after a reconnect when no further input comes.
             await self._outbox.confirm()
             await asyncio.sleep(CONFIRM_S)
 
@@ -238,12 +252,12 @@ class Active:
                 async with asyncio.timeout(LIVENESS_S):
                     await self._somebody_is_gone.wait()
             except TimeoutError:
-                pass  # Somebody may have been silent for too long.
+                pass  # A member may have been silent for too long.
 
     # -- calls and status ---------------------------------------------------------------------------------------
 
     async def _serve(self, subscriptions: list[Subscription]) -> None:
-        """Answer calls until cancelled; what is subscribed is put into ``subscriptions``, to be closed."""
+        """Answer calls until cancelled; the caller closes what is added to ``subscriptions``."""
         inspection = Inspection(self._follower.folding, self._held_state, self._follower.moved)
         handlers = [
             (subjects.rpc("scheduler", "status"), self._answer_status, 1),
@@ -286,7 +300,7 @@ class Active:
             try:
                 await self._bus.publish(subjects.STATUS, encode(await self._status()))
             except Unavailable:
-                pass  # It could not be seen now; the next one follows.
+                pass  # The next status follows.
             await asyncio.sleep(STATUS_S)
 
     async def _answer_status(self, data: bytes) -> bytes:

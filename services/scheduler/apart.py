@@ -1,11 +1,11 @@
-"""Bytes that a copy of this process makes while this one goes on: a snapshot without a pause as long as its encoding.
+"""Bytes made by a forked copy of this process, so that a snapshot does not pause the fold while it is encoded.
 
 ``fork`` copies the page tables and nothing else, so that the caller waits for milliseconds where encoding takes
-seconds. The copy sees the state of that moment for as long as it lives, and the kernel copies what this process
-changes meanwhile. Encoding hardly writes to what it reads, so the copy takes little memory besides its bytes.
+seconds. The copy sees the state of that moment for as long as it lives, and the kernel copies what this process changes
+meanwhile. Encoding hardly writes to what it reads, so the copy takes little memory besides its bytes.
 
-The copy runs no event loop and closes everything that it inherited but its pipe: the broker sees this process's end
-when this process ends. It is killed when it is not waited for any more, or when its time is over.
+The copy runs no event loop and closes every inherited descriptor but its pipe: the broker sees this process's end when
+this process ends. It is killed when its caller no longer waits for it, or when its time is over.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from shared.errors import InternalError
+from shared.lifecycle import EXIT_FAILED, EXIT_OK, die_with_parent
 
-_ALL_WRITTEN = 0
-_FAILED = 1
 _FIRST_INHERITED = 3  # Behind the standard streams.
 _MOST_DESCRIPTORS = 1 << 20
 
 
 def trim_heap() -> None:
-    """Give memory that glibc's heap holds free back to the system: 45 bytes a node of a million, in 3 ms.
+    """Return free memory of glibc's heap to the system: 45 bytes per node at a million nodes, in 3 ms.
 
-    What a copy has to map is what this process holds. Does nothing with other C libraries.
+    The less this process maps, the less ``fork`` has to copy. Does nothing with other C libraries.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
@@ -39,7 +38,7 @@ def trim_heap() -> None:
 
 
 class Apart:
-    """A copy at work. Await :meth:`result` once; :meth:`stop` is for those who will not."""
+    """A forked copy at work. Await :meth:`result` once, or call :meth:`stop`."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         """Trim the heap and fork, which pauses the caller.
@@ -58,11 +57,11 @@ class Apart:
         if not self._pid:
             _write_and_exit(make, writer, parent)
         os.close(writer)
-        self._ending = threading.Lock()  # Its number may be another's once it was waited for.
+        self._ending = threading.Lock()  # Once it was waited for, its pid may be another process's.
         self._is_over = False
 
     async def result(self, timeout_s: float) -> bytes:
-        """Return what the copy made. Raises InternalError when it failed or took longer than ``timeout_s``."""
+        """Return the copy's bytes. Raises InternalError when the copy failed or took longer than ``timeout_s``."""
         reading = asyncio.create_task(asyncio.to_thread(self._read))
         try:
             async with asyncio.timeout(timeout_s):
@@ -73,18 +72,18 @@ class Apart:
             if not reading.done():
                 self.stop()
                 await asyncio.wait({reading})  # Ends with the pipe: nothing of the copy is left behind.
-        if status != _ALL_WRITTEN:
+        if status != EXIT_OK:
             raise InternalError(f"a copy of this process ended with {status}")
         return data
 
     def stop(self) -> None:
-        """Kill the copy, unless it has ended. A caller that waits for its result learns of it."""
+        """Kill the copy, unless it has ended; a pending :meth:`result` then raises InternalError."""
         with self._ending:
             if not self._is_over:
                 os.kill(self._pid, signal.SIGKILL)
 
     def _read(self) -> tuple[bytes, int]:
-        """Everything that the copy writes, and how it ended: an exit code, or less a signal. In a thread."""
+        """Return everything that the copy writes, and its exit code (negative: a signal). Runs in a thread."""
         with open(self._reader, "rb", buffering=0) as pipe:
             data = pipe.readall() or b""
         os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
@@ -96,27 +95,18 @@ class Apart:
 
 def _write_and_exit(make: Callable[[], bytes], writer: int, parent: int) -> NoReturn:
     """Run the copy's whole life. No handler and no clean-up of this process runs in it."""
-    code = _FAILED
+    code = EXIT_FAILED
     try:
-        signal.set_wakeup_fd(-1)  # It is the other's.
+        signal.set_wakeup_fd(-1)  # It belongs to the parent.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        _die_with(parent)
+        die_with_parent(parent)  # By SIGTERM, whose handler is gone.
         os.closerange(_FIRST_INHERITED, writer)
         os.closerange(writer + 1, _MOST_DESCRIPTORS)
-        gc.disable()  # It would write to every object that it looks at.
+        gc.disable()  # Collection would write to every object that it visits.
         left = memoryview(make())
         while left:
             left = left[os.write(writer, left) :]
-        code = _ALL_WRITTEN
+        code = EXIT_OK
     finally:
         os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Linux: be killed when the copied process dies. Where it has died already, there is no process to write to."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(_FAILED)

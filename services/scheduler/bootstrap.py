@@ -17,7 +17,7 @@ _log = logs.get_logger("scheduler")
 
 
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
-    """Connect, make sure that the streams exist, and run until stopped."""
+    """Check settings, load policies, connect, create missing streams, and run until stopped. Raises ConfigError."""
     check(config)
     for name, fault in load_installed().items():
         _log.warning("outside_policy_not_loaded", name=name, reason=fault)

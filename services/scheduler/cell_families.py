@@ -1,4 +1,4 @@
-"""The families that the cell's status becomes: name, meaning, labels, and where in the status their values are."""
+"""Metric families made from the cell's status: name, meaning, labels, and where the status has their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.messages.status import CellStatus, PoolStatus
 from shared.metrics import MetricFacts, declare
 
 Sample = tuple[tuple[str, ...], float]
-"""Values of the labels, and the value."""
+"""(values of the labels, value of the metric)."""
 
 Reading = Callable[[CellStatus], Iterable[Sample]]
 
@@ -77,13 +77,13 @@ def _restorations(field: str) -> Reading:
 
 GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("queued_requests", "Waiting requests", (), _one(lambda status: status.queued)),
-    ("deferred_requests", "Waiting requests that wait for KV of another", (), _one(lambda status: status.deferred)),
+    ("deferred_requests", "Waiting requests deferred until KV is there", (), _one(lambda status: status.deferred)),
     ("running_requests", "Admitted requests", (), _one(lambda status: status.running)),
     ("num_requests_running", "The same as running_requests, under vLLM's name", (), _one(lambda s: s.running)),
     (
         "num_requests_waiting",
-        "Waiting requests by what for: capacity of a worker, KV that another computes or loads (deferral), a fetch "
-        "from disk or object store, or any worker at all",
+        "Waiting requests by what they wait for: capacity of a worker, KV that another request computes or loads "
+        "(deferral), a fetch from disk or object store, or any worker at all",
         ("reason",),
         _waiting,
     ),
@@ -98,18 +98,18 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ),
     (
         "degraded",
-        "What processes were asked for and do not have now; /health/ready says why",
+        "Configured features that processes do not have now; /health/ready says why",
         ("component", "what"),
         lambda status: list(Counter((each.component, each.what) for each in status.degraded).items()),
     ),
     ("scheduler_epoch", "Fencing epoch", (), _one(lambda status: status.epoch)),
     ("scheduler_seq", "Last input folded", (), _one(lambda status: status.seq)),
-    ("pins", "Pins that hold something", (), _one(lambda status: status.pins)),
+    ("pins", "Pins that hold pages or chunks", (), _one(lambda status: status.pins)),
     ("pinned_pages", "Host pages that pins hold", (), _one(lambda status: status.pinned_pages)),
     ("cache_leases", "Cache leases in force", (), _one(lambda status: status.cache_leases)),
     (
         "cache_leased_tokens",
-        "Tokens that cache leases cover, on whatever tier; each counts once",
+        "Tokens that cache leases cover, on any tier; each counts once",
         (),
         _one(lambda status: status.leased_pages * status.page_size),
     ),
@@ -126,7 +126,7 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ),
     (
         "storage_orders",
-        "Fetches and saves under way, as the scheduler knows them",
+        "Fetches and saves in flight, as the scheduler knows them",
         ("order",),
         lambda status: [(("fetch",), status.fetches), (("save",), status.saves)],
     ),
@@ -146,32 +146,37 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("pool_pages", "Pages of a pool by use", ("owner", "tier", "state"), _pages),
     (
         "kv_cache_usage_perc",
-        "Share of a pool's pages that running requests and transfers hold; 1 is all. What is only cached can be "
-        "evicted and counts as free, as it does in vLLM",
+        "Share of a pool's pages that running requests and transfers hold; 1 is all. Pages that are only cached can "
+        "be evicted and count as free, as they do in vLLM",
         ("owner", "tier"),
         _of_pools(lambda pool: pool.leased / pool.total),
     ),
     (
         "kv_cache_filled_ratio",
-        "Share of a pool's pages that hold something: leased or cached",
+        "Share of a pool's pages that are leased or cached",
         ("owner", "tier"),
         _of_pools(lambda pool: (pool.leased + pool.cached) / pool.total),
     ),
     (
         "restoration_predicted_seconds",
-        "Predicted time of restorations that are over",
+        "Predicted time of finished restorations",
         ("kind",),
         _restorations("predicted_seconds"),
     ),
-    ("restoration_observed_seconds", "Observed time of the same", ("kind",), _restorations("observed_seconds")),
-    ("restorations", "How many there were", ("kind",), _restorations("count")),
+    (
+        "restoration_observed_seconds",
+        "Observed time of finished restorations",
+        ("kind",),
+        _restorations("observed_seconds"),
+    ),
+    ("restorations", "Finished restorations", ("kind",), _restorations("count")),
     (
         "restoration_bias",
         "Smoothed relative error of the prediction; above 0, it took longer",
         ("kind",),
         _restorations("bias"),
     ),
-    ("restoration_error", "The same without its sign", ("kind",), _restorations("error")),
+    ("restoration_error", "Smoothed relative error, without its sign", ("kind",), _restorations("error")),
 )
 
 # -- counters of the core ---------------------------------------------------------------------------------------------
@@ -180,30 +185,40 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("inputs_failed", "inputs_failed", "Times that the core raised for an input, at the active scheduler", 1),
     ("inputs_quarantined", "inputs_quarantined", "Inputs that every scheduler leaves out of its fold", 1),
     ("requests_accepted", "requests_accepted", "Requests taken into the queue", 1),
-    ("prompts_resolved", "bases_resolved", "Requests that came with the front of their prompt by reference", 1),
-    ("prompts_wanted", "prompts_wanted", "References to prompts that had left the tree: asked for whole", 1),
+    ("prompts_resolved", "bases_resolved", "Requests that named the front of their prompt by reference", 1),
+    (
+        "prompts_wanted",
+        "prompts_wanted",
+        "References to prompts that had left the tree, so that the whole prompt was asked for",
+        1,
+    ),
     (
         "admission_tokens_referred",
         "referred_tokens",
-        "Tokens of admissions that their worker kept, and was not told again",
+        "Tokens of admissions that were not sent because their worker had kept them",
         1,
     ),
     ("texts_missing", "texts_missing", "Admissions that referred to a text which their worker lacked", 1),
     (
         "prefill_saved_seconds",
         "prefill_saved_us",
-        "Time in which reused tokens would have been computed, by the measured speed of their worker",
+        "Time that computing the reused tokens would have taken, by the measured speed of their worker",
         1e-6,
     ),
     ("backed_up_pages", "backed_up_pages", "Pages copied from devices to host memory", 1),
     ("num_preemptions", "preemptions", "Running requests that had to give their pages back and start again", 1),
     ("requests_resumed", "requests_resumed", "Requests that went on at another worker", 1),
-    ("deferrals", "requests_deferred", "Waits of requests for KV that another was about to bring", 1),
-    ("deferred_tokens", "deferred_tokens", "Tokens that deferred requests were spared at the time", 1),
+    ("deferrals", "requests_deferred", "Waits of requests for KV that another request was about to bring", 1),
+    (
+        "deferred_tokens",
+        "deferred_tokens",
+        "Tokens that deferred requests did not have to compute, as known when they were deferred",
+        1,
+    ),
     ("deferral_seconds", "deferral_ms", "Time that requests were deferred", 1e-3),
     ("deferral_deadlines", "deferral_deadlines", "Deferrals that ended by their deadline", 1),
     ("fetch_deadlines", "fetch_deadlines", "Waits for fetches that ended by their deadline", 1),
-    ("bundle_hits", "bundle_hits", "Requests that joined a load of another in their batch", 1),
+    ("bundle_hits", "bundle_hits", "Requests that joined the load of another request in their batch", 1),
     ("requests_put_aside", "requests_put_aside", "Requests put aside because a batch was loading-bound", 1),
     ("requests_stolen", "requests_stolen", "Waiting requests that an idle worker took over", 1),
     ("adapter_loads", "adapters_attached", "LoRA adapters that a worker has loaded", 1),
@@ -213,37 +228,42 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("prefill_planned_tokens", "prefill_tokens_planned", "Prompt tokens planned to be computed", 1),
     ("load_planned_tokens", "load_tokens_planned", "Tokens planned to be loaded from host memory", 1),
     ("batch_seconds", "compute_us", "Wall time of the steps of batches", 1e-6),
-    ("load_seconds", "load_us", "Time of loads, first page to last", 1e-6),
+    ("load_seconds", "load_us", "Time of loads, from first page to last", 1e-6),
     ("loaded_tokens", "loaded_tokens", "Tokens that batches loaded", 1),
     ("stall_seconds", "stall_us", "Time in which computation waited for a load", 1e-6),
     ("bubble_seconds", "bubble_us", "Time of decode steps that ran while a batch only loaded", 1e-6),
     ("bubble_tokens", "bubble_tokens", "Tokens sampled by such decode steps", 1),
     ("restored_tokens", "restored_tokens", "Tokens restored from hidden states in place of being computed", 1),
-    ("restore_seconds", "restore_us", "Time of workers in which they restored them", 1e-6),
+    ("restore_seconds", "restore_us", "Time in which workers restored tokens from hidden states", 1e-6),
     (
         "restores_refused",
         "restores_refused",
-        "Restorations that failed because hidden states were not what was saved",
+        "Restorations that failed because hidden states differed from those saved",
         1,
     ),
-    ("restorations_explored", "restorations_explored", "Trials of ways back that were slow when last measured", 1),
+    (
+        "restorations_explored",
+        "restorations_explored",
+        "Trials of ways to restore that were slow when last measured",
+        1,
+    ),
     ("promoted_pages", "promoted_pages", "Pages that promotions brought to devices ahead of demand", 1),
-    ("fetched_tokens", "fetched_tokens", "Tokens whose KV was brought to host memory from below", 1),
-    ("fetched_tokens_remote", "fetched_tokens_remote", "Those of them that came from an object store", 1),
-    ("fetched_tokens_lent", "fetched_tokens_lent", "Those of them that came from another node's host memory", 1),
+    ("fetched_tokens", "fetched_tokens", "Tokens whose KV was fetched to host memory from a lower tier", 1),
+    ("fetched_tokens_remote", "fetched_tokens_remote", "Fetched tokens that came from an object store", 1),
+    ("fetched_tokens_lent", "fetched_tokens_lent", "Fetched tokens that came from another node's host memory", 1),
     ("raised_tokens", "raised_tokens", "Tokens that a node fetched from its disk to be read by another", 1),
-    ("handed_on_pages", "handed_on_pages", "Host pages of nodes on their way out that others have copied", 1),
-    ("hand_over_pauses", "node_drain_pauses", "Times that a node on its way out waited to have copies made again", 1),
+    ("handed_on_pages", "handed_on_pages", "Host pages of draining nodes that other nodes have copied", 1),
+    ("hand_over_pauses", "node_drain_pauses", "Times that a draining node's hand-over was paused", 1),
     ("quarantined_pages", "quarantined_pages", "Host pages taken out of use: identity or checksum was wrong", 1),
     ("sparse_tokens_read", "sparse_tokens_read", "Tokens of prefixes that were read in part", 1),
-    ("sparse_prefixes_refused", "sparse_refused", "Prefixes that could not be read in part after all", 1),
+    ("sparse_prefixes_refused", "sparse_refused", "Prefixes planned to be read in part that could not be", 1),
 )
-"""Counters of the core that have a metric of their own: its name, the counter's, what it counts, and its unit."""
+"""Counters of the core with a metric of their own: metric's name, counter's name, meaning, and unit (a factor)."""
 
 LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], str], ...]], ...] = (
     (
         "hit_tokens",
-        "Tokens reused by admitted requests, by where they were; attempts after a failure count again",
+        "Tokens reused by admitted requests, by the tier that held them; attempts after a failure count again",
         ("source",),
         tuple(
             ((source,), f"hit_tokens_{source}") for source in ("device", "host", "disk", "remote", "neighbour", "lent")
@@ -263,8 +283,8 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
     ),
     (
         "host_admission_pages",
-        "Pages evicted from devices, by whether host memory took them; refused ones were too rarely used, or colder "
-        "than what would have had to go",
+        "Pages evicted from devices, by whether host memory took them; refused ones were used too rarely, were colder "
+        "than those they would have displaced, or were over their owner's quota",
         ("outcome",),
         (
             (("admitted",), "host_admitted_pages"),
@@ -281,7 +301,7 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
     ),
     (
         "cache_lease_events",
-        "Leases that requests asked for, and what became of them: replaced by a later one of the session, ended early "
+        "Leases that requests asked for, by outcome: among others, replaced by a later one of the session, ended early "
         "because the budget was full, or lost with the pages that they covered",
         ("event",),
         tuple(
@@ -329,18 +349,18 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
     ),
     (
         "members_lost",
-        "Workers and storages whose heartbeats stopped, or that left without a word",
+        "Workers and storages that ended without leaving, or whose heartbeats stopped",
         ("kind",),
         ((("worker",), "workers_lost"), (("storage",), "storages_lost")),
     ),
 )
-"""Families of several counters of the core: name, meaning, labels, and the counter of each of their values."""
+"""Families of several counters: name, meaning, labels, and (values of the labels, counter) of each sample."""
 
 BY_CODE: tuple[tuple[str, str, str], ...] = (
     ("requests_refused", "Requests that the scheduler did not take into the queue", "refused_"),
     ("requests_failed", "Accepted requests that ended with an error of the scheduler's", "failed_"),
 )
-"""Families whose label ``code`` is what follows a prefix in the counter's name: an error code."""
+"""Families with a label ``code``, an error code: the rest of each counter's name behind this prefix."""
 
 CELL_GAUGES = [(declare("gauge", name, meaning, labels), reading) for name, meaning, labels, reading in GAUGES]
 CELL_SINGLE = [(declare("counter", name, meaning), counter, unit) for name, counter, meaning, unit in SINGLE]
@@ -350,7 +370,7 @@ CELL_ALL = declare("counter", "cell", "Every counter of the core by its own name
 
 
 def cell_facts() -> list[MetricFacts]:
-    """All families of the cell, in the order in which they are exported."""
+    """Return all families of the cell, in the order in which they are exported."""
     return [
         *(facts for facts, _ in CELL_GAUGES),
         *(facts for facts, _, _ in CELL_SINGLE),
@@ -361,7 +381,7 @@ def cell_facts() -> list[MetricFacts]:
 
 
 def counter_families(counters: Mapping[str, int]) -> Iterable[Metric]:
-    """Return what the core counted; what never happened is 0."""
+    """Yield the families of the core's counters; a counter that is absent is exported as 0."""
     for facts, name, unit in CELL_SINGLE:
         yield filled_family(facts, [((), counters.get(name, 0) * unit)])
     for facts, rows in CELL_LABELLED:

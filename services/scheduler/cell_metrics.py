@@ -1,4 +1,4 @@
-"""Metrics of the cell: what the core's status says, and how the shell around it is doing."""
+"""Metrics of the cell: from the core's status, and of the shell around the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INPUTS = metrics.counter("scheduler_inputs_total", "Inputs folded since this pro
 SKIPPED = metrics.counter("scheduler_inputs_skipped_total", "Stream messages that are no input")
 STEP_FAILURES = metrics.counter("scheduler_step_failures_total", "Times that the core raised for an input")
 DIVERGED = metrics.counter(
-    "scheduler_folds_differed_total", "Times that this standby's outputs were not those of the active scheduler"
+    "scheduler_folds_differed_total", "Times that this standby's outputs differed from those of the active scheduler"
 )
 OUTPUTS = metrics.counter("scheduler_outputs_total", "Plans and notices published")
 STEP_SECONDS = metrics.histogram(
@@ -34,16 +34,18 @@ BEHIND = metrics.gauge("scheduler_behind_inputs", "Inputs of the stream that thi
 
 
 class CellCollector(Collector):
-    """Translates the latest status at the time of a scrape; without one, families have no samples."""
+    """Translates the latest status at each scrape; without a status, families have no samples."""
 
     def __init__(self) -> None:
+        """Begin without a status; ``latest`` is set with each one, and to None at the end of a term."""
         self.latest: CellStatus | None = None
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the families without samples, by which the registry knows their names."""
+        """Yield the families without samples; the registry checks their names with them."""
         return (cell_families.empty_family(facts) for facts in cell_families.cell_facts())
 
     def collect(self) -> Iterator[Metric]:
+        """Yield every family of the latest status, or the families without samples where there is none."""
         status = self.latest
         if status is None:
             yield from self.describe()

@@ -1,5 +1,6 @@
-"""What is wrong with a scheduler's settings that their types do not show. Run before it starts, and by
-``thermocline up`` before anything is.
+"""Faults of a scheduler's settings that their types do not show.
+
+They are looked for before the scheduler starts, and by ``thermocline up`` before any process starts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _DEFAULT = SchedulerConfig()
 
 
 def check(config: SchedulerConfig) -> None:
-    """Check the settings. Raises ConfigError with every fault. Reads and changes nothing."""
+    """Check the settings. Raises ConfigError with every fault. Changes nothing."""
     faults = list(_faults(config))
     if faults:
         raise ConfigError.of(faults)

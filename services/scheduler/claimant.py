@@ -1,4 +1,4 @@
-"""What this scheduler says of itself in the lead's record."""
+"""Claims of this scheduler: what it writes into the lead's record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from services.scheduler.outside import of_config
 
 
 class Claimant:
-    """Makes claims from the state of the fold and of the outbox, and remembers the last. Reads them only."""
+    """Makes claims from the state of the fold and of the outbox, which it only reads, and remembers the last one."""
 
     def __init__(
         self, config: SchedulerConfig, incarnation: str, release: str, follower: Follower, outbox: Outbox
     ) -> None:
+        """Claim for the process ``incarnation``; ``release`` is the digest of its code (``fold_release``)."""
         self._config = config
         self._incarnation = incarnation
         self._release = release
@@ -24,14 +25,14 @@ class Claimant:
         self._before: Tail | None = None
 
     def succeed(self, before: Claim | None) -> int:
-        """Return the least epoch of a term that is to begin behind that of ``before``."""
+        """Return the least epoch that a term may have which succeeds the claim ``before`` (None: there is none)."""
         self._before = before.tail if before is not None else None
         restored = self._follower.restored
         known = max(restored.highest_epoch, restored.fold.state.epoch) if restored is not None else 0
         return max(before.epoch if before is not None else 0, known) + 1
 
     def claim(self, epoch: int, pause_ms: int = 0) -> Claim:
-        """Return our claim as the holder; for ``pause_ms`` nothing will be renewed."""
+        """Return this scheduler's claim as the holder; ``pause_ms`` is added to the lead's duration."""
         folded_from = self._folded_from()
         claim = Claim(
             holder=self._incarnation,
@@ -45,12 +46,12 @@ class Claimant:
             said=self._outbox.chain.latest,
             policies=self._policies,
         )
-        # Should the state be given up within the term, what was said that follows from it is not forgotten.
+        # Should the state be given up within the term, the next claim still tells what was published from it.
         self._before = claim.tail
         return claim
 
     def _folded_from(self) -> int | None:
-        """Since which input this release folds: since before our term, where the last holder's was the same."""
+        """Return the input since which this release folds: before our term, where the last holder's was the same."""
         start = self._follower.start
         if start is None:
             return None

@@ -16,7 +16,7 @@ _CELL = CellConfig()
 
 Kind = Literal["policy", "schedule", "admission"]
 KINDS: tuple[Kind, ...] = ("policy", "schedule", "admission")
-"""Settings that may name what comes from outside, see ``outside.py``."""
+"""Settings that may name a class from outside, see ``outside.py``."""
 
 
 class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         float, Meta(description="loaded tokens per computed token of a loading-bound batch; 0 measures it", ge=0)
     ] = _CELL.load_compute_ratio
     bubble_filling: Annotated[bool, Meta(description="decode while a loading-bound batch loads")] = _CELL.bubble_filling
-    bubble_prefill: Annotated[bool, Meta(description="prefill meanwhile, too, what needs no load")] = (
+    bubble_prefill: Annotated[bool, Meta(description="also prefill prompts that need no load meanwhile")] = (
         _CELL.bubble_prefill
     )
     fair_share: Annotated[bool, Meta(description="tenants of equal priority take turns")] = _CELL.fair_share
@@ -107,7 +107,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     min_host_load_tokens: Annotated[int, Meta(description="a shorter host hit is recomputed", ge=1)] = (
         _CELL.min_host_load_tokens
     )
-    backup_deadline_ms: Annotated[int, Meta(description="past it a backup counts as failed", ge=1)] = (
+    backup_deadline_ms: Annotated[int, Meta(description="time after which a backup counts as failed", ge=1)] = (
         _CELL.backup_deadline_ms
     )
     host_writes: Annotated[
@@ -115,13 +115,13 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         Meta(description="when KV is copied to host memory: once computed, once reused, or at eviction"),
     ] = _CELL.host_writes
     copies_at_rest: Annotated[
-        bool, Meta(description="copy what only an idle worker's device holds to free pages of host memory")
+        bool, Meta(description="copy KV that only an idle worker's device holds to free pages of host memory")
     ] = _CELL.copies_at_rest
     disk_writes: Annotated[
         Literal["through", "selective", "on_evict", "off"],
         Meta(description="when KV goes to disk or object store: once computed, once reused, or leaving host memory"),
     ] = _CELL.disk_writes
-    save_deadline_ms: Annotated[int, Meta(description="past it a save to disk counts as failed", ge=1)] = (
+    save_deadline_ms: Annotated[int, Meta(description="time after which a save to disk counts as failed", ge=1)] = (
         _CELL.save_deadline_ms
     )
     prefetch_wait: Annotated[
@@ -131,7 +131,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     prefetch_deadline_ms: Annotated[int, Meta(description="longest such wait under deadline", ge=1)] = (
         _CELL.prefetch_deadline_ms
     )
-    fetch_deadline_ms: Annotated[int, Meta(description="past it a fetch from disk is cut off", ge=1)] = (
+    fetch_deadline_ms: Annotated[int, Meta(description="time after which a fetch from disk is cut off", ge=1)] = (
         _CELL.fetch_deadline_ms
     )
     min_prefetch_tokens: Annotated[int, Meta(description="a shorter hit on disk is recomputed", ge=1)] = (
@@ -146,8 +146,8 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     hidden_form: Annotated[
         str,
         Meta(
-            description="what is kept below host memory in the place of KV: off, auto, or numbers of layers absent, "
-            "from hidden states and as KV, as 8/24/0"
+            description="what is kept below host memory in the place of KV: off, auto (KV beside sparse copies), or "
+            "numbers of layers absent, from hidden states and as KV, as 8/24/0"
         ),
     ] = _CELL.hidden_form
     restoring: Annotated[
@@ -155,7 +155,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         Meta(description="how a prefix comes back from below host memory: by cost, or always by one means"),
     ] = "planned"
     importance_caching: Annotated[
-        bool, Meta(description="keep what is read in part by how important it proved, and bring it up when it is hot")
+        bool, Meta(description="weigh KV that is read in part by its measured importance, and bring it up when hot")
     ] = _CELL.importance_caching
     pin_fraction: Annotated[float, Meta(description="host pages that pins may hold", ge=0, le=1)] = _CELL.pin_fraction
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
@@ -173,19 +173,20 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     stream_max_age_s: Annotated[float, Meta(description="age of the oldest stream message", gt=0)] = 24 * 3600.0
     stream_replicas: Annotated[int, Meta(description="copies of each stream in a NATS cluster", ge=1, le=5)] = 1
     responses_max_age_s: Annotated[
-        float, Meta(description="how long answers of /v1/responses are kept, to be gone on from", gt=0)
+        float,
+        Meta(description="how long answers of /v1/responses are kept, for later ones to continue", gt=0),
     ] = 24 * 3600.0
     responses_max_bytes: Annotated[
-        int, Meta(description="size of all that are kept; beyond it the oldest go", ge=2**20)
+        int, Meta(description="most bytes of kept answers; beyond it the oldest are dropped", ge=2**20)
     ] = 256 * 2**20
     responses_max_count: Annotated[
         int, Meta(description="number of all that are kept; beyond it the oldest go", ge=1)
     ] = 100_000
 
     def cell_config(self) -> CellConfig:
-        """Return the part that the core folds. A class given as ``module:Class`` is loaded, and known by its name.
+        """Return the part that the core folds. A class given as ``module:Class`` is loaded, and named by its name.
 
-        Raises ConfigError for one that cannot be.
+        Raises ConfigError where it cannot be loaded.
         """
         told = {name: getattr(self, name) for name in CellConfig.__struct_fields__}
         for kind in KINDS:
@@ -196,7 +197,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         return CellConfig(**told | {"restoring": form_word(self.restoring)})
 
     def stream_limits(self) -> StreamLimits:
-        """Bounds of the streams; those that exist are brought to them."""
+        """Return the bounds of the streams, which are applied to existing streams too."""
         return StreamLimits(
             max_bytes=self.stream_max_bytes,
             max_age_s=self.stream_max_age_s,

@@ -1,6 +1,6 @@
-"""Bytes on disks by owner, as storages say with their heartbeats: the one part of the cell's status that is no state.
+"""Bytes on disks by owner, from the heartbeats of storages: a part of the cell's status that is not in the state.
 
-The core knows chunks by name alone, and whose they are only the storages.
+The core knows chunks by name alone; only the storages know their owners.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from shared.messages.status import OWNERS_TOLD, CellStatus, Heartbeat, OwnerByte
 
 
 class DiskUsage:
-    """What each storage said last. Of storages that are none of the cell's nothing is kept for longer than a status."""
+    """Bytes by owner of each storage's last heartbeat; storages that have left are dropped at the next status."""
 
     def __init__(self) -> None:
+        """Begin before the first heartbeat."""
         self._by_storage: dict[str, dict[str, int]] = {}
 
     def note(self, heartbeat: Heartbeat) -> None:
-        """Note a storage's heartbeat."""
+        """Keep the bytes by owner of a storage's heartbeat; other processes and announced ends are ignored."""
         if heartbeat.kind == "storage" and not heartbeat.is_gone:
             self._by_storage[heartbeat.id] = heartbeat.owned_bytes
 
     def told(self, status: CellStatus) -> CellStatus:
-        """Return the status with what the disks of its storages hold."""
+        """Return the status with the bytes on its storages' disks by owner."""
         self._by_storage = {name: owned for name, owned in self._by_storage.items() if name in status.storages}
         disk: dict[str, int] = {}
         for owned in self._by_storage.values():
@@ -32,7 +33,7 @@ class DiskUsage:
             return status
         rows = {row.owner: row for row in status.owner_bytes}
         for owner, nbytes in disk.items():
-            # Storages may name others than the core has: then those beyond the bound are told with the rest.
+            # Storages may name owners that the core does not have; those beyond the bound are told with the rest.
             name = owner if owner in rows or len(rows) <= OWNERS_TOLD else ""
             row = rows.get(name, OwnerBytes(owner=name))
             rows[name] = msgspec.structs.replace(row, disk=row.disk + nbytes)

@@ -1,4 +1,4 @@
-"""Whether a standby's fold still says what the active one's says. Pure but for its log: the time is an argument."""
+"""Comparison of a standby's outputs with the active scheduler's. Pure but for its log: the time is an argument."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from shared import logs
 from shared.messages.status import Degradation
 
 CALM_NS = 5 * 10**9
-"""After a difference nothing is compared for so long. Should the active one's fold be the bad one, every restoration
+"""After a difference, nothing is compared for this long. Should the active one's fold be the bad one, every restoration
 from its older snapshots ends in the next difference; more than one in that time would tell nothing new."""
 
 TOLD_NS = 600 * 10**9
-"""A difference is among what this scheduler lacks for so long: its machine's memory may be bad."""
+"""How long this scheduler's heartbeats report a difference: its machine's memory may be bad."""
 
 _log = logs.get_logger("divergence")
 
 
 class Divergence:
-    """Compares one claim at a time, once the standby has come to the input that it speaks of."""
+    """Compares one claim at a time, once the standby has folded the input that the claim names."""
 
     def __init__(self, scheduler_id: str, monotonic_ns: Callable[[], int]) -> None:
+        """Begin without a difference; ``scheduler_id`` is named in the heartbeats that report one."""
         self._scheduler_id = scheduler_id
         self._monotonic_ns = monotonic_ns
         self._due: Mark | None = None
@@ -31,7 +32,7 @@ class Divergence:
         self._found_ns = 0
 
     def is_found(self, chain: OutputChain, claim: Claim) -> bool:
-        """Take the active scheduler's claim in; whether the folds are known to differ now."""
+        """Take in the active scheduler's claim; return whether the folds are now known to differ."""
         if self._seq and self._monotonic_ns() - self._found_ns < CALM_NS:
             return False
         if self._due is None and claim.said.seq:  # Schedulers of 0.1 say nothing.
@@ -49,7 +50,7 @@ class Divergence:
         return True
 
     def degraded(self) -> Iterator[Degradation]:
-        """Yield what is announced with this scheduler's heartbeats."""
+        """Yield the last difference, for ten minutes, to be announced with this scheduler's heartbeats."""
         if self._seq and self._monotonic_ns() - self._found_ns < TOLD_NS:
             reason = (
                 f"up to input {self._seq} this standby's decisions were not those of the active scheduler; it has "

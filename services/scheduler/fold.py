@@ -1,8 +1,8 @@
-"""The fold over the stream as the shell and replay share it: decode, skip what is no input, step.
+"""The fold over the stream, shared by shell and replay: decode, skip what is not an input, step.
 
-Both go through this one class, so that a message which the live scheduler skipped is skipped in replay too. That an
-input is skipped although it can be decoded is decided in the stream, behind that input: every fold reads such
-decisions ahead (:mod:`services.scheduler.quarantine`), and finds out here where one came too late.
+Both use this one class, so that a message which the live scheduler skipped is skipped in replay too. The decision to
+skip an input that can be decoded is in the stream, behind that input: every fold reads such decisions ahead
+(:mod:`services.scheduler.quarantine`), and finds out here where one came too late.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ _log = logs.get_logger("fold")
 
 
 class StepFailed(InternalError):
-    """The core raised for an input. Its state may be half changed: nothing may be folded on it, or said of it."""
+    """The core raised for an input. Its state may be half changed: it must not be folded on or published from."""
 
     code = "step_failed"
 
     def __init__(self, stored: StreamMessage, kind: str, error: BaseException) -> None:
+        """Name the input ``stored``, the ``kind`` of its message, and the ``error`` that the core raised."""
         super().__init__(f"input {stored.seq} ({kind} on {stored.subject}) cannot be folded: {error!r}")
         self.seq = stored.seq
         self.error = repr(error)
 
 
 class SkipMissed(InternalError):
-    """An input was folded that the stream, later on, says is left out: this fold must begin anew before that input."""
+    """An input was folded that the stream, later on, says is left out: this fold must begin again before it."""
 
     code = "skip_missed"
 
 
 class Folded:
-    """What one message led to: ``published`` are the outputs that go to targets, in order.
+    """The outcome of one message: ``outputs`` in order, and ``published``, those of them that go to targets.
 
     ``input`` is None when the message was skipped; ``fault`` says why.
     """
@@ -49,6 +50,7 @@ class Folded:
     __slots__ = ("fault", "input", "outputs", "published")
 
     def __init__(self, message: Input | None, outputs: list[Output], fault: str = "") -> None:
+        """Keep ``message`` as ``input``, and pick the outputs that go to targets."""
         self.input = message
         self.outputs = outputs
         self.published: list[Published] = [one for one in outputs if not isinstance(one, SetTimer | CancelTimer)]
@@ -56,7 +58,7 @@ class Folded:
 
 
 class Fold:
-    """The core's state and how far into the stream it has come.
+    """The core's state and its position in the stream.
 
     ``position`` is the last sequence consumed, which may be beyond ``state.last_seq`` when messages were skipped.
     """
@@ -82,8 +84,8 @@ class Fold:
     def apply(self, message: StreamMessage) -> Folded:
         """Consume the next message of the stream.
 
-        Raises TransportError when it is not the next one: the stream lost messages that we have not seen; StepFailed
-        and SkipMissed, behind which nothing more can be folded.
+        Raises TransportError when it is not the next one: the stream lost messages that were not folded. Raises
+        StepFailed or SkipMissed, after which this fold cannot go on.
         """
         if message.seq != self.position + 1:
             raise TransportError(f"the stream goes on with {message.seq} where {self.position + 1} was to come")
@@ -122,7 +124,7 @@ class Fold:
 
 
 def is_decision(stored: StreamMessage, decoded: InputSkipped) -> bool:
-    """Whether a scheduler said so, of an input before: the broker lets no other process store on that subject."""
+    """Return whether a scheduler stored this, about an earlier input: the broker keeps that subject for them."""
     return stored.subject == subjects.skips_input() and decoded.seq < stored.seq
 
 
@@ -131,9 +133,9 @@ def _warn(told: str) -> None:
 
 
 def load_state(encoded: bytes | memoryview, announce: Callable[[str], None] = _warn) -> core.CellState:
-    """Decode a snapshot's state. ``announce`` is told of each policy that begins anew; by default a warning is logged.
+    """Decode a snapshot's state. ``announce`` is called for each policy that begins anew; the default logs a warning.
 
-    Raises PolicyMissing where the code of a policy is not here, and InternalError whatever is wrong with the bytes.
+    Raises PolicyMissing where a policy's code is not here, and InternalError for any fault of the bytes.
     """
     load_installed()
     try:

@@ -1,7 +1,7 @@
-"""Whether two schedulers fold alike: a digest of everything that decides what the core says.
+"""The release of a fold: a digest of everything that decides its outputs.
 
-Two processes of one digest that fold the same inputs from the same snapshot say the same bytes. Two of different
-digests may decide differently, so neither may go on from what the other is believed to have said.
+Two processes of one digest that fold the same inputs from the same snapshot give the same bytes. Two of different
+digests may decide differently, so neither may continue from what the other is believed to have published.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from services.scheduler import core, fold, outside, policies
 
 
 def fold_release() -> str:
-    """Hex digits over the sources of the core, the policies, ``shared`` and all that is loaded from outside, the
-    interpreter and the machine's kind. Raises ConfigError where the sources of a package cannot be read.
+    """Return 32 hex digits over the code that a fold runs, and its platform: interpreter, NumPy, kind of machine.
+
+    The code is the sources of the core, the policies and ``shared``, and all that is loaded from outside. Raises
+    ConfigError where the sources of a package cannot be read.
     """
     digest = xxhash.xxh3_128(f"{platform.python_version()} {platform.machine()} {np.__version__}".encode())
     for folder in map(_folder, (core.__file__, policies.__file__, shared.__file__)):

@@ -1,7 +1,7 @@
-"""The fold over the stream, in whichever role: restored from a snapshot, then following as inputs come.
+"""The fold over the stream, in either role: restored from a snapshot, then following inputs as they come.
 
-The active scheduler and its standbys run the same follower. What they fold and what they say is the same; only
-the outbox knows who may say it.
+The active scheduler and its standbys run the same follower. Their folds and outputs are the same; only the outbox knows
+which of them may publish.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from shared.messages.cell_events import CellConfigured
 RETRY_S = 0.25
 
 FAILED_RETRY_S = 1.0
-"""A standby folds an input again after so long for which the core raised: a restoration a second is no burden."""
+"""Wait of a standby before it folds again an input for which the core raised: a restoration a second is no burden."""
 
 _log = logs.get_logger("follower")
 
 Observer = Callable[[StreamMessage, Folded], None]
-"""Told of every input behind the restored ones, once its outputs are in the outbox."""
+"""Called for every input behind the restored ones, once its outputs are in the outbox."""
 
 
 class Follower:
-    """Keeps the state. ``folding`` is held between an input and its outputs, and by readers of the state."""
+    """Keeps the state. ``folding`` is held from an input to its outputs, and by readers of the state."""
 
     def __init__(
         self,
@@ -49,6 +49,11 @@ class Follower:
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """Begin without a state, which :meth:`run` restores.
+
+        ``lead`` and ``outbox`` are this process's own, and ``release`` is the digest of its code. Every
+        ``check_invariants_every`` inputs the core is checked; 0 is never. Both clocks serve metrics alone.
+        """
         self.folding = asyncio.Lock()
         self.is_sound = True  # False once a step failed: the state may be half changed.
         self._bus = bus
@@ -68,7 +73,7 @@ class Follower:
 
     @property
     def release(self) -> str:
-        """What folds alike, see :mod:`fold_release`."""
+        """The digest of this process's code, see :mod:`fold_release`: processes with the same digest fold alike."""
         return self._release
 
     @property
@@ -78,34 +83,37 @@ class Follower:
 
     @property
     def restored(self) -> Start | None:
-        """How the state came to be, once the tail is folded; None while there is none."""
+        """The start of the current state, once the tail is folded; None while there is no state."""
         return self._start if self._is_restored else None
 
     @property
     def fold(self) -> Fold:
-        """The state, which must be there."""
+        """The current fold; the state must be restored."""
         assert self._start is not None
         assert self._is_restored
         return self._start.fold
 
     @property
     def position(self) -> int:
-        """The last input folded; 0 without a state."""
+        """Sequence of the last input folded; 0 without a state."""
         return self._start.fold.position if self._start is not None else 0
 
     def suits(self, claim: Claim) -> bool:
-        """Whether our state is that of a scheduler with this claim at the same input."""
+        """Return whether our state equals, at the same input, that of a scheduler with this claim."""
         start = self._start
         if start is None or start.is_lost or claim.release != self._release:
             return False
         return claim.folded_from is None or start.seq >= claim.folded_from
 
     def freeze(self) -> None:
-        """Fold no further input, for good: a snapshot that is taken now is of all that was ever folded here."""
+        """Fold no further input, permanently: a snapshot taken afterwards covers all that was folded here."""
         self._is_frozen = True
 
     async def run(self) -> None:
-        """Restore and follow for ever; begins anew when told to, and when a standby was left behind."""
+        """Restore and follow until cancelled; begin again when told to, and when a standby was left behind.
+
+        Raises what ended the fold where this scheduler is the active one and must not go on.
+        """
         while True:
             self._again.clear()
             following = asyncio.create_task(self._restore_and_follow(), name="follow")
@@ -131,21 +139,21 @@ class Follower:
                 following.cancel()
                 again.cancel()
                 await asyncio.wait({following, again})
-            # Not at the end of all: the last snapshot is taken of what is there then.
+            # Not when cancelled: the last snapshot is taken of the state that is there then.
             self._drop()
 
     def begin_anew(self) -> None:
-        """Give the state up and restore it again: the active scheduler's is another."""
+        """Drop the state and restore it again, because the active scheduler's differs."""
         self._drop()
         self._again.set()
 
     async def reached(self, seq: int) -> None:
-        """Wait until input ``seq`` is folded."""
+        """Wait until the state is restored and input ``seq`` is folded."""
         while not self._is_restored or self.position < seq:
             await self.moved()
 
     async def moved(self) -> None:
-        """Wait until another input is folded."""
+        """Wait until the next input is folded, or a state is restored."""
         self._moved.clear()
         await self._moved.wait()
 
@@ -154,9 +162,9 @@ class Follower:
         self._outbox.clear()
 
     async def _gets_past(self, failure: StepFailed) -> bool:
-        """Count a failure of the active scheduler; whether that was the last one needed, and it may restore and go on.
+        """Count a failure of the active scheduler; return whether it was the last one needed, so that it may go on.
 
-        One that was speaking already must end, so that another gets the lead.
+        A scheduler that was publishing already must end, so that another gets the lead.
         """
         assert self._lead.claim is not None
         await note_failure(self._bus, failure, self._lead.claim)
@@ -198,7 +206,7 @@ class Follower:
             await asyncio.sleep(RETRY_S)
 
     async def _try_to_restore(self) -> Start | None:
-        # Told as soon as it is known: the claim says it before anything is said that follows from it.
+        # Set as soon as it is known: the claim must say it before any output that follows from it is published.
         self._start = start = await self._find_start()
         if start is not None:
             self._outbox.clear(Mark(start.seq, start.said))
@@ -242,7 +250,7 @@ class Follower:
         return start
 
     def _note_waiting(self, reason: str, **told: str) -> None:
-        """Say once why there is no state to stand by with."""
+        """Log once why this scheduler cannot stand by."""
         if reason and reason != self._waits_because:
             _log.warning("cannot_stand_by_yet", reason=reason, **told)
         self._waits_because = reason
@@ -252,12 +260,12 @@ class Follower:
         try:
             folded = fold.apply(message)
         except StepFailed:
-            self.is_sound = self._is_restored = False  # What the step left of it may not be taken for a state.
+            self.is_sound = self._is_restored = False  # The step may have left the state half changed.
             raise
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)
         cell_metrics.INPUTS.inc()
-        if self._lead.is_held:  # A standby's are published by somebody else.
+        if self._lead.is_held:  # A standby's are published by the active scheduler.
             cell_metrics.OUTPUTS.inc(len(folded.published))
         if folded.input is None:
             cell_metrics.SKIPPED.inc()

@@ -1,4 +1,4 @@
-"""Calls that look into the state and change nothing: what is cached, how requests were admitted, who is a member."""
+"""Calls that read the state and change nothing: what is cached, how requests were admitted, which members joined."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from shared.messages.explanations import GetAdmissions, GetDivergences
 from shared.messages.status import GetRequestStanding, GetStanding, ListCache, RequestStanding, Standing
 
 END_S = 0.25
-"""The longest that a call waits for the end of a request that its caller knows already."""
+"""Longest wait of a call for the fold to see the end of a request that its caller knows has ended."""
 AT_ONCE = 16
-"""Calls that may wait beside one another."""
+"""Calls on one subject that are answered concurrently."""
 
 
 class Inspection:
-    """Answers between steps: ``folding`` is held while the state is looked at.
-
-    ``state`` gives it, or raises Unavailable when this scheduler has no right to answer; ``moved`` returns when the
-    state may have changed.
-    """
+    """Answers calls between steps of the fold."""
 
     def __init__(
         self, folding: asyncio.Lock, state: Callable[[], core.CellState], moved: Callable[[], Awaitable[None]]
     ) -> None:
+        """Answer from what ``state`` returns while ``folding`` is held.
+
+        ``state`` raises Unavailable when this scheduler may not answer. ``moved`` returns when the state may have
+        changed.
+        """
         self._folding = folding
         self._state = state
         self._moved = moved
 
     def handlers(self) -> list[tuple[str, CallHandler]]:
-        """Return what to serve, by subject."""
+        """Return (subject, handler) of each call to serve."""
         return [
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),
@@ -54,7 +55,7 @@ class Inspection:
                 while any(name in self._state().requests for name in call.ended):
                     await self._moved()
         except TimeoutError:
-            pass  # What is known by now is told.
+            pass  # The answer is what is known by now.
         async with self._folding:
             return encode(core.find_admissions(self._state(), call))
 

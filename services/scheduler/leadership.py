@@ -1,4 +1,4 @@
-"""Who may speak for the cell: a record in a bucket of the broker, replaced by compare-and-set.
+"""The lead of a cell, with which one scheduler publishes: a record of the broker, replaced by compare-and-set.
 
 Theory of operation. The holder writes the record again several times within its duration. No two clocks are ever
 compared:
@@ -9,9 +9,9 @@ compared:
   newest after the whole duration, it writes its own record on top of exactly that revision. If the holder wrote
   meanwhile, this fails.
 
-So before a successor's write can succeed, the holder's time is over by the holder's own clock. A holder whose time
-is over falls silent, and speaks again when a write of its own succeeds, for then no other's did. A write whose
-answer was lost is found out by reading the record.
+So before a successor's write can succeed, the holder's time is over by the holder's own clock. A holder whose time is
+over falls silent, and speaks again when a write of its own succeeds, for then no other's did. A write whose answer was
+lost is found out by reading the record.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from shared.undecodable import UNDECODABLE
 LEAD_RECORD = "scheduler"
 
 RENEWALS = 4
-"""So often within its duration the holder writes the record."""
+"""Writes of the record by its holder within the duration."""
 
 LOOKS = 10
-"""So often an observer reads it."""
+"""Reads of the record by an observer within the duration."""
 
 NEVER_MS = 100 * 365 * 86_400_000
 """What a scheduler of 0.1 reads as the lead's duration."""
 
 MARGIN = 0.2
-"""Part of the duration in which the holder is silent already; clocks may differ in speed by so much."""
+"""Share of the duration, at its end, in which the holder is silent; clocks may differ in speed by this much."""
 
 _log = logs.get_logger("lead")
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """Every output of inputs up to ``seq`` is at the broker. ``time_ns`` is at least that input's timestamp.
+    """A point of the stream: every output of inputs up to ``seq`` is at the broker.
 
-    The timestamp tells a stream from one that was made anew and counts from 1 again.
+    ``time_ns`` is at least that input's timestamp. It tells a stream from one made anew, which counts from 1 again.
     """
 
     seq: int = 0
     time_ns: int = 0
 
     def covers(self, cause: int, time_ns: int) -> bool:
-        """Whether outputs of this input are known to be out."""
+        """Return whether the outputs of input ``cause``, stamped ``time_ns``, are known to be at the broker."""
         return cause <= self.seq and time_ns <= self.time_ns
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """What was made of the end of the stream, for a successor without a snapshot of it.
+    """How the end of the stream was folded, for a successor without a snapshot of it.
 
-    ``release`` folded the inputs behind ``folded_from``, and may have said what followed from them: from all, or
-    from those up to ``said_to`` where its last holder let go of the lead in good order.
+    ``release`` folded the inputs behind ``folded_from``, and may have published what followed from them: from all, or
+    from those up to ``said_to`` where its last holder released the lead in good order.
     """
 
     release: str
@@ -74,32 +74,32 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     policies: tuple[str, ...] = ()  # As in the claim.
 
     def may_be_continued(self, seq: int, release: str) -> bool:
-        """Whether ``release`` may go on from a state behind input ``seq``: it contradicts nothing that was said."""
+        """Return whether ``release`` may go on behind input ``seq`` without contradicting what was published."""
         if self.said_to is not None and self.said_to <= seq:
             return True
         return self.release == release and self.folded_from <= seq
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says. ``holder`` is an incarnation, which may have let go of the lead."""
+    """A record's content. ``holder`` is an incarnation, which may have released the lead."""
 
-    holder: str  # "" of one of 0.1 that let go.
+    holder: str  # "" in a record of 0.1 whose holder released the lead.
     scheduler_id: str
     epoch: int  # Of the holder's term; never goes down.
-    lead_ms: int = 0  # How long a write holds it; 0 is in records of 0.1 alone.
-    duration_ms: int = NEVER_MS  # The same as 0.1 wrote and reads it.
+    lead_ms: int = 0  # How long a write holds the lead; 0 only in records of 0.1.
+    duration_ms: int = NEVER_MS  # The same, as 0.1 wrote and reads it.
     is_let_go: bool = False
     release: str  # Of the holder's fold, see fold_release.
-    folded_from: int | None = None  # That release folds since this input; None until the holder knows.
+    folded_from: int | None = None  # ``release`` folds since this input; None until the holder knows.
     published: Progress = Progress()
-    said_to: int | None = None  # Nothing that follows from an input behind this one was said; once it is let go.
+    said_to: int | None = None  # Set on release: no output of an input behind this one was published.
     said: Mark = Mark()  # Digest of the outputs of the holder's fold, behind the last input that it has folded.
     policies: tuple[str, ...] = ()  # From outside that the holder's settings name, see ``outside.of_config``.
     before: Tail | None = None  # While ``folded_from`` is None: how the last holder that had a state left the stream.
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder has not let go of it; its time may be over."""
+        """Whether the holder has not released the lead; its time may be over."""
         return bool(self.holder) and not self.is_let_go
 
     @property
@@ -109,9 +109,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tail(self) -> Tail | None:
-        """How the holder leaves the stream to its successor; None where no holder has said anything yet."""
+        """How the holder leaves the stream to its successor; None where no holder has published anything yet."""
         if self.folded_from is None and not self.lead_ms:
-            # One of 0.1 spoke before it knew, and its record has no room for what its predecessors left.
+            # A holder of 0.1 published before it knew, and its record has no room for what its predecessors left.
             return Tail(self.release, 0, published=self.published, epoch=self.epoch)
         if self.folded_from is None:
             return self.before
@@ -126,9 +126,14 @@ class _Seen:
 
 
 class Leadership:
-    """One process's view of the record. ``describe`` gives what it claims while it holds the lead."""
+    """One process's view of the lead's record, and its writes to it."""
 
     def __init__(self, bus: Bus, incarnation: str, duration_ms: int, monotonic_ns: Callable[[], int]) -> None:
+        """Begin before the first look at the record.
+
+        ``duration_ms`` sets the pace of looks and renewals, and the timeout of each; how long a write holds the lead is
+        in its claim.
+        """
         self._bus = bus
         self._incarnation = incarnation
         self._duration_ms = duration_ms
@@ -140,7 +145,7 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lead is this process's now; ask again before each act."""
+        """Whether this process has the lead at this moment; check again before each act."""
         return self._is_ours and self._monotonic_ns() < self._held_until_ns
 
     @property
@@ -151,12 +156,12 @@ class Leadership:
 
     @property
     def is_ours(self) -> bool:
-        """Whether no other is known to have taken it; its time may be over."""
+        """Whether this process took the lead and knows of no other that has; its time may be over."""
         return self._is_ours
 
     @property
     def claim(self) -> Claim | None:
-        """What the newest record that was seen says."""
+        """The claim in the newest record that was seen; None where there is none."""
         return self._seen.claim if self._seen is not None else None
 
     @property
@@ -166,7 +171,7 @@ class Leadership:
 
     @property
     def look_s(self) -> float:
-        """Time between an observer's looks."""
+        """Time between an observer's reads."""
         return self._duration_ms / 1000 / LOOKS
 
     async def look(self) -> None:
@@ -178,13 +183,13 @@ class Leadership:
             self._seen = _Seen(revision, claim, self._monotonic_ns())
 
     def excuse(self) -> None:
-        """Count the holder's time from here: it could not be heard until now."""
+        """Restart the holder's duration now: it could not be heard until now."""
         if self._seen is not None:
             self._seen = _Seen(self._seen.revision, self._seen.claim, self._monotonic_ns())
 
     @property
     def is_free(self) -> bool:
-        """Whether this process may try to take it: no process has it, or its holder's time is over."""
+        """Whether this process may try to take the lead: no process has it, or its holder's time is over."""
         if self._seen is None:
             return False
         claim = self._seen.claim
@@ -193,14 +198,14 @@ class Leadership:
         return self._monotonic_ns() - self._seen.at_ns >= claim.held_ms * 1_000_000
 
     async def take(self, claim: Claim) -> bool:
-        """Write ``claim`` on top of the record that was judged free; False when somebody was faster."""
+        """Write ``claim`` on top of the record that was judged free; return False when another process was faster."""
         assert self._seen is not None
         return await self._write(claim, self._seen.revision)
 
     async def renew(self, claim: Claim) -> bool:
-        """Hold it from now on for another duration; False when it is somebody else's.
+        """Hold the lead for another duration from now on; return False when it is another process's.
 
-        Raises Unavailable or TransportError when that is not known; then ask again.
+        Raises Unavailable or TransportError when that is not known; then call again.
         """
         async with self._renewing:
             return await self._renew(claim)
@@ -209,18 +214,20 @@ class Leadership:
         assert self._seen is not None
         if await self._write(claim, self._seen.revision):
             return True
-        # Either an earlier write of ours arrived after all, or somebody else took it.
+        # Either an earlier write of ours arrived after all, or another process took it.
         await self.look()
         known = self.claim
         if known is None or known.holder == self._incarnation:
-            return await self._write(claim, self._seen.revision)
+            if await self._write(claim, self._seen.revision):
+                return True
+            raise Unavailable("the lead's record is being written")
         self.lose()
         return False
 
     async def let_go(self, claim: Claim, said_to: int | None) -> None:
-        """Say that the next may take it at once. Not being heard costs the successor the duration, no more.
+        """Release the lead, so that the next holder may take it at once; a failure only costs it the duration.
 
-        Call :meth:`lose` before the claim is made, so that nothing is said that it does not cover.
+        Call :meth:`lose` before the claim is made, so that nothing is published that it does not cover.
         """
         data = msgspec.json.encode(msgspec.structs.replace(claim, is_let_go=True, said_to=said_to))
         try:
@@ -231,7 +238,7 @@ class Leadership:
                 )
                 if written is not None:
                     return
-                # A write of ours that was cut off arrived all the same, or it is somebody else's already.
+                # A write of ours that was cut off arrived all the same, or the lead is another process's already.
                 await self.look()
                 if self.claim is None or self.claim.holder != self._incarnation:
                     return
@@ -259,14 +266,14 @@ class Leadership:
 
 
 async def read_tail(bus: Bus) -> Tail | None:
-    """How the newest record says that the stream was folded; None where there is none. Raises Unavailable."""
+    """Return how the newest record says that the stream was folded; None where there is none. Raises Unavailable."""
     record = await bus.read_record(LEAD_RECORD)
     claim = _decode(record.data) if record is not None else None
     return claim.tail if claim is not None else None
 
 
 def _decode(data: bytes) -> Claim | None:
-    """None for what no scheduler wrote; it may be replaced."""
+    """Return the claim, or None for what no scheduler wrote; such a record may be replaced."""
     try:
         return msgspec.json.decode(data, type=Claim)
     except UNDECODABLE as error:

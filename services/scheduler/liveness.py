@@ -1,9 +1,10 @@
-"""Who is gone, and whose heartbeats have stopped. Pure: the time (monotonic, ns) is an argument.
+"""Which members have ended, and whose heartbeats have stopped. Pure: the time (monotonic, ns) is an argument.
 
-A member is watched from the moment the fold knows it (a worker or storage joined, a gateway submitted). It
-is lost when somebody who saw its end says so (``Heartbeat.is_gone``), or when no heartbeat of its incarnation came for
+A member is watched from the moment the fold knows it (a worker or storage joined, a gateway submitted). It is lost when
+a process that saw its end says so (``Heartbeat.is_gone``), or when no heartbeat of its incarnation came for
 ``silence_ns``, and is reported once per incarnation.
-Silence that was ours (the loop stood still, the broker was away) is not held against anybody; an end that was seen is.
+
+Silence that was ours (the loop stood still, the broker was away) does not count; an end that was seen does.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ PROCESS_GONE, HEARTBEAT_LOST = "process_gone", "heartbeat_lost"
 class _Member:
     incarnation: str  # "" for a gateway that has not been heard of yet.
     heard_ns: int
-    is_gone: bool = False  # For good: a heartbeat from before its end may come after the word of it.
+    is_gone: bool = False  # Permanently: a heartbeat from before its end may come after the report of it.
     is_reported: bool = False
 
 
 class Liveness:
-    """Members by kind and id, in the order in which they appeared."""
+    """The cell's members by kind and id, in the order in which they appeared."""
 
     def __init__(self, silence_ns: int) -> None:
+        """Begin with no members; one is lost after ``silence_ns`` without a heartbeat."""
         self._silence_ns = silence_ns
         self._members: dict[tuple[Kind, str], _Member] = {}
         self._checked_ns: int | None = None
@@ -51,7 +53,7 @@ class Liveness:
             self._watch_gateway(request.submit.gateway_id, now_ns)
 
     def observe(self, message: Input, now_ns: int) -> None:
-        """Learn of members from an input that was folded."""
+        """Watch members that a folded input names, and forget those that it says are gone."""
         match message:
             case WorkerJoined():
                 self._watch("worker", message.worker_id, message.incarnation, now_ns)
@@ -71,7 +73,7 @@ class Liveness:
                 pass
 
     def beat(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """Note a heartbeat. One of another incarnation says nothing about the member that we watch."""
+        """Note a heartbeat; one of another incarnation than the watched one is ignored."""
         member = self._members.get((heartbeat.kind, heartbeat.id))
         if member is None:
             return
@@ -84,14 +86,14 @@ class Liveness:
             member.heard_ns = max(member.heard_ns, now_ns)
 
     def excuse(self, now_ns: int) -> None:
-        """Excuse all members: none could have been heard until now."""
+        """Count every member's silence from now on: none could have been heard until now."""
         for member in self._members.values():
             member.heard_ns = max(member.heard_ns, now_ns)
 
     def check(self, now_ns: int, interval_ns: int) -> list[tuple[str, Lost]]:
-        """Who is newly lost, with a message id that is the same for each report of one incarnation.
+        """Return (message id, report) of each newly lost member; the id is the same for each report of one incarnation.
 
-        Called every ``interval_ns`` at least; a call that comes much later than that excuses all silent members.
+        Call it every ``interval_ns`` at least; a call that comes much later than that excuses all silent members.
         """
         late_ns = 0 if self._checked_ns is None else now_ns - self._checked_ns - interval_ns
         self._checked_ns = now_ns

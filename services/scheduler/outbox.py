@@ -1,12 +1,12 @@
-"""Publishing outputs so that none is lost while the broker is away, nor with the scheduler that said it first.
+"""Publishing outputs so that none is lost while the broker is away, or with the scheduler that published it first.
 
-A core publish may die in the connection's buffers. The outbox therefore keeps every output until a round trip
-to the server has confirmed it, and sends what is unconfirmed again, in order, after a reconnect. Targets drop
-numbers that they have executed, so a repeat is harmless.
+A core publish may die in the connection's buffers. The outbox therefore keeps every output until a round trip to the
+server has confirmed it, and sends what is unconfirmed again, in order, after a reconnect. Targets drop numbers that
+they have executed, so a repeat is harmless.
 
-Without the lead the outbox is silent. A standby's keeps the outputs of its own fold until the active scheduler's
-lead says that they are at the broker (:meth:`Outbox.forget`). What is left when the lead changes hands is what
-may have died with the predecessor, and it is published first.
+Without the lead the outbox is silent. A standby's keeps the outputs of its own fold until the active scheduler's lead
+says that they are at the broker (:meth:`Outbox.forget`). What is left when the lead changes hands may have died with
+the predecessor, and it is published first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shared.codec import Published, encode
 from shared.errors import PayloadTooLarge, Unavailable
 
 MOST_UNCONFIRMED = 2048
-"""So many outputs are held at the most before the fold waits for a round trip."""
+"""Unconfirmed outputs from which on the fold waits for a round trip."""
 
 MOST_KEPT = 65_536
-"""So many a silent outbox keeps before the fold waits: its knowledge of what is published comes with the lead only."""
+"""Outputs of a silent outbox from which on the fold waits: only the lead's record tells it which are published."""
 
 RETRY_S = 0.1
 
@@ -43,18 +43,22 @@ class _Held(NamedTuple):
 
 
 class Outbox:
-    """Sends in order while ``may_speak()`` holds. Any task may call its methods at any time."""
+    """Publishes outputs in order while ``may_speak()`` holds. Any task may call its methods at any time."""
 
     def __init__(self, bus: Bus, wall_clock_ns: Callable[[], int], may_speak: Callable[[], bool]) -> None:
+        """Begin with no outputs, and register with ``bus`` for lost and restored connections.
+
+        ``may_speak`` is asked before each output. ``wall_clock_ns`` gives the time of publishing in an output's header.
+        """
         self.refused = 0
         self.chain = OutputChain(Mark())
         self._bus = bus
         self._wall_clock_ns = wall_clock_ns
         self._may_speak = may_speak
         self._unconfirmed: deque[_Held] = deque()
-        self._through = Progress()  # The last input whose outputs were given to us.
+        self._through = Progress()  # The last input whose outputs were given to send().
         self._known = Progress()  # What another scheduler published.
-        self._sent = 0  # So many of them were given to the current connection.
+        self._sent = 0  # How many of the unconfirmed were given to the current connection.
         self._generation = 0
         self._publishing = asyncio.Lock()
         self._confirming = asyncio.Lock()
@@ -63,12 +67,12 @@ class Outbox:
 
     @property
     def unconfirmed(self) -> int:
-        """Outputs that the server may not have."""
+        """Number of outputs that the server may not have."""
         return len(self._unconfirmed)
 
     @property
     def published(self) -> Progress:
-        """How far everything is at the server."""
+        """The last input up to which every output is known to be at the server."""
         if self._unconfirmed:
             first = self._unconfirmed[0]
             # No input before this one has a later timestamp.
@@ -77,7 +81,7 @@ class Outbox:
         return self._known if self._known.covers(self._through.seq, self._through.time_ns) else self._through
 
     async def send(self, outputs: Sequence[Published], cause: int, time_ns: int) -> None:
-        """Take what follows from input ``cause``, and publish it; returns at once while there is room.
+        """Take the outputs of input ``cause``, and publish them; return at once while there is room.
 
         A silent outbox that is full waits until there is room again or it may speak.
         """
@@ -90,7 +94,7 @@ class Outbox:
         try:
             await self._publish()
         except Unavailable:
-            pass  # Sent again after the reconnect; confirm() sees to it.
+            pass  # confirm() sends it again after the reconnect.
         while len(self._unconfirmed) >= MOST_KEPT and not self._may_speak():  # noqa: ASYNC110 - the lead has no event.
             await asyncio.sleep(RETRY_S)
         if len(self._unconfirmed) >= MOST_UNCONFIRMED and self._may_speak():
@@ -117,14 +121,14 @@ class Outbox:
                     remaining = max(0, remaining - sent)
 
     def forget(self, published: Progress) -> None:
-        """Another scheduler has these at the server. Only for a silent outbox."""
+        """Drop the outputs that another scheduler has published. Only for a silent outbox."""
         self._known = published
         self._drop_known()
 
     def clear(self, begin: Mark | None = None) -> None:
-        """Drop everything: the fold begins anew at a snapshot, before which everything is published.
+        """Drop everything: the fold begins again at a snapshot, before which everything is published.
 
-        ``begin`` is the digest of outputs that the snapshot was taken at.
+        ``begin`` is the digest of outputs at which the snapshot was taken.
         """
         self.chain = OutputChain(begin or Mark())
         self._unconfirmed.clear()
@@ -132,7 +136,7 @@ class Outbox:
         self.send_again()
 
     def send_again(self) -> None:
-        """Whatever is unconfirmed counts as not sent: the connection is another, or so is the one who speaks."""
+        """Count all unconfirmed outputs as not sent: the connection, or the scheduler that publishes, has changed."""
         self._generation += 1
         self._sent = 0
 

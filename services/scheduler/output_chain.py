@@ -1,8 +1,9 @@
-"""A running digest of what a fold says, by which schedulers notice that their folds differ.
+"""A running digest of a fold's outputs, by which schedulers notice that their folds differ.
 
-Theory of operation. The digest behind input n is made of the one before and the encoded outputs of input n, so it is
-a function of the stream alone, as the outputs are. A snapshot carries the digest that it was taken at, and a fold that
+Theory of operation. The digest behind input n is made of the one before and the encoded outputs of input n, so it is a
+function of the stream alone, as the outputs are. A snapshot carries the digest that it was taken at, and a fold that
 begins at a snapshot goes on from there: every fold has the same digest behind the same input, wherever it began.
+
 The holder of the lead says its digest with each renewal; a standby compares its own behind the same input
 (:mod:`services.scheduler.divergence`).
 """
@@ -15,7 +16,7 @@ import msgspec
 import xxhash
 
 MOST_MARKS = 8192
-"""Digests that are remembered, of the last inputs that led to anything: what is said between two renewals at 40,000 a
+"""Digests that are remembered, of the last inputs with outputs: as many as come between two renewals at 40,000 a
 second. A standby that is further ahead than that compares nothing."""
 
 
@@ -27,19 +28,20 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputChain:
-    """The digest of one fold, and what it was behind recent inputs."""
+    """The digest of one fold's outputs, and its values behind recent inputs."""
 
     def __init__(self, begin: Mark) -> None:
-        self._marks = deque([begin])  # Each holds up to the next one.
+        """Continue from ``begin``, a snapshot's digest; ``Mark()`` begins at input 0."""
+        self._marks = deque([begin])  # Each is valid up to the next one's input.
         self._reached = begin.seq
 
     @property
     def latest(self) -> Mark:
-        """Behind the last input."""
+        """The digest behind the last input."""
         return Mark(self._reached, self._marks[-1].digest)
 
     def add(self, seq: int, bodies: list[bytes]) -> None:
-        """Input ``seq`` led to these encoded outputs."""
+        """Extend the digest by the encoded outputs of input ``seq``."""
         self._reached = seq
         if not bodies:
             return
@@ -51,11 +53,11 @@ class OutputChain:
             self._marks.popleft()
 
     def has_passed(self, seq: int) -> bool:
-        """Whether input ``seq`` was folded."""
+        """Return whether input ``seq`` was folded."""
         return self._reached >= seq
 
     def digest_at(self, seq: int) -> int | None:
-        """Return the digest behind input ``seq``, which was folded; None for one that is too far back."""
+        """Return the digest behind input ``seq``, which was folded; None where it is too far back."""
         for mark in reversed(self._marks):
             if mark.seq <= seq:
                 return mark.digest

@@ -3,10 +3,10 @@
 A package offers classes as entry points of the group ``thermocline.policies``, each under the ``name`` of its class.
 All that are installed are loaded before anything is folded, so that schedulers with the same packages know the same
 names whatever their settings are. A class that no entry point offers is named by a setting, ``module:Class``. No
-stream, snapshot or recording has anything imported: a name in there counts only where it is registered.
+stream, snapshot or recording causes an import: a name in there counts only where it is registered.
 
-What is loaded decides what the core says, so the sources of those packages are part of ``fold_release``. What is
-loaded is found in the core's registries: whatever is not defined in our own packages is from outside.
+Loaded code decides the core's outputs, so the sources of those packages are part of ``fold_release``. Every class in
+the core's registries that is not defined in our own packages is from outside.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from shared.messages.cell_events import CellConfig
 from shared.spelling import fault_of_choice
 
 GROUP = "thermocline.policies"
-"""Of entry points: in a package's ``pyproject.toml``, ``[project.entry-points."thermocline.policies"]``."""
+"""Group of entry points; in a package's ``pyproject.toml``, ``[project.entry-points."thermocline.policies"]``."""
 
 MOST_FILES = 2000
-"""Sources of one package that are compared between schedulers; a larger one is refused."""
+"""Source files of one package that are compared between schedulers; a package with more is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Registry:
-    """Where the core keeps what is registered of one kind, classes or objects, beside the ``built_in`` names."""
+    """The core's registry of one kind: ``registered`` classes or objects by name, beside the ``built_in`` names."""
 
     base: type[Any]
     registered: Mapping[str, Any]
@@ -67,7 +67,7 @@ _SOURCES = (".py", ".so")
 
 @cache
 def load_installed() -> Mapping[str, str]:
-    """Load what installed packages offer, once in a process; returns why, by name, for what could not be loaded."""
+    """Load what installed packages offer, once per process; return name to reason for each that could not be loaded."""
     faults: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
         try:
@@ -78,9 +78,9 @@ def load_installed() -> Mapping[str, str]:
 
 
 def name_of(kind: Kind, given: str) -> str:
-    """Return the name of what a setting names: a registered name as it is, or that of a ``module:Class``, now loaded.
+    """Return the name that a setting gives: a registered name as it is, or that of a ``module:Class``, now loaded.
 
-    Raises ConfigError for a name that there is not, and for a class that cannot be used, with the reason.
+    Raises ConfigError, with the reason, for an unknown name and for a class that cannot be used.
     """
     faults = load_installed()
     if ":" in given:
@@ -103,26 +103,26 @@ def load_all(specifications: Iterable[str]) -> None:
 
 
 def of_config(config: CellConfig) -> tuple[str, ...]:
-    """Return what of these settings is from outside, as ``policy NAME``, and so on."""
+    """Return labels, as ``policy NAME``, of the policies, schedules and admissions from outside that settings name."""
     outside = dict(_outside())
     named = (f"{kind} {getattr(config, kind)}" for kind in KINDS)
     return tuple(label for label in named if label in outside)
 
 
 def missing(labels: Iterable[str]) -> list[str]:
-    """Return which of the labels of :func:`of_config`, which another process wrote, are not registered here."""
+    """Return which labels, as :func:`of_config` of another process gave them, are not registered here."""
     load_installed()
     known = {f"{kind} {name}" for kind in KINDS for name in _known(kind)}
     return [label for label in labels if label not in known]
 
 
 def unknown_in(config: CellConfig) -> list[str]:
-    """Return what these settings, which another process wrote, name that is not registered here."""
+    """Return labels of what these settings, which another process wrote, name and is not registered here."""
     return missing(f"{kind} {getattr(config, kind)}" for kind in KINDS)
 
 
 def digest() -> bytes:
-    """Return a digest of all that is loaded from outside: names, versions and the sources of their packages.
+    """Return a digest of 16 bytes of all that is loaded from outside: names, versions and sources of the packages.
 
     Raises ConfigError where a package's sources cannot be read.
     """
@@ -191,7 +191,7 @@ def _kind_of(found: type[Any]) -> Kind:
 
 
 def _import_from_here(module_name: str) -> Any:
-    """Import a module that a setting names: from where Python looks, and then from the working directory."""
+    """Import a module that a setting names: from Python's path, and then from the working directory."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)

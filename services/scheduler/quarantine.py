@@ -1,4 +1,4 @@
-"""Inputs that every scheduler leaves out of its fold, because the core raises for them or an operator says so.
+"""Inputs that every scheduler leaves out of its fold, because the core raises for them or an operator ordered it.
 
 Theory of operation (ADR 0030). An input for which the core raises would end every scheduler for ever, since each start
 folds it again. So what is known of such inputs is in the stream, behind them:
@@ -8,11 +8,11 @@ folds it again. So what is known of such inputs is in the stream, behind them:
 * ``InputSkipped``: the decision. A scheduler that is about to restore as the active one takes it, after ``FAILURES``
   failures or an order.
 
-State behind input n is the fold of all inputs up to n without those that the stream, up to n, says are left out. Who
-begins to fold at a snapshot reads the decisions behind it first (:func:`read_skips`) and takes no snapshot for which
-one came too late; a fold that meets a decision which it has not obeyed begins anew (``fold.SkipMissed``).
+State behind input n is the fold of all inputs up to n without those that the stream, up to n, says are left out. A fold
+that begins at a snapshot reads the decisions behind it first (:func:`read_skips`), and does not use a snapshot for
+which one came too late; a fold that meets a decision which it has not obeyed begins anew (``fold.SkipMissed``).
 
-Leaving an input out must not contradict what targets were told. So nothing is left out that a scheduler has come past
+Leaving an input out must not contradict what targets were told. So no input is left out that a scheduler has come past
 as the active one: no record of the lead, no output and no snapshot may be of that input or one behind it.
 """
 
@@ -51,13 +51,13 @@ Where more fail, the fault is in the state and not in them. Leaving out one afte
 WITHIN = 10_000
 
 MOST_REPEATED = 65_536
-"""Outputs at the stream's end among which the last cause must be: a take-over publishes so many again at the most."""
+"""Outputs at the stream's end that are searched for the last cause: a take-over repeats at most this many."""
 
 REASON_CHARS = 300
 
 TOLD_MOST = 4
 TOLD_NS = 24 * 3600 * 10**9
-"""So many of the last ones are degradations of the cell, for so long after the decision: as streams keep the input."""
+"""Time from the decision for which the last ``TOLD_MOST`` are listed as degradations: streams keep inputs as long."""
 
 APPEND_S = 2.0
 
@@ -66,7 +66,7 @@ _log = logs.get_logger("quarantine")
 
 @dataclass(slots=True)
 class Skips:
-    """What a part of the stream says of inputs before it, by their sequence."""
+    """What a part of the stream says about skipping earlier inputs, by their sequence."""
 
     decided: dict[int, InputSkipped] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Skips:
     orders: dict[int, str] = field(default_factory=dict)  # Reason of the operator.
 
     def note(self, stored: StreamMessage) -> None:
-        """Take a message of the stream in; most are about something else."""
+        """Take in a message of the stream; messages of other subjects are ignored."""
         if stored.subject not in (subjects.skips_input(), subjects.skip_orders_input()):
             return
         try:
@@ -91,21 +91,24 @@ class Skips:
             self.orders[message.seq] = message.reason
 
     def suit(self, state: CellState, position: int) -> bool:
-        """Whether a state behind input ``position`` may be folded on through the stream that these are from."""
+        """Return whether a state behind input ``position`` obeys these decisions, so that it may be folded on."""
         return all(seq > position or seq in state.quarantined for seq in self.decided)
 
     def due(self) -> list[int]:
-        """Return inputs about which a decision is due, in order."""
+        """Return the sequences of inputs about which a decision is due, in order."""
         failed = {seq for seq, times in self.failures.items() if times >= FAILURES}
         return sorted((failed | set(self.orders)) - set(self.decided))
 
     def left_out_before(self, seq: int) -> int:
-        """How many of the ``WITHIN`` inputs before ``seq`` are left out without an order."""
+        """Return how many of the ``WITHIN`` inputs before ``seq`` are left out without an order."""
         return sum(seq - WITHIN <= other < seq and other not in self.orders for other in self.decided)
 
 
 async def read_skips(bus: Bus, from_seq: int = 1) -> Skips:
-    """Everything of that kind from input ``from_seq`` on. Raises Unavailable and TransportError."""
+    """Return failures, orders and decisions stored from input ``from_seq`` on.
+
+    Raises Unavailable and TransportError.
+    """
     skips = Skips()
     async for stored in bus.follow(subjects.INPUTS_STREAM, from_seq=from_seq, subject=subjects.SKIPS, live=False):
         skips.note(stored)
@@ -113,9 +116,9 @@ async def read_skips(bus: Bus, from_seq: int = 1) -> Skips:
 
 
 async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
-    """Count a failure of the holder of the lead where it outlives the process.
+    """Count in the stream a failure of the holder of the lead, so that the count outlives the process.
 
-    One that the broker does not store in time is not counted.
+    A failure that the broker does not store in time is not counted.
     """
     failed = InputFailed(seq=failure.seq, scheduler_id=ours.scheduler_id, error=_short(failure.error))
     try:
@@ -130,10 +133,10 @@ async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
 
 
 async def decide(bus: Bus, published: Progress) -> Skips:
-    """Decide what is due; returns all that is known then. Only for the holder of the lead before it restores.
+    """Decide on the inputs that are due, and return all that is known then.
 
-    ``published`` is how far outputs are known to be at the broker, by any process.
-    Raises Unavailable and TransportError.
+    Only for the holder of the lead before it restores. ``published`` is how far outputs are known to be at the broker,
+    by any process. Raises Unavailable and TransportError.
     """
     skips = await read_skips(bus)
     due = skips.due()
@@ -157,7 +160,7 @@ async def decide(bus: Bus, published: Progress) -> Skips:
 
 
 def with_quarantined(status: CellStatus, state: CellState) -> CellStatus:
-    """Return the status with the inputs that were left out lately among what the cell lacks."""
+    """Return the status with the inputs that were left out lately among its degradations."""
     recent = [
         Degradation(
             component=status.scheduler_id,
@@ -177,7 +180,7 @@ async def _stored(bus: Bus, seq: int) -> StreamMessage | None:
 
 
 async def _was_spoken_of(bus: Bus, seq: int) -> bool:
-    """Whether any target may have been told something that input ``seq`` or a later one led to."""
+    """Return whether any target may have been told an output of input ``seq`` or of a later one."""
     info = await bus.stream_info(subjects.OUTPUTS_STREAM)
     if info.last_seq < info.first_seq:
         return False
@@ -192,7 +195,7 @@ async def _was_spoken_of(bus: Bus, seq: int) -> bool:
 
 
 def _decision(stored: StreamMessage, reason: str) -> InputSkipped:
-    """With whom and what the input names, so that it is not waited for."""
+    """Return the decision, with the sender and subject that the input names, so that no process waits for them."""
     message: Input | None
     try:
         message = decode_input(stored.data)

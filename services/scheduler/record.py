@@ -1,7 +1,7 @@
-"""``thermocline record --out FILE``: export the cell's inputs, and the outputs they led to, as a recording.
+"""``thermocline record --out FILE``: export the cell's inputs and their outputs as a recording.
 
-Inputs up to now are written; each is followed by the outputs it caused. An output that a scheduler published and
-its successor published again is written once, and different bytes under one number are an error.
+Inputs up to now are written; each is followed by the outputs it caused. An output that a scheduler published and its
+successor published again is written once, and different bytes under one number are an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SAID_EVERY = 256
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """What was written: the range of inputs, and counts."""
 
     first_seq: int
     last_seq: int
@@ -58,19 +58,21 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MOST_LATE = 8192
-"""So many outputs may lie between where one belongs and where it was stored: more than the scheduler sends again."""
+"""Most outputs between an output's place in order and its place in the stream: more than a scheduler sends again."""
 
 
 class FirstCopies:
-    """Lets the first copy of every output through. Holds 8 bytes for each output."""
+    """Finder of the first copy of every output. Holds 8 bytes for each output."""
 
     def __init__(self) -> None:
+        """Begin with no outputs seen."""
         self.repeats = 0
         self._digests: dict[Target, tuple[int, array[int]]] = {}  # (first number, a digest for each from there)
 
     def is_first(self, output: Published, data: bytes) -> bool:
-        """Return whether the copy is the first. Raises RecordingError when an earlier copy had other bytes, or when
-        numbers are missing before it.
+        """Return whether the copy is the first.
+
+        Raises RecordingError when an earlier copy had other bytes, or when numbers are missing before it.
         """
         target, digest = target_of(output), xxhash.xxh3_64_intdigest(data)
         first, digests = self._digests.setdefault(target, (output.number, array("Q")))
@@ -87,7 +89,7 @@ class FirstCopies:
 
 
 async def record(bus: Bus, path: Path, bar: Bar | None = None) -> Recorded:
-    """Record the streams. Raises RecordingError when they hold no recording, Unavailable when the broker is away."""
+    """Write the streams to ``path``. Raises RecordingError when they hold no recording, and Unavailable."""
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.last_seq < info.first_seq:
         raise RecordingError("the cell has no inputs yet")
@@ -136,7 +138,7 @@ async def record(bus: Bus, path: Path, bar: Bar | None = None) -> Recorded:
 
 
 async def _oldest_snapshot(bus: Bus, folded_from: int) -> Snapshot:
-    """Where to begin when the first inputs have expired, or another release folded them."""
+    """Return the snapshot to begin at when the first inputs have expired, or another release folded them."""
     async for snapshot in SnapshotStore(bus).oldest_first():
         if snapshot.seq >= folded_from and await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
             skips = await read_skips(bus, snapshot.seq + 1)
@@ -148,7 +150,7 @@ async def _oldest_snapshot(bus: Bus, folded_from: int) -> Snapshot:
 
 
 async def _complete_to(bus: Bus, last_seq: int) -> int:
-    """Up to which input all outputs are stored, after waiting for a live scheduler to come to the last one."""
+    """Return the input up to which all outputs are stored; waits for a live scheduler to fold the last one."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE_S
     try:
@@ -177,9 +179,9 @@ async def _outputs_from(bus: Bus) -> int:
 
 
 async def _outputs(bus: Bus, copies: FirstCopies, from_seq: int, to_seq: int) -> AsyncIterator[tuple[int, bytes]]:
-    """(cause, bytes) of every output caused by these inputs, each once, in order of causes; of each target in order.
+    """Yield (cause, bytes) of every output of these inputs once, by cause and, for each target, by number.
 
-    Where a broker of a cluster dies, outputs that it had not stored are published again, behind later ones.
+    When a broker of a cluster dies, outputs that it had not stored are published again, behind later ones.
     """
     late: list[tuple[int, str, int, int, Published, bytes]] = []
     async for message in bus.follow(subjects.OUTPUTS_STREAM, live=False):
@@ -222,7 +224,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments, or refused by the broker."""
+    """Run the command; return 0: written; 1: the cell cannot be recorded; 2: bad arguments, or broker refuses."""
     parsed = parser().parse_args(argv)
     if parsed.out.is_dir():
         print(f"thermocline record: --out {parsed.out} is a folder", file=sys.stderr)

@@ -1,10 +1,9 @@
 """Recordings: a file with the inputs of a cell and the outputs that they led to.
 
 Layout. The magic bytes, then frames: payload length (u32), CRC-32 of kind and payload (u32), kind (u8), payload;
-integers are little-endian. The frames in order: one header, at most one snapshot, then inputs, each followed by
-the outputs that it caused, and one end frame with the counts. A file without its end frame is truncated. The reader
-holds one frame at a time, the writer as many as a write is worth; it works on a temporary file and renames it when it
-is whole.
+integers are little-endian. The frames in order: one header, at most one snapshot, then inputs, each followed by the
+outputs that it caused, and one end frame with the counts. A file without its end frame is truncated. The reader holds
+one frame at a time, the writer up to a mebibyte of them; it works on a temporary file and renames it when it is whole.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Where the recording begins, and for which inputs it has all outputs.
 
     Outputs caused by inputs before ``outputs_from_seq`` were not stored any more when this was recorded; those
-    caused by inputs behind ``complete_to_seq`` may have been on their way still.
+    caused by inputs behind ``complete_to_seq`` may still have been in flight.
     """
 
     version: int = VERSION
@@ -71,6 +70,7 @@ class InputFrame(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
     def message(self) -> StreamMessage:
+        """Return the input as the message of the stream that it was, with sequence, stamp and subject."""
         return StreamMessage(self.seq, self.time_ns, self.subject, self.data)
 
 
@@ -92,31 +92,34 @@ Frame = Header | SnapshotFrame | InputFrame | OutputFrame | End
 
 
 class RecordingFrames:
-    """The bytes of a recording, one frame after the other; counts what the end frame says."""
+    """Encodes a recording frame by frame, and counts what the end frame says."""
 
     def __init__(self) -> None:
+        """Begin with no frames counted."""
         self._inputs = 0
         self._outputs = 0
 
     def begin(self, header: Header) -> bytes:
-        """Before everything else."""
+        """Return the magic bytes and the header's frame, which come before everything else."""
         return MAGIC + _frame(_HEADER, msgspec.msgpack.encode(header))
 
     def snapshot(self, data: bytes) -> bytes:
-        """Before the first input."""
+        """Return a snapshot's frame, for before the first input. Raises RecordingError for more than 1 GiB."""
         return _frame(_SNAPSHOT, msgspec.msgpack.encode(SnapshotFrame(data)))
 
     def input(self, message: StreamMessage) -> bytes:
+        """Return the frame of an input, and count it."""
         frame = InputFrame(message.seq, message.time_ns, message.subject, message.data)
         self._inputs += 1
         return _frame(_INPUT, msgspec.msgpack.encode(frame))
 
     def output(self, data: bytes) -> bytes:
-        """Behind the input that caused it."""
+        """Return the frame of an output, for behind the input that caused it, and count it."""
         self._outputs += 1
         return _frame(_OUTPUT, msgspec.msgpack.encode(OutputFrame(data)))
 
     def end(self) -> bytes:
+        """Return the frame that ends the file, with the counts of inputs and outputs so far."""
         return _frame(_END, msgspec.msgpack.encode(End(inputs=self._inputs, outputs=self._outputs)))
 
 
@@ -130,11 +133,11 @@ def _frame(kind: int, payload: bytes) -> bytes:
 class RecordingWriter:
     """Writes ``path`` when its ``async with`` block ends without an exception, and nothing otherwise.
 
-    The file system is waited for in threads: what a slow disk holds up is the recording, not the task that hears the
-    broker.
+    Files are written in threads: a slow disk holds up the recording, not the task that reads from the broker.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
+        """Choose a temporary file beside ``path``, which entering the block opens."""
         self._path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._header = header
@@ -143,6 +146,7 @@ class RecordingWriter:
         self._file: AsyncBufferedIOBase | None = None
 
     async def __aenter__(self) -> RecordingWriter:
+        """Open the temporary file. Raises RecordingError where it cannot be written."""
         try:
             self._file = await aiofiles.open(self._partial, "wb")
         except OSError as error:
@@ -153,6 +157,10 @@ class RecordingWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Complete the file and rename it to its path; after an exception, remove it.
+
+        Raises RecordingError where the file cannot be completed.
+        """
         assert self._file is not None
         try:
             if kind is None:
@@ -161,24 +169,27 @@ class RecordingWriter:
                 await _sync(self._file.fileno())
                 await self._file.close()
                 await aiofiles.os.replace(self._partial, self._path)
+        except OSError as failure:
+            raise RecordingError(f"cannot write {self._path}: {reason_of(failure)}") from failure
         finally:
             await self._file.close()
             with contextlib.suppress(FileNotFoundError):
                 await aiofiles.os.unlink(self._partial)
 
     async def write_snapshot(self, data: bytes) -> None:
-        """Before the first input."""
+        """Write the snapshot, before the first input. Raises RecordingError where the file cannot be written."""
         await self._write(self._frames.snapshot(data))
 
     async def write_input(self, message: StreamMessage) -> None:
+        """Write an input. Sequences must be consecutive, which replay checks, not the writer."""
         await self._write(self._frames.input(message))
 
     async def write_output(self, data: bytes) -> None:
-        """Behind the input that caused it."""
+        """Write an output, behind the input that caused it."""
         await self._write(self._frames.output(data))
 
     async def _write(self, frame: bytes) -> None:
-        """Write many frames in one turn of a thread."""
+        """Gather frames until a mebibyte is there, then write them in one turn of a thread."""
         self._gathered += frame
         if len(self._gathered) >= _PIECE_BYTES:
             await self._flush()
@@ -194,7 +205,7 @@ class RecordingWriter:
 
 
 def read_frames(path: Path) -> Iterator[Frame]:
-    """Every frame in order, the header first and the end frame last.
+    """Yield every frame in order, the header first and the end frame last.
 
     Raises RecordingError, naming the frame, when the file is no recording, damaged or truncated.
     """
@@ -209,7 +220,7 @@ def read_frames(path: Path) -> Iterator[Frame]:
 
 
 class _Reader:
-    """Checks frames and their order."""
+    """Checks frames and their order while it reads them."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
@@ -273,7 +284,7 @@ class _Reader:
         return kind, payload
 
     def _read(self, length: int) -> bytes:
-        """Up to ``length`` bytes, in pieces: a damaged length must not take memory for what the file does not have."""
+        """Return up to ``length`` bytes, read in pieces: a damaged length must not allocate more than the file has."""
         pieces = []
         while length:
             piece = self._file.read(min(length, _PIECE_BYTES))

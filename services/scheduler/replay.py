@@ -40,7 +40,7 @@ SHOWN_FIELDS = 12
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first output that is not what was recorded. "" stands for no output at all."""
+    """The first output that differs from the recorded one. "" stands for no output at all."""
 
     seq: int  # The input that was being folded.
     target: str
@@ -51,6 +51,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[tuple[str, str, str], ...] = ()  # (path, recorded, replayed) of each field that differs.
 
     def __str__(self) -> str:
+        """Return lines with the input, the fields that differ and both outputs, long ones cut."""
         expected, got = self.expected or "(nothing)", self.got or "(nothing)"
         lines = [f"input {self.seq}: output {self.number} to {self.target} differs"]
         if self.input:
@@ -63,14 +64,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay found."""
+    """Result of a replay: what was folded and compared, and the first difference."""
 
     inputs: int
     outputs: int
     skipped: int
     first_seq: int
     last_seq: int
-    unrecorded: int  # Outputs that the recording cannot have: their copies had expired or were still on their way.
+    unrecorded: int  # Outputs that the recording cannot have: they had expired or were still in flight.
     difference: Difference | None
     counters: dict[str, int]
     release: str = ""  # Of the fold that was recorded, see fold_release; "" where the recording does not say.
@@ -78,8 +79,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(path: Path) -> Report:
-    """Replay a recording. Raises RecordingError for a file that is not whole and undamaged, PolicyMissing without the
-    code of a policy that it was made with, and what ends a fold.
+    """Replay a recording and return the comparison.
+
+    Raises RecordingError for a file that is not whole and undamaged, PolicyMissing without the code of a policy that it
+    was made with, and what ends a fold.
     """
     notes: list[str] = []
     header, fold, frames = _begin(read_frames(path), recorded_skips(path), notes)
@@ -88,7 +91,7 @@ def replay(path: Path) -> Report:
     inputs, last_seq = 0, fold.position
     for frame in frames:
         if comparison.difference is not None:
-            continue  # Read on all the same, so that damage behind the first difference is reported as what it is.
+            continue  # Read on, so that damage behind the first difference is reported as damage.
         if isinstance(frame, OutputFrame):
             comparison.recorded(frame.data)
             continue
@@ -117,7 +120,7 @@ def replay(path: Path) -> Report:
 
 
 def recorded_skips(path: Path) -> Skips:
-    """Return what a recording says of its inputs that fail or are left out. Reads all of it."""
+    """Return what a recording says of its inputs that fail or are left out. Reads the whole file."""
     skips = Skips()
     for frame in read_frames(path):
         if isinstance(frame, InputFrame):
@@ -130,9 +133,9 @@ _At = tuple[int, Input | None]
 
 
 class _Comparison:
-    """Recorded outputs against those of the fold, one input at a time, up to the first difference.
+    """Comparison of recorded outputs with the fold's, one input at a time, up to the first difference.
 
-    Those of one target must come in order. Across targets they need not: each executes its own.
+    Those of one target must come in order. Across targets they need not: each target executes its own.
     """
 
     def __init__(self, header: Header) -> None:
@@ -170,14 +173,14 @@ class _Comparison:
             self.compared += 1
 
     def close_input(self) -> None:
-        """No more outputs of this input follow; one that waits is missing where the recording has them all."""
+        """End an input's outputs; one not matched by now is missing, where the recording has them all."""
         if self.difference is None and self._waiting:
             at, output = min((waiting[0] for waiting in self._waiting.values()), key=lambda first: first[0][0])
             if at[0] <= self._complete_to_seq:
                 self.difference = _difference(at, None, output)
 
     def end(self) -> None:
-        """End the recording."""
+        """End the recording: outputs that are not matched count as unrecorded, unless one is missing."""
         self.close_input()
         if self.difference is None:
             self.unrecorded += sum(map(len, self._waiting.values()))
@@ -197,7 +200,7 @@ def require_policies(header: Header) -> None:
 
 
 def _begin(frames: Iterator[Frame], skips: Skips, notes: list[str]) -> tuple[Header, Fold, Iterator[Frame]]:
-    """Read header and snapshot; returns them as a fold, with the frames that remain."""
+    """Read header and snapshot; return the header, their fold, and the frames that remain."""
     header = next(frames)
     assert isinstance(header, Header)
     require_policies(header)
@@ -254,7 +257,7 @@ def _difference(at: _At, data: bytes | None, output: Published | None) -> Differ
 
 
 def _differing_fields(path: str, recorded: Any, replayed: Any) -> Iterator[tuple[str, str, str]]:
-    """Where two outputs differ, as (path, recorded, replayed), outermost first."""
+    """Yield (path, recorded, replayed) where two outputs differ, outermost first."""
     if recorded == replayed:
         return
     if isinstance(recorded, msgspec.Struct) and type(recorded) is type(replayed):
@@ -272,7 +275,7 @@ def _differing_fields(path: str, recorded: Any, replayed: Any) -> Iterator[tuple
 
 
 def _show_bytes(data: bytes) -> str:
-    """Packed int32 as numbers; nearly all byte fields of outputs are tokens or pages."""
+    """Return packed int32 as numbers; nearly all byte fields of outputs are tokens or pages."""
     if len(data) % 4:
         return f"{len(data)} bytes {data[:16].hex()}"
     shown = ", ".join(str(value) for value in unpack_int32(data[:64]))
@@ -292,7 +295,7 @@ def _show_report(path: Path, report: Report) -> str:
             f"{report.skipped} stream messages were no inputs, or in quarantine, and were skipped, as in the live cell"
         )
     if report.unrecorded:
-        lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still on their way")
+        lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still in flight")
     lines += report.notes
     lines.append(str(report.difference) if report.difference else "no difference")
     if report.difference and report.release not in ("", fold_release()):
@@ -301,7 +304,7 @@ def _show_report(path: Path, report: Report) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: equal; 1: differs; 2: bad file or arguments."""
+    """Run the command; return 0: equal; 1: differs; 2: bad file or arguments."""
     parser = ArgumentParser(prog="thermocline replay", description="Fold a recording again and compare every output.")
     parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by `thermocline record`")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -323,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_load_flag(parser: ArgumentParser) -> None:
-    """Add ``--load``: a recording has nothing imported by itself."""
+    """Add ``--load``, which names classes to import: a recording never causes an import by itself."""
     parser.add_argument(
         "--load",
         action="append",
@@ -334,7 +337,7 @@ def add_load_flag(parser: ArgumentParser) -> None:
 
 
 def print_failure(error: ThermoclineError, *, as_json: bool) -> None:
-    """Say why there is nothing to show: on stdout as JSON, on stderr otherwise."""
+    """Print why there is no report: on stdout as JSON, on stderr otherwise."""
     if as_json:
         print(json.dumps({"error": {"code": error.code, "message": error.message}}))
     else:

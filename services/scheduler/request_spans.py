@@ -1,4 +1,4 @@
-"""The scheduler's part of traces: how long a request waited until it was admitted, and what for."""
+"""The scheduler's spans of traces: how long a request waited until it was admitted, and for what."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {"deferral": "deferral", "prefetch_wait": "prefetch"}
 
 
 def record_admissions(tracer: Tracer, state: CellState, published: Iterable[Published]) -> None:
-    """Record the waits of traced requests that one input admitted, told from what the core remembers of them."""
+    """Record the waits of traced requests that one input admitted, from what the core remembers of them."""
     memory = state.recollection
     if memory is None:
         return
@@ -24,7 +24,7 @@ def record_admissions(tracer: Tracer, state: CellState, published: Iterable[Publ
             remembered = memory.admissions.get(order.request_id, [])
             found = next((one for one in remembered if one.attempt == order.attempt), None)
             if found is not None:
-                # How long an attempt after a failure waited is not known: the caller's request was accepted once.
+                # The wait of an attempt after a failure is not known: the caller's request was accepted once.
                 is_first = found is remembered[0]
                 _record(tracer, order.trace, found, found.accepted_ns if is_first else found.admitted_ns)
 

@@ -1,12 +1,12 @@
 """Starting where the stream is: a snapshot, then the tail of the stream.
 
 Outputs of the tail go to the outbox, which publishes those that are not known to be published. Those that were
-published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler
-arrive now.
+published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler arrive
+now.
 
 That holds only where this release folded the tail before, or none did. Another release may have decided otherwise:
 targets obeyed it, and would drop what differs from it as repeated. Then everything that is known of device and host
-pools is given up, and the cell begins anew (:attr:`Start.is_lost`); what disks and stores hold is told again.
+pools is given up, and the cell begins anew (:attr:`Start.is_lost`); what disks and stores hold is announced again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.bus.protocol import Bus, StreamInfo
 from shared.errors import InternalError
 
 YIELD_EVERY = 32
-"""Inputs of a long tail that are folded before anybody else, such as the lead, gets a turn."""
+"""Inputs of a long tail that are folded before other tasks, such as the lead's, get a turn."""
 
 _log = logs.get_logger("restore")
 
@@ -35,17 +35,17 @@ class Start:
     """A state to go on from, before the tail is folded. ``highest_epoch`` may exceed its own where it was lost."""
 
     fold: Fold
-    seq: int  # The state before the first input that is folded is that behind this one.
+    seq: int  # The state is that behind this input.
     highest_epoch: int
     is_lost: bool = False
     said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
 
 async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invariants_every: int = 0) -> Start:
-    """Where an active scheduler of ``release`` begins, whose predecessors left ``tail`` (None: there were none).
+    """Return where an active scheduler of ``release`` begins; its predecessors left ``tail`` (None: there were none).
 
-    The newest snapshot that may be continued, or the stream's first input; else behind everything that was said, with
-    nothing. Snapshots of another stream are deleted.
+    That is the newest snapshot that may be continued, or the stream's first input; otherwise an empty state behind
+    everything that was published. Snapshots of another stream are deleted.
     """
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if tail is not None and not await _is_of_stream(bus, info, tail):
@@ -55,7 +55,7 @@ async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invaria
     async for snapshot in store.newest_first():
         highest_epoch = max(highest_epoch, snapshot.epoch)
         if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
-            # It is of a stream that is no more, or too old to be continued; either way it never will fit.
+            # It is of a stream that was deleted, or too old to be continued; it will never fit.
             _log.warning("snapshot_does_not_fit_the_stream", seq=snapshot.seq)
             await store.delete(snapshot.seq)
             continue
@@ -73,10 +73,10 @@ async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invaria
 
 
 async def find_active_start(bus: Bus, *, folded_from: int, check_invariants_every: int = 0) -> Start | None:
-    """Where a standby begins, which must have the very state of the active scheduler.
+    """Return where a standby begins, which must have the same state as the active scheduler, or None.
 
-    That one's release folds since ``folded_from``; so it starts there or later, and changes nothing in the bucket.
-    None where no such state can be had.
+    The active scheduler's release folds since ``folded_from``, so the standby starts there or later. It changes nothing
+    in the bucket. None is returned where no such state is available.
     """
     async for snapshot in SnapshotStore(bus).newest_first():
         if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
@@ -92,7 +92,7 @@ async def find_active_start(bus: Bus, *, folded_from: int, check_invariants_ever
 
 
 async def fold_tail(bus: Bus, outbox: Outbox, start: Start) -> None:
-    """Fold everything that is stored behind the start.
+    """Fold everything that is stored behind the start, and give its outputs to the outbox.
 
     Raises TransportError when the stream is trimmed faster than it is read.
     """
@@ -116,7 +116,7 @@ async def _first_fold(bus: Bus, check_invariants_every: int) -> Fold:
 
 
 async def _fold_from(bus: Bus, snapshot: Snapshot, check_invariants_every: int) -> Fold | None:
-    """Return the fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
+    """Return the fold behind a snapshot; None where its state cannot be decoded, or has an input left out since."""
     try:
         state = load_state(snapshot.state)
     except InternalError as error:
@@ -138,9 +138,9 @@ async def _fold_from(bus: Bus, snapshot: Snapshot, check_invariants_every: int) 
 async def _begin_anew(
     bus: Bus, info: StreamInfo, tail: Tail | None, release: str, highest_epoch: int, check_invariants_every: int
 ) -> Start:
-    """With nothing, behind the last input that anybody may have acted upon.
+    """Return an empty state behind the last input that any target may have acted upon.
 
-    Folding what is before it would run requests again that ended long ago, or contradict what targets obeyed.
+    Folding earlier inputs would run requests again that ended long ago, or contradict what targets obeyed.
     """
     seq = info.last_seq
     if tail is not None and tail.said_to is not None:
@@ -155,7 +155,7 @@ async def _begin_anew(
         consequence="workers and storages must join again, and gateways submit requests in progress again",
     )
     state = core.new_state()
-    # Numbers of outputs begin at 1 again, so nothing may look like a word of an earlier term.
+    # Numbers of outputs begin at 1 again, so no output may look like one of an earlier term.
     state.epoch = max(highest_epoch, tail.epoch if tail is not None else 0) + 1
     fold = Fold(
         state,
@@ -168,7 +168,7 @@ async def _begin_anew(
 
 
 async def _is_of_stream(bus: Bus, info: StreamInfo, tail: Tail) -> bool:
-    """Whether the tail is of this stream, and not of one that was deleted and made anew, which counts from 1 again."""
+    """Return whether the tail is of this stream, not of one that was deleted and made anew, counting from 1 again."""
     published = tail.published
     if max(published.seq, tail.folded_from) > info.last_seq:
         return False
@@ -176,7 +176,7 @@ async def _is_of_stream(bus: Bus, info: StreamInfo, tail: Tail) -> bool:
 
 
 async def _time_of(bus: Bus, seq: int) -> int:
-    """Return the timestamp of an input, or 0 when it is gone."""
+    """Return the timestamp of an input, or 0 when the stream no longer has it."""
     async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=max(1, seq), live=False):
         return message.time_ns if message.seq == seq else 0
     return 0

@@ -1,9 +1,9 @@
-"""The scheduler's loop: fold the stream in whichever role, and take the lead when no process speaks for the cell.
+"""The scheduler's loop: fold the stream in either role, and take the lead when no process speaks for the cell.
 
 Every scheduler follows the stream from its start to its end. One holds the lead (``leadership.py``) and is active
-(``active.py``): it publishes what its fold says. The others stand by: they fold the same, say nothing, and keep in
-their outbox what the active one is not known to have published. When the lead falls free, one of them takes it,
-and begins where the last one stopped speaking.
+(``active.py``): it publishes its fold's outputs. The others stand by: they fold the same, publish nothing, and keep in
+their outbox what the active one is not known to have published. When the lead falls free, one of them takes it, and
+begins where the last one stopped publishing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from shared.tracing import Tracer
 BEHIND_S = 0.5
 
 STOP_S = 5.0
-"""At a stop, the longest wait for the broker to have everything that was said."""
+"""At a stop, the longest wait for a broker that is away."""
+
+ELECTION_S = 12.0
+"""At a stop, how long a last snapshot that fails is tried again: servers elect a leader within 4 to 9 s."""
 
 LAST_SNAPSHOT_S = 180.0
 """At a stop, the longest wait for the snapshot, which takes seconds for a million nodes: without it another release
@@ -44,7 +47,7 @@ _log = logs.get_logger("scheduler")
 
 
 class Shell:
-    """Runs one scheduler. Both clocks are arguments; ``incarnation`` is new for every process."""
+    """One scheduler process. Both clocks are arguments; ``incarnation`` is new for every process."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Shell:
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """``release`` says what folds alike; by default it is read off the code."""
+        """``release`` is the same for processes that fold alike; by default it is a digest of the code."""
         self.live = asyncio.Event()  # Set while this scheduler is active and its term announced.
         self.standing_by = asyncio.Event()  # Set while it could take over from where the active one is.
         self._bus = bus
@@ -115,7 +118,7 @@ class Shell:
     # -- roles --------------------------------------------------------------------------------------------------
 
     async def _take_turns(self, life: Lifecycle) -> None:
-        """Standby, active, standby and so on; returns when stopping."""
+        """Be standby, active, standby and so on; return when stopping."""
         stopping = asyncio.create_task(life.stopping.wait(), name="stopping")
         try:
             while not stopping.done():
@@ -133,7 +136,7 @@ class Shell:
             try:
                 await self._lead.look()
                 if not was_seen:
-                    # The bus may tell of its reconnect only after this look: the holder was as cut off as we were.
+                    # The bus may report its reconnect only after this look: the holder was as cut off as we were.
                     self._lead.excuse()
                 was_seen = True
                 if await self._look_around():
@@ -144,7 +147,7 @@ class Shell:
             await asyncio.sleep(self._lead.look_s)
 
     async def _look_around(self) -> bool:
-        """Act on the record as it is now; whether that made the lead ours."""
+        """Act on the record as it is now; return whether the lead was taken."""
         claim = self._lead.claim
         if claim is not None and claim.holder != self._incarnation:
             if self._follower.start is not None and (
@@ -177,7 +180,7 @@ class Shell:
         return True
 
     async def _be_active(self, stopping: asyncio.Task[bool]) -> None:
-        """Serve as long as the lead is ours; at a stop take a last snapshot and let go of it."""
+        """Serve as long as the lead is ours; at a stop take a last snapshot and release the lead."""
         active = self._active
         assert active is not None
         self.standing_by.clear()
@@ -189,14 +192,14 @@ class Shell:
             await asyncio.wait({keeping, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(serving, announcing)
             if stopping.done() and not keeping.done() and not _failed(serving):
-                await self._hand_over(active)
+                await self._hand_over(active, keeping)
         finally:
             self._active = None
             self.live.clear()
             cell_metrics.ACTIVE.set(0)
             await _cancel(keeping, serving, announcing)
             if self._lead.is_ours:
-                # From now on nothing is said, so the next holder may contradict what follows from later inputs.
+                # From now on nothing is published, so the next holder may contradict what follows from later inputs.
                 self._lead.lose()
                 await self._lead.let_go(self._claimant.claim(active.epoch), self._follower.position)
             self._lead.lose()
@@ -212,7 +215,7 @@ class Shell:
         self.live.set()
 
     async def _keep_lead(self, active: Active) -> None:
-        """Renew until the lead is somebody else's."""
+        """Renew the lead until another process has it."""
         while not active.is_fenced:
             try:
                 if not await self._lead.renew(self._claimant.claim(active.epoch)):
@@ -225,22 +228,56 @@ class Shell:
         claim = self._lead.claim
         _log.error("superseded", epoch=active.epoch, holder=claim.scheduler_id if claim is not None else "")
 
-    async def _hand_over(self, active: Active) -> None:
-        """Leave a snapshot of all that was folded, so that the next, of whatever release, goes on from there."""
+    async def _hand_over(self, active: Active, keeping: asyncio.Task[None]) -> None:
+        """Take a snapshot of all that was folded, from which the next scheduler, of whatever release, goes on.
+
+        ``keeping`` ends when the lead is another scheduler's, which has no use for it.
+        """
         if not active.live.is_set() or not self._follower.is_sound:
             return
         self._follower.freeze()
+        taking = asyncio.create_task(self._take_last(active), name="last snapshot")
+        losing = asyncio.create_task(self._lose_broker(), name="broker")
         try:
-            async with asyncio.timeout(STOP_S):
-                await self._outbox.confirm()
             async with asyncio.timeout(LAST_SNAPSHOT_S):
-                await active.snapshots.take()
+                await asyncio.wait({taking, losing, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise Unavailable("the lead was lost" if keeping.done() else f"no broker for {STOP_S:g} s")
+            taking.result()
         except (TimeoutError, ThermoclineError) as error:
             # The next start of this release folds a longer tail; one of another release begins anew.
             _log.warning("no_snapshot_at_the_end", reason=repr(error))
+        finally:
+            await _cancel(taking, losing)
+
+    async def _take_last(self, active: Active) -> None:
+        """Take a snapshot, again after failures that pass: servers elect a leader, or an answer of one is lost.
+
+        A standby waits meanwhile, so failures that last longer than an election are final.
+        """
+        loop, failed_s = asyncio.get_running_loop(), 0.0
+        while True:
+            try:
+                await active.snapshots.take()
+                return
+            except (Unavailable, TransportError) as error:
+                failed_s = failed_s or loop.time()
+                if not self._lead.is_ours or loop.time() - failed_s > ELECTION_S:
+                    raise
+                _log.warning("snapshot_delayed", reason=error.message)
+                await asyncio.sleep(BEHIND_S)
+
+    async def _lose_broker(self) -> None:
+        """Return once the broker has been away for STOP_S."""
+        loop = asyncio.get_running_loop()
+        connected_s = loop.time()
+        while loop.time() - connected_s < STOP_S:
+            if self._bus.is_connected:
+                connected_s = loop.time()
+            await asyncio.sleep(STOP_S / 10)
 
     async def _expect_pause(self, pause_ms: int) -> None:
-        """Hold the lead for so much longer, because nothing will be renewed for a while."""
+        """Hold the lead for ``pause_ms`` longer, because it will not be renewed meanwhile."""
         if pause_ms >= self._config.lead_ms // 10:
             await self._claim_now(pause_ms)
 
@@ -283,7 +320,7 @@ class Shell:
             self.standing_by.clear()
 
     async def _measure(self) -> None:
-        """Say how far behind the stream's end this scheduler's fold is."""
+        """Keep the metric of how many inputs this scheduler's fold is behind the stream's end."""
         while True:
             try:
                 last = (await self._bus.stream_info(subjects.INPUTS_STREAM)).last_seq
@@ -294,14 +331,14 @@ class Shell:
 
 
 def _is_entitled(subject: str, heartbeat: Heartbeat) -> bool:
-    """Each process speaks for itself; only a storage reports the end of another."""
+    """Return whether the sender may say this: each process reports on itself; only a storage reports another's end."""
     if heartbeat.is_gone:
         return subject.startswith(subjects.heartbeat("storage", ""))
     return subject == subjects.heartbeat(heartbeat.kind, heartbeat.id)
 
 
 async def _first(task: asyncio.Task[None], other: asyncio.Task[bool]) -> bool:
-    """Wait for either; whether it was ``task``, which is cancelled otherwise. Its exception is raised."""
+    """Wait for either; return whether ``task`` was first, and cancel it otherwise. Its exception is raised."""
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -1,6 +1,7 @@
-"""What the cell's processes were asked for and do not have, as they say with their heartbeats.
+"""Degradations: features that the cell's processes were configured for and lack, as their heartbeats say.
 
-Like :mod:`services.scheduler.disk_usage`, a part of the cell's status that is no state: no decision depends on it.
+Like :mod:`services.scheduler.disk_usage`, a part of the cell's status that is not in the state: no decision depends on
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 from shared.messages.status import CellStatus, Degradation, Heartbeat, Kind
 
 _JOIN = ("storage", "worker")
-"""Kinds of processes that are in the status while they are members; of others a heartbeat is all that is known."""
+"""Kinds of processes that the status lists as members; other processes are known by their heartbeats alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,15 @@ class _Said:
 
 
 class Shortfalls:
-    """The last word of each process. One that has been silent for ``silence_ns`` has said nothing."""
+    """The degradations in each process's last heartbeat."""
 
     def __init__(self, silence_ns: int) -> None:
+        """Begin with no heartbeats; a process silent for ``silence_ns`` is dropped."""
         self._silence_ns = silence_ns
         self._said: dict[tuple[Kind, str], _Said] = {}
 
     def note(self, heartbeat: Heartbeat, now_ns: int) -> None:
-        """Note a heartbeat."""
+        """Keep the heartbeat's degradations; drop them when it announces the end of that incarnation."""
         key = heartbeat.kind, heartbeat.id
         if not heartbeat.is_gone:
             self._said[key] = _Said(heartbeat.incarnation, now_ns, heartbeat.degraded)
@@ -38,9 +40,10 @@ class Shortfalls:
             del self._said[key]
 
     def told(self, status: CellStatus, now_ns: int, *, is_storage_wanted: bool) -> CellStatus:
-        """Return the status with what its processes lack; a member that has not reported it yet is listed for that.
+        """Return the status with its processes' degradations; a member that has not sent a heartbeat yet is one.
 
-        So is a worker of an earlier incarnation: a cell that begins where another was killed still has that one's.
+        So is a worker of an earlier incarnation: a cell that begins where another was killed still lists that one's
+        worker.
         """
         self._said = {key: said for key, said in self._said.items() if now_ns - said.heard_ns < self._silence_ns}
         members: dict[tuple[Kind, str], str | None] = {("storage", name): None for name in status.storages}
@@ -64,6 +67,6 @@ class Shortfalls:
         return msgspec.structs.replace(status, degraded=tuple(degraded)) if degraded else status
 
     def _has_said(self, kind: Kind, name: str, incarnation: str | None) -> bool:
-        """Whether this incarnation has; None is any, where the status names none."""
+        """Return whether this incarnation has sent a heartbeat; None is any, where the status names none."""
         said = self._said.get((kind, name))
         return said is not None and incarnation in (None, said.incarnation)

@@ -1,7 +1,7 @@
-"""``thermocline skip-input SEQ``: order that every scheduler leaves an input out at which it hangs or dies.
+"""``thermocline skip-input SEQ``: order every scheduler to leave out an input at which it hangs or dies.
 
-The order is stored behind the input. Only a scheduler that starts, and that no other has come past the input before,
-obeys it (:mod:`services.scheduler.quarantine`): what workers were told cannot be taken back.
+The order is stored behind the input. A scheduler obeys it when it starts, unless an active scheduler has folded the
+input before (:mod:`services.scheduler.quarantine`): what workers were told cannot be taken back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_S = 0.25
 
 
 async def order_skip(bus: Bus, seq: int, reason: str, wait_s: float) -> str:
-    """Order it, and wait until the active scheduler is past input ``seq``; returns the reason of the decision.
+    """Order the skip, wait until the active scheduler is past input ``seq``, and return the decision's reason.
 
     Raises NotFound where the stream has no such input, OperatorError where it was folded already, and Unavailable when
     no scheduler came past it in ``wait_s``; the order stays.
@@ -101,7 +101,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: it is left out; 1: not yet, or the cell cannot be reached; 2: it cannot be, or bad arguments."""
+    """Run the command; return 0: left out; 1: not yet, or the cell cannot be reached; 2: too late, or bad arguments."""
     parsed = parser().parse_args(argv)
     try:
         reason = asyncio.run(_order_at(broker_of(parsed), parsed.seq, parsed.reason, parsed.wait_s))

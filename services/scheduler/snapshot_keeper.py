@@ -1,7 +1,7 @@
-"""When the active scheduler takes snapshots, and how it takes one without losing its lead over it.
+"""The active scheduler's snapshots: when it takes them, and how it does not lose the lead over one.
 
-A small state is encoded at once. A large one, which takes seconds, is encoded by a copy of this process, while this
-one goes on folding.
+A small state is encoded at once. A large one, which takes seconds, is encoded by a copy of this process, while this one
+goes on folding.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shared.messages.status import SnapshotTaken
 
 CHECK_S = 0.25
 RETRY_S = 5.0
-"""Between two snapshots that fail: what they fail for, such as a broker that is away, lasts, and each is an error in
-the log.
+"""Wait after a snapshot that failed: the cause, such as a broker that is away, lasts, and each failure is logged as an
+error.
 """
 
-# A snapshot pauses the fold while the state is encoded; the next one waits so long that the pauses stay below
-# one percent of the time.
+# A snapshot pauses the fold while the state is encoded; the next one waits until pauses are below one percent of the
+# time.
 PAUSE_RATIO = 100
 
-# Encoding it elsewhere costs a core, and twice the memory of its bytes, for that time: a twentieth of the time at most.
+# Encoding in a copy takes a core, and twice the memory of the bytes, for that time: a twentieth of the time at most.
 EFFORT_RATIO = 20
 
 LARGE_NODES = 10_000
@@ -43,7 +43,7 @@ _log = logs.get_logger("snapshots")
 
 
 class SnapshotKeeper:
-    """Takes one every so many inputs or milliseconds, and on request; of one term of an active scheduler."""
+    """Takes snapshots every so many inputs or milliseconds, and on request, for one term of an active scheduler."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SnapshotKeeper:
         expect_pause: Callable[[int], Awaitable[None]],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """``expect_pause`` is told, in ms, for how long nothing else will be done."""
+        """``expect_pause`` is called with the expected pause in ms, before each snapshot."""
         self._store = store
         self._follower = follower
         self._outbox = outbox
@@ -68,16 +68,16 @@ class SnapshotKeeper:
         self._taken_ns = monotonic_ns()
         self._pause_ns = 0
         self._effort_ns = 0
-        self._may_copy = True  # Until this system refused to, or a copy failed.
+        self._may_copy = True  # Until the system refused a copy, or one failed.
 
     def begin(self) -> None:
-        """Begin with a state; its snapshot is the last one."""
+        """Count inputs and time from the restored state, as if its snapshot was just taken."""
         restored = self._follower.restored
         self._seq = restored.seq if restored is not None else 0
         self._taken_ns = self._monotonic_ns()
 
     async def run(self) -> None:
-        """Take one whenever it is due, until cancelled."""
+        """Take a snapshot whenever one is due, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             if self._is_due():
@@ -88,11 +88,15 @@ class SnapshotKeeper:
                     await asyncio.sleep(RETRY_S)
 
     async def take(self) -> SnapshotTaken:
-        """Take one now. Raises Unavailable without the lead: the bucket is the active scheduler's."""
+        """Take a snapshot now, and return its input and size.
+
+        Raises Unavailable without the lead, since the bucket is the active scheduler's, or when the state is not sound,
+        and InternalError when the copy that encodes it fails.
+        """
         async with self._taking:
             await self._expect_pause(2 * self._pause_ns // 1_000_000)
             async with self._follower.folding:
-                # A successor publishes nothing again that was caused before its snapshot, so it must be out by now.
+                # A successor does not repeat outputs from before its snapshot, so they must be published by now.
                 await self._outbox.confirm()
                 if not self._is_held():
                     raise Unavailable("this scheduler is not the active one")
@@ -103,7 +107,7 @@ class SnapshotKeeper:
                 self._pause_ns = self._monotonic_ns() - begun_ns
             data = await self._bytes_of(encoded)
             self._effort_ns = self._monotonic_ns() - begun_ns
-            # Should the lead be over by now, a snapshot of this input is still as good as anybody's.
+            # Should the lead be over by now, the snapshot is still as good as that of any other scheduler.
             await self._store.put(seq, data)
             self._seq, self._taken_ns = seq, self._monotonic_ns()
         cell_metrics.SNAPSHOT_BYTES.set(len(data))
@@ -132,7 +136,7 @@ class SnapshotKeeper:
             raise
 
     def _copies_failed(self, error: InternalError) -> None:
-        """From now on the fold waits for the encoding: a long pause is better than no snapshot."""
+        """Encode in this process from now on: a long pause is better than no snapshot."""
         self._may_copy = False
         _log.error("snapshots_pause_the_fold", reason=error.message)
 

@@ -30,20 +30,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     time_ns: int
     epoch: int
     digest: int  # xxh3_64 of ``state``
-    state: memoryview  # Of a decoded one: in the memory that was decoded.
+    state: memoryview  # Of a decoded snapshot: a view of the bytes that were decoded.
     release: str = ""  # Of the fold that made the state, see fold_release; "" where 0.1 took it.
     said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
 
 def object_name(seq: int) -> str:
-    """Names sort by sequence."""
+    """Return the object's name in the bucket; names sort by sequence."""
     return f"{_PREFIX}{seq:020d}"
 
 
 def take_snapshot(fold: Fold, release: str = "", said: int = 0) -> Snapshot:
     """Encode the state as it is now, which ``release`` made; pauses the caller for as long as that takes.
 
-    ``said`` digests its outputs.
+    ``said`` is the digest of all outputs up to now.
     """
     encoded = core.encode_state(fold.state)
     return Snapshot(
@@ -59,12 +59,12 @@ def take_snapshot(fold: Fold, release: str = "", said: int = 0) -> Snapshot:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Return the object's bytes."""
+    """Return the object's bytes (MessagePack)."""
     return msgspec.msgpack.encode(snapshot)
 
 
 def decode_snapshot(data: bytes | memoryview) -> Snapshot:
-    """Decode the bytes. Raises RecordingError when they are damaged or of another version."""
+    """Decode the bytes, without copying the state. Raises RecordingError for damage or another version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=Snapshot)
     except UNDECODABLE as error:
@@ -77,9 +77,10 @@ def decode_snapshot(data: bytes | memoryview) -> Snapshot:
 
 
 class SnapshotStore:
-    """The bucket's view of them."""
+    """The snapshots in the broker's bucket."""
 
     def __init__(self, bus: Bus) -> None:
+        """Use the bucket of ``bus``, which is not closed here."""
         self._bus = bus
 
     async def put(self, seq: int, data: bytes) -> None:
@@ -90,25 +91,25 @@ class SnapshotStore:
             await self._bus.delete_object(name)
 
     async def delete(self, seq: int) -> None:
-        """Delete the one of this sequence."""
+        """Delete the snapshot behind input ``seq``."""
         await self._bus.delete_object(object_name(seq))
 
     async def newest_first(self) -> AsyncIterator[Snapshot]:
-        """Every undamaged snapshot."""
+        """Yield every undamaged snapshot, newest first; damaged ones are logged."""
         for name in reversed(await self._names()):
             snapshot = await self._read(name)
             if snapshot is not None:
                 yield snapshot
 
     async def oldest_first(self) -> AsyncIterator[Snapshot]:
-        """Every undamaged snapshot, for a recording that should go back as far as it can."""
+        """Yield every undamaged snapshot, oldest first, for a recording that should go back as far as it can."""
         for name in await self._names():
             snapshot = await self._read(name)
             if snapshot is not None:
                 yield snapshot
 
     async def newest_seq(self) -> int:
-        """Sequence of the newest one, whether or not it can be used; 0 where there is none."""
+        """Return the sequence of the newest snapshot, damaged or not; 0 where there is none."""
         names = await self._names()
         return int(names[-1].removeprefix(_PREFIX)) if names else 0
 
@@ -125,7 +126,7 @@ class SnapshotStore:
 
 
 async def belongs_to_stream(bus: Bus, stream: str, snapshot: Snapshot) -> bool:
-    """Whether the stream can be folded on from this snapshot: it goes on right behind it, and is the same stream.
+    """Return whether the stream is the snapshot's, and still has every input behind it.
 
     A stream that was deleted and made again counts from 1; the timestamp at the snapshot's sequence tells.
     """

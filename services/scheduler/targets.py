@@ -1,4 +1,4 @@
-"""Who an output is for: its subject, and the key under which its number counts."""
+"""Targets of outputs: the subject that an output is published on, and the key under which its number counts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from shared.messages.worker_plans import WorkerPlan
 
 
 class Target(NamedTuple):
-    """Numbers count from 1 for each target. A gateway's incarnation is ""."""
+    """A sequence of numbered outputs, which counts from 1. A gateway's incarnation is ""."""
 
     subject: str
     incarnation: str
 
     def __str__(self) -> str:
+        """Return the subject, and the incarnation in parentheses where there is one."""
         return f"{self.subject} ({self.incarnation})" if self.incarnation else self.subject
 
 
 def target_of(output: Published) -> Target:
-    """Where an output goes."""
+    """Return the target of an output."""
     if isinstance(output, WorkerPlan):
         return Target(subjects.worker_output(output.worker_id), output.incarnation)
     if isinstance(output, GatewayNotice):

@@ -9,17 +9,19 @@ from services.scheduler.core import CancelTimer, SetTimer
 
 
 class Timers:
-    """Each timer is due once per setting."""
+    """Timers by id. Each is due once per setting."""
 
     def __init__(self) -> None:
+        """Begin with no timers."""
         self._at_ns: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
+        """Return the number of timers that are set."""
         return len(self._at_ns)
 
     def apply(self, outputs: Iterable[object]) -> bool:
-        """Set and cancel what these outputs of a step say. Returns whether any of them was about a timer."""
+        """Set and cancel timers as these outputs of a step say; return whether any output was about a timer."""
         touched = False
         for output in outputs:
             if isinstance(output, SetTimer):
@@ -31,16 +33,16 @@ class Timers:
         return touched
 
     def set(self, timer_id: str, at_ns: int) -> None:
-        """Start a timer, or move it."""
+        """Start a timer, or move it to ``at_ns``."""
         self._at_ns[timer_id] = at_ns
         heapq.heappush(self._heap, (at_ns, timer_id))
         if len(self._heap) > 64 + 4 * len(self._at_ns):
-            # Most timers are cancelled long before they are due; their entries shall not pile up until then.
+            # Most timers are cancelled long before they are due; their entries must not pile up until then.
             self._heap = [(due_ns, name) for name, due_ns in self._at_ns.items()]
             heapq.heapify(self._heap)
 
     def next_ns(self) -> int | None:
-        """When the next timer is due, or None."""
+        """Return when the next timer is due (stream time, ns), or None without timers."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 

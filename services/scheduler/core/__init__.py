@@ -8,10 +8,10 @@ It owns the prefix tree and the page tables of every pool, and decides everythin
 loads, backups, evictions. It does no I/O, reads no clock, draws no chance, and iterates over no set, so that a
 recording replays to the byte. Its packages and the order in which they import are in ARCHITECTURE ("The core in
 layers"). Read it in this order: ``fold.main_loop`` (what a step does), ``state`` and ``request``, ``lifecycle``
-(tables), ``cache.prefix_tree`` and ``cache.residency`` (who holds what), ``queue.queueing``, ``queue.placement`` and
-``waiting.waits`` (who waits where, and for what), ``queue.batching`` and ``queue.admission`` (who runs next),
-``queue.completion`` and ``cache.insertion`` (what comes back), then ``tiers``, ``restoring`` and, where they
-interest, the features.
+(tables), ``cache.prefix_tree`` and ``cache.residency`` (nodes, pages), ``queue.queueing``, ``queue.placement`` and
+``waiting.waits`` (requests that wait), ``queue.batching`` and ``queue.admission`` (what runs next),
+``queue.completion`` and ``cache.insertion`` (results), then ``tiers``, ``restoring`` and, where they interest, the
+features.
 """
 
 from services.scheduler.core.explain.explanations import find_admissions, find_divergences

@@ -1,7 +1,8 @@
-"""LoRA adapters of the cell: every worker is told to load them, and is given requests of those that it has.
+"""LoRA adapters of the cell: every worker loads them, and runs only requests whose adapters it has loaded.
 
-An adapter is known by the digest of its files, which is a part of its requests' namespaces. Names only lead callers to
-it: one that is given to another adapter leads to other KV, and requests that run go on with what they began with.
+An adapter is known by the digest of its files, which is a part of its requests' namespaces. Callers find it by name:
+where a name is given to another adapter, later requests use other KV, and running requests go on with the adapter that
+they began with.
 """
 
 from __future__ import annotations
@@ -25,24 +26,27 @@ MOST_ADAPTERS = 256
 
 
 class Adapter(msgspec.Struct):
-    """A LoRA adapter that the cell has, until it has no name any more and no request."""
+    """A LoRA adapter of the cell; it is dropped once it has neither a name nor a request."""
 
     digest: str
     path: str
-    names: list[str] = []  # Under which callers may ask for it.
-    requests: int = 0  # That are known and have it.
+    names: list[str] = []  # Names that callers may ask for.
+    requests: int = 0  # Live requests that use it.
 
 
 class HeldAdapter(msgspec.Struct):
-    """An adapter at a worker that was told to load it; neither loaded nor with a ``fault`` it is at it."""
+    """An adapter at a worker that was told to load it; still loading where it is not loaded and has no ``fault``."""
 
-    attach_id: int  # Of the order that is to be answered.
+    attach_id: int  # Names the AttachAdapter order that the worker has to answer.
     is_loaded: bool = False
     fault: str = ""
 
 
 def load(step: Step, message: LoadAdapter) -> None:
-    """Give a name to an adapter, and have all workers load it that have not. Those that failed try again."""
+    """Give a name to an adapter, and have every worker without it load it; workers that failed try again.
+
+    A malformed message, or a new name beyond MOST_ADAPTERS, is counted and changes nothing else.
+    """
     state = step.state
     if not is_adapter_name(message.name) or not message.path or not is_digest(message.digest):
         state.count("malformed_inputs")
@@ -63,7 +67,7 @@ def load(step: Step, message: LoadAdapter) -> None:
 
 
 def unload(step: Step, message: UnloadAdapter) -> None:
-    """Take a name away. An adapter without a name leaves workers when the last request with it has ended."""
+    """Take a name away. An adapter without a name leaves the workers when the last request with it has ended."""
     adapter = _find(step.state, message.name)
     if adapter is not None:
         step.state.count("adapters_unloaded")
@@ -71,13 +75,13 @@ def unload(step: Step, message: UnloadAdapter) -> None:
 
 
 def attach_all(step: Step, worker: Worker) -> None:
-    """Have a worker that joined load what the cell has."""
+    """Have a worker that joined load every adapter of the cell."""
     for adapter in step.state.adapters.values():
         _attach(step, worker, adapter)
 
 
 def attached(step: Step, worker: Worker, message: AdapterAttached) -> bool:
-    """Note that a worker has loaded an adapter or cannot. Returns whether requests may wait for it."""
+    """Note that a worker has loaded an adapter or failed to. Return False for an answer to an outdated order."""
     state = step.state
     held = worker.adapters.get(message.digest)
     if held is None or held.attach_id != message.attach_id:
@@ -89,20 +93,20 @@ def attached(step: Step, worker: Worker, message: AdapterAttached) -> bool:
 
 
 def adapter_left(step: Step, digest: str) -> None:
-    """Note the end of a request with this adapter."""
+    """Note the end of a request with this adapter; workers drop it if that was the last use of one without a name."""
     adapter = step.state.adapters[digest]
     adapter.requests -= 1
     _let_go(step, adapter)
 
 
 def is_served(state: CellState, digest: str) -> bool:
-    """Whether callers may ask for an adapter."""
+    """Return whether the adapter has a name that callers may ask for."""
     adapter = state.adapters.get(digest)
     return adapter is not None and bool(adapter.names)
 
 
 def fault_everywhere(state: CellState, digest: str) -> str:
-    """Why no worker has an adapter; "" while one has it or may still load it, and where none takes requests."""
+    """Return why no worker can load an adapter; "" while one has it or may still load it, or none takes requests."""
     held = [worker.adapters.get(digest) for worker in state.workers.values() if worker.drain is None]
     faults = [each.fault for each in held if each is not None and each.fault]
     return faults[0] if faults and len(faults) == len(held) else ""

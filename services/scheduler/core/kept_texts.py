@@ -1,9 +1,9 @@
-"""What each worker keeps of admissions, so that the next one need only say what is new: the scheduler's mirror.
+"""The scheduler's mirror of the texts that each worker keeps of admissions, so that the next one sends only new tokens.
 
-A worker does as it is told (:class:`shared.kept_texts.KeptTexts`), in the order of its plans and each once, so the two
-are always equal. Every admission whose prompt has a whole block (:mod:`shared.prompt_chain`) is kept, and takes the
-place of the text that it continues. Where there are more tokens than the worker said, the texts go that were kept
-first; what is used is kept anew, so these are the ones unused for longest.
+A worker executes its plans (:class:`shared.kept_texts.KeptTexts`) in order and each once, so the two are always equal.
+Every admission whose prompt has a whole block (:mod:`shared.prompt_chain`) is kept, and takes the place of the text
+that it continues. Beyond the number of tokens that the worker allows, the texts kept first are dropped; a used text is
+kept again as a new one, so these are the least recently used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DIGEST = Struct(f"{DIGEST_BYTES}s")
 
 
 class KeptText(msgspec.Struct):
-    """One text: how many tokens it has, the digests of its prompt's whole blocks, and its page table, packed.
+    """A kept text: its number of tokens, the digests of its prompt's whole blocks, and its page table, packed.
 
-    ``behind`` has the digests of the blocks that its answer made whole, which the worker does not keep.
+    ``behind`` has the digests of the blocks that its answer completed, which the worker does not keep.
     """
 
     tokens: int
@@ -36,26 +36,28 @@ class KeptText(msgspec.Struct):
 
     @property
     def known_tokens(self) -> int:
-        """How many of its tokens can be referred to."""
+        """Number of leading tokens that an admission can refer to."""
         return len(self.blocks) // DIGEST_BYTES * prompt_chain.BLOCK_TOKENS
 
 
 class KeptTexts(msgspec.Struct):
-    """The texts of one incarnation of a worker. ``by_block`` has for each block's digest the last text that has it,
-    ``behind`` for that of each block behind a text the last one that it was said of.
+    """The texts of one incarnation of a worker.
+
+    ``by_block`` has for each block's digest the last text with that block, ``behind`` for each block behind a text the
+    last text that it was noted for.
     """
 
-    most_tokens: int = 0  # As the worker said; 0: it keeps none.
+    most_tokens: int = 0  # As the worker said; 0: it keeps no texts.
     tokens: int = 0
     last: int = 0  # Number of the last text.
     texts: dict[int, KeptText] = {}  # In the order in which they were kept.
     by_block: dict[bytes, int] = {}
-    dropped: list[int] = []  # To be forgotten by the worker, which was not told yet.
+    dropped: list[int] = []  # Texts that the worker is to drop, not sent yet.
     behind: dict[bytes, int] = {}
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """What an admission says of texts, see ``AdmitRequest``."""
+    """The references of an admission to kept texts, see ``AdmitRequest``."""
 
     base: TextBase | None = None
     text: int = 0
@@ -66,9 +68,10 @@ NO_REFERENCE = Reference()
 
 
 def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Reference:
-    """Return the reference for an admitted request of so many ``tokens``, with the digests ``blocks`` of its prompt's
-    whole blocks (16 bytes each) and the page table ``pages``. Mutates: from now on the worker keeps that, and lacks
-    what is dropped.
+    """Return the reference for an admitted request with these ``tokens``, and keep its text.
+
+    ``blocks`` are the digests of its prompt's whole blocks (16 bytes each), ``pages`` is its page table. From now on
+    the worker keeps the new text, and lacks the dropped ones.
     """
     if not blocks:
         return NO_REFERENCE
@@ -88,8 +91,9 @@ def refer(kept: KeptTexts, blocks: bytes, tokens: int, pages: bytes) -> Referenc
 
 
 def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
-    """Digests of all whole blocks of a prompt; the first ``above`` are not among ``digests``. b"" where no text
-    has them. Does not mutate.
+    """Return the digests of all whole blocks of a prompt; the first ``above`` are not among ``digests``.
+
+    b"" where no text has them. Changes nothing.
     """
     if not above:
         return digests
@@ -97,7 +101,7 @@ def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
         number = kept.by_block.get(digests[end - DIGEST_BYTES : end])
         if number is not None:
             return kept.texts[number].blocks[: above * DIGEST_BYTES] + digests
-    # The next turn of a session refers to what its last answer made whole.
+    # The next turn of a session refers to blocks that its last answer completed.
     first = digests[:DIGEST_BYTES]
     number = kept.behind.get(first)
     if number is None:
@@ -108,9 +112,7 @@ def all_digests(kept: KeptTexts, digests: bytes, above: int) -> bytes:
 
 
 def note_behind(kept: KeptTexts, last: bytes, behind: bytes) -> None:
-    """Note an answered prompt whose last whole block has the digest ``last``, and which made whole the blocks
-    ``behind``.
-    """
+    """Note the blocks ``behind`` that an answer completed; the prompt's last whole block has the digest ``last``."""
     number = kept.by_block.get(last)
     if number is None or not behind:
         return
@@ -121,13 +123,13 @@ def note_behind(kept: KeptTexts, last: bytes, behind: bytes) -> None:
 
 
 def forget_texts(kept: KeptTexts) -> None:
-    """Rely on nothing that the worker keeps; with the next admission it is told to forget it."""
+    """Rely on none of the worker's texts; the next admission tells it to drop them."""
     kept.dropped += kept.texts
     kept.texts, kept.by_block, kept.behind, kept.tokens = {}, {}, {}, 0
 
 
 def _base(kept: KeptTexts, blocks: bytes, pages: bytes) -> TextBase | None:
-    """Return the longest leading part of a prompt that the worker keeps, and the pages that are still the same."""
+    """Return the longest leading part of a prompt that the worker keeps, with its number of equal pages, or None."""
     for end in range(len(blocks), 0, -DIGEST_BYTES):
         number = kept.by_block.get(blocks[end - DIGEST_BYTES : end])
         if number is not None:
@@ -137,7 +139,7 @@ def _base(kept: KeptTexts, blocks: bytes, pages: bytes) -> TextBase | None:
 
 
 def _same_pages(one: bytes, other: bytes) -> int:
-    """How many leading page numbers are equal."""
+    """Return how many leading page numbers are equal."""
     low, high = 0, min(len(one), len(other)) // PAGE_NUMBER_BYTES
     while low < high:
         middle = (low + high + 1) // 2
@@ -161,7 +163,7 @@ def _drop(kept: KeptTexts, number: int) -> None:
     kept.tokens -= text.tokens
     digests = _digests(text.blocks)
     last = map(kept.by_block.__getitem__, digests)
-    its = list(compress(digests, map(number.__eq__, last)))  # Others have a later text.
+    its = list(compress(digests, map(number.__eq__, last)))  # Blocks of the others have a later text.
     deque(map(kept.by_block.pop, its), maxlen=0)
     kept.dropped.append(number)
 

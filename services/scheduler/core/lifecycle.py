@@ -1,4 +1,4 @@
-"""A request's life, and what it waits for, as tables: the machine follows them and the docs draw them."""
+"""The lifecycles of requests, waits and transfers, as tables: the core follows them and the docs draw them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from shared.errors import DeadlineExceeded, IllegalTransition, RequestCancelled
 
 
 class RequestState(StrEnum):
-    """Where a request is. GONE is never stored: a request that gets there is forgotten."""
+    """The state of a request. GONE is never stored: such a request is forgotten."""
 
     WAITING = "waiting"  # In a queue; owns no pages.
     PREFILLING = "prefilling"  # Admitted to a worker; chunks of its prompt are being computed.
     DECODING = "decoding"  # Its prompt is computed; the worker goes on by itself.
-    PREEMPTING = "preempting"  # Told to stop for lack of pages or after a failed load; pages still in use.
-    ABORTING = "aborting"  # Told to end for its caller; pages still in use.
+    PREEMPTING = "preempting"  # Ordered to stop for lack of pages or after a failed load; pages still in use.
+    ABORTING = "aborting"  # Ordered to end for its caller; pages still in use.
     RESUMING = "resuming"  # Its worker died; its gateway was asked for the tokens that it has.
     GONE = "gone"
 
 
 class RequestEvent(StrEnum):
-    """What can happen to a request."""
+    """Events of a request's lifecycle."""
 
     ADMIT = "admit"  # Pages were allocated and AdmitRequest was sent.
     PREFILLED = "prefilled"  # The last chunk of its prompt was computed.
@@ -60,14 +60,14 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.RESUMING, _E.RESUME): _S.WAITING,
     (_S.RESUMING, _E.DROP): _S.GONE,
 }
-"""Every legal move; what is missing here cannot happen."""
+"""Every legal transition; what is missing here cannot happen."""
 
 ADMITTED = (_S.PREFILLING, _S.DECODING, _S.PREEMPTING, _S.ABORTING)
 """States in which a request is known to a worker and owns pages."""
 
 
 def next_state(state: RequestState, event: RequestEvent) -> RequestState:
-    """Where ``event`` leads from ``state``; raises IllegalTransition when the table has no entry."""
+    """Return the state that ``event`` leads to. Raises IllegalTransition when the table has no entry."""
     try:
         return TRANSITIONS[state, event]
     except KeyError as error:
@@ -75,7 +75,7 @@ def next_state(state: RequestState, event: RequestEvent) -> RequestState:
 
 
 class WaitKind(StrEnum):
-    """What a waiting request waits for."""
+    """The reason for which a waiting request waits."""
 
     NOWHERE = "nowhere"  # It is in no queue: it does not wait, or no worker takes requests.
     TURN = "turn"  # Ready: it stands in its worker's queue.
@@ -86,14 +86,14 @@ class WaitKind(StrEnum):
 
 
 class WaitEvent(StrEnum):
-    """What changes it."""
+    """Events that change the kind of a wait."""
 
     PLACED = "placed"  # It was put into a worker's queue.
     FOR_PRODUCER = "for_producer"
     FOR_LOAD = "for_load"
     FOR_FETCH = "for_fetch"
     FOR_RUN = "for_run"
-    WOKEN = "woken"  # What it stood aside for is there, or is not worth waiting for any more.
+    WOKEN = "woken"  # The reason of its deferral is over, or not worth waiting for any more.
     MOVED = "moved"  # It was taken out of its worker's queue: it goes to another, or is over.
     ADMITTED = "admitted"
 
@@ -116,11 +116,11 @@ WAIT_TRANSITIONS: dict[tuple[WaitKind, WaitEvent], WaitKind] = {
     **{(kind, _V.WOKEN): _K.TURN for kind in DEFERRED},
     **{(kind, _V.MOVED): _K.NOWHERE for kind in DEFERRED},
 }
-"""Every legal move of a request that waits; what is missing here cannot happen."""
+"""Every legal transition of a request that waits; what is missing here cannot happen."""
 
 
 def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
-    """Return what a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
+    """Return what a request waits for after ``event``. Raises IllegalTransition when the table has no entry."""
     try:
         return WAIT_TRANSITIONS[kind, event]
     except KeyError as error:
@@ -128,15 +128,15 @@ def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
 
 
 class TransferState(StrEnum):
-    """Where an order to a worker or a storage is that moves KV or hidden states, until it is answered and forgotten."""
+    """The state of an order that moves KV or hidden states, until the worker or storage answers it."""
 
     UNDER_WAY = "under_way"
-    CALLED_OFF = "called_off"  # What it brings is not needed any more; it may still read and write its pages.
-    LATE = "late"  # The same, because its deadline passed: its storage is asked for nothing before it answers.
+    CALLED_OFF = "called_off"  # Its result is not needed any more; it may still read and write its pages.
+    LATE = "late"  # The same, because its deadline passed: the storage gets no further order before it answers.
 
 
 class TransferEvent(StrEnum):
-    """What moves it on, but for the answer."""
+    """Events that change the state of a transfer, other than its answer."""
 
     CALL_OFF = "call_off"
     EXPIRE = "expire"
@@ -148,11 +148,11 @@ TRANSFER_TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] =
     (TransferState.CALLED_OFF, TransferEvent.CALL_OFF): TransferState.CALLED_OFF,
     (TransferState.LATE, TransferEvent.CALL_OFF): TransferState.LATE,
 }
-"""Every legal move of backups, loads, saves, fetches and leases of hidden states."""
+"""Every legal transition of backups, loads, saves, fetches and leases of hidden states."""
 
 
 def next_transfer_state(state: TransferState, event: TransferEvent) -> TransferState:
-    """Where ``event`` leads from ``state``; raises IllegalTransition when the table has no entry."""
+    """Return the state that ``event`` leads to. Raises IllegalTransition when the table has no entry."""
     try:
         return TRANSFER_TRANSITIONS[state, event]
     except KeyError as error:
@@ -160,4 +160,4 @@ def next_transfer_state(state: TransferState, event: TransferEvent) -> TransferS
 
 
 FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
-"""Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
+"""Finish reasons that end a request from outside, and their error codes where no worker is left to end it."""

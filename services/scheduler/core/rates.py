@@ -1,6 +1,6 @@
-"""What computing and loading cost on a worker, and a disk on a storage, measured from their reports (Strata 4.3.2).
+"""Measured costs of computing and loading on a worker, and of a storage's disk, from their reports (Strata 4.3.2).
 
-Eviction, placement and batch formation all ask here, so that they weigh the same costs.
+Eviction, placement and batch formation all use them, so that they weigh the same costs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PAPERS_RATIO = 100.0
 UNMEASURED_COMPUTE_US = 100.0
 
 _RUNNING_TOKENS = 8
-"""Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
+"""Cost, in prefill tokens, of the token of one decoding request that each step also carries."""
 
 UNMEASURED_DISK_BYTES_PER_US = 1000.0
-"""A disk that was not measured, that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+"""Speed of a disk that was not measured, has not been read yet, and whose storage names no limit: 1 GB/s."""
 
 UNMEASURED_LENDER_BYTES_PER_US = inf
-"""Another node's memory before anything came from there: it costs nothing yet, so that it is tried."""
+"""Speed of another node's memory before the first read from there: it costs nothing yet, so that it is tried."""
 
 
 def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
-    """Learn from an executed batch. Times in which the step waited for loads are not counted as computation."""
+    """Learn the worker's speeds from an executed batch. Stalls are not counted as computation."""
     for fit in (worker.speed, state.speed):
         fit.note_load(message.loaded_tokens, message.load_us)
     if not message.restores_refused:
@@ -45,22 +45,22 @@ def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) 
     computed = [chunk for chunk in batch.chunks if not chunk.is_restored]
     planned = sum(chunk.end - chunk.start for chunk in computed)
     if message.failed or message.load_failures or message.computed_tokens != planned:
-        return  # What was computed twice, or not at all, says nothing of speed.
+        return  # Tokens computed twice, or not at all, say nothing of speed.
     if message.sparse_loaded or any(_is_lossy(state, chunk) for chunk in computed):
-        return  # The step waited for its reads, or attended to less than the depth of its tokens says.
+        return  # The step waited for its reads, or attended to fewer tokens than its depth.
     context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in computed)
     for fit in (worker.speed, state.speed):
         fit.note_compute(planned, context, message.compute_us - max(0, message.stall_us))
 
 
 def _is_lossy(state: CellState, chunk: Chunk) -> bool:
-    """Whether a chunk stands on a sparse prefix. Does not mutate."""
+    """Return whether a chunk is computed behind a sparse prefix. Changes nothing."""
     request = state.requests.get(chunk.request_id)
     return request is not None and request.sparse.span is not None
 
 
 def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> float:
-    """Time to compute the KV of ``tokens`` after ``depth`` tokens of context. Does not mutate."""
+    """Return the microseconds to compute the KV of ``tokens`` after ``depth`` tokens of context. Changes nothing."""
     fit = compute_fit(state, worker)
     return fit.compute_us(depth, tokens) if fit.reports else tokens * UNMEASURED_COMPUTE_US
 
@@ -72,7 +72,7 @@ def count_saved_prefill(state: CellState, worker: Worker, tokens: int) -> None:
 
 
 def token_us(state: CellState, worker: Worker) -> float:
-    """Time of a computed token without context: what a backlog is measured by. Does not mutate."""
+    """Return the microseconds of a computed token without context, the unit of backlogs. Changes nothing."""
     return worker.speed.flat or _unmeasured_token_us(state)
 
 
@@ -82,13 +82,14 @@ def _unmeasured_token_us(state: CellState) -> float:
 
 
 def backlog_us(state: CellState, worker: Worker) -> float:
-    """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
+    """Return the microseconds of a worker's work before a request that joins its queue now. Changes nothing."""
     return backlogs_us(state, (worker,))[worker.worker_id]
 
 
 def backlogs_us(state: CellState, workers: Iterable[Worker]) -> dict[str, float]:
-    """Return the same for many workers, by name: placement asks for all of a cell with every request. Does not
-    mutate.
+    """Return the same for many workers, by name. Changes nothing.
+
+    Placement needs it for all workers of a cell with every request.
     """
     unmeasured = _unmeasured_token_us(state)
     backlogs = {}
@@ -100,16 +101,19 @@ def backlogs_us(state: CellState, workers: Iterable[Worker]) -> dict[str, float]
 
 
 def load_us(state: CellState, worker: Worker, tokens: int) -> float:
-    """Time to load ``tokens`` from the host pool. Does not mutate."""
+    """Return the microseconds to load ``tokens`` from the host pool. Changes nothing."""
     fit = _load_fit(state, worker)
     if fit.loads:
         return tokens * fit.load_us / fit.loaded_tokens
-    # Where only computation was measured, the paper's ratio says more than a guess in microseconds.
+    # Where only computation was measured, the paper's ratio is better than a guess in microseconds.
     return recompute_us(state, worker, 0, tokens) / PAPERS_RATIO
 
 
 def loaded_token_us(state: CellState, worker: Worker) -> float:
-    """Time to load a token from host memory: as observed or, before that, by a profile's link. Does not mutate."""
+    """Return the microseconds to load a token from host memory. Changes nothing.
+
+    As observed or, before that, by the link speed of the worker's profile.
+    """
     profile, geometry = worker.restoration, state.geometry
     is_known = worker.speed.loads or state.speed.loads
     if is_known or profile is None or geometry is None or profile.link_bytes_per_us <= 0:
@@ -118,9 +122,9 @@ def loaded_token_us(state: CellState, worker: Worker) -> float:
 
 
 def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
-    """Return the loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
+    """Return how many tokens load in the time of computing one after ``context`` others. Changes nothing.
 
-    The configured ratio, or what was measured, or the paper's where either side is not known yet.
+    The configured ratio, or the measured one, or the paper's where either side is not known yet.
     """
     if state.config.load_compute_ratio > 0:
         return state.config.load_compute_ratio
@@ -131,20 +135,22 @@ def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
 
 
 def disk_bytes_per_us(storage: Storage) -> float:
-    """How fast a storage's disk is read, as observed; before that as it was measured, its limit, or a guess. Does not
-    mutate.
+    """Return the observed speed of a storage's disk; before that the measured one, its limit, or a guess.
+
+    Changes nothing.
     """
     return storage.fetching.disk_rate.per_us(expected_disk_bytes_per_us(storage))
 
 
 def lender_bytes_per_us(storage: Storage) -> float:
-    """How fast a storage reads other nodes' host memory, as observed; before that without limit. Does not mutate."""
+    """Return the observed speed of reading other nodes' host memory; infinite before that. Changes nothing."""
     return storage.fetching.lender_rate.per_us(UNMEASURED_LENDER_BYTES_PER_US)
 
 
 def lent_cost(state: CellState, storage: Storage) -> float:
-    """Return the cost of a token that another node lends, relative to computing one at the top: 1, the neutral value,
-    where nothing is lent or was measured, and at the most. Does not mutate.
+    """Return the cost of a token that another node lends, relative to computing one at the top, at most 1.
+
+    1, the neutral value, also where nothing is lent or measured yet. Changes nothing.
     """
     geometry, rate = state.geometry, storage.fetching.lender_rate
     if geometry is None or not rate.observations or state.speed.flat <= 0:
@@ -154,19 +160,25 @@ def lent_cost(state: CellState, storage: Storage) -> float:
 
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
-    """Return the same without any observation. Pure."""
+    """Return the speed of a storage's disk without any observation. Pure."""
     return _measured_disk_bytes_per_us(storage) or UNMEASURED_DISK_BYTES_PER_US
 
 
 def planned_disk_bytes_per_us(storage: Storage) -> float:
-    """How fast the disk is read, for what is decided once and stays: as it was measured before the storage joined, so
-    that no observation under load moves it. A disk that was not measured is taken as observed; 0 is not known yet.
-    Does not mutate.
+    """Return the speed of the disk for decisions that are made once and stay. Changes nothing.
+
+    It was measured before the storage joined, so that no observation under load moves it. A disk that was not measured
+    is taken as observed; 0 is not known yet.
     """
     measured = _measured_disk_bytes_per_us(storage)
     if measured or storage.fetching.disk_rate.observations:
         return measured or disk_bytes_per_us(storage)
     return 0.0 if storage.disk.budget_bytes else UNMEASURED_DISK_BYTES_PER_US
+
+
+def is_disk_speed_known(storage: Storage) -> bool:
+    """Return whether the disk's speed was measured before the storage joined, or is limited. Pure."""
+    return _measured_disk_bytes_per_us(storage) > 0
 
 
 def _measured_disk_bytes_per_us(storage: Storage) -> float:
@@ -185,13 +197,13 @@ def _load_fit(state: CellState, worker: Worker) -> SpeedFit:
 
 
 _KEPT = 0.9
-"""Part of what is known that a further report leaves standing, so that a disk may change its speed."""
+"""Weight that past reports keep at each further one, so that a disk may change its speed."""
 
 
 def note_fetch(state: CellState, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
-    """Learn from a fetch that is over. One that the object store took part in says nothing of the disk.
+    """Learn the disk's speed from a fetch that is over, unless the object store took part.
 
-    In the time that the storage says, the disk also read what was ordered before.
+    The reported time also includes the disk's reads for earlier orders.
     """
     geometry = state.geometry
     if geometry is None or message.remote_chunks or message.nbytes < 1 or not message.seconds > 0:
@@ -206,9 +218,9 @@ def note_fetch(state: CellState, storage: Storage, fetch: Fetch, message: Chunks
 
 
 def disk_us(state: CellState, worker: Worker, storage: Storage, tokens: int) -> float:
-    """Time to bring ``tokens`` from the disk to the device. Does not mutate.
+    """Return the microseconds to bring ``tokens`` from the disk to the device. Changes nothing.
 
-    Until the disk was measured it costs no more than what host memory does, so that it is tried.
+    Until the disk was measured it costs no more than host memory, so that it is tried.
     """
     loading = load_us(state, worker, tokens)
     if not storage.fetching.tokens:
@@ -217,12 +229,12 @@ def disk_us(state: CellState, worker: Worker, storage: Storage, tokens: int) -> 
 
 
 def has_compute_speed(state: CellState, worker: Worker) -> bool:
-    """Whether any worker of the cell has reported how long it computes. Does not mutate."""
+    """Return whether any worker of the cell has reported how long it computes. Changes nothing."""
     return bool(worker.speed.reports or state.speed.reports)
 
 
 def queued_bytes(state: CellState, storage: Storage) -> float:
-    """Return what fetches in flight still have to bring from this storage's disk, in either form. Does not mutate."""
+    """Return the bytes that fetches in flight still read from this storage's disk, in either form. Changes nothing."""
     name, total = storage.storage_id, 0
     for fetch in state.fetches.values():
         if fetch.storage_id == name and not fetch.lender_id and not fetch.is_called_off and state.geometry is not None:

@@ -15,7 +15,7 @@ from shared.messages.requests import SubmitRequest
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What a waiting request waits for, by :data:`lifecycle.WAIT_TRANSITIONS`, and since when it stands aside for it.
+    """The reason for which a waiting request waits (:data:`lifecycle.WAIT_TRANSITIONS`), and when a deferral began.
 
     ``subject`` names it: a producer's request id, a tree node, a fetch of KV or of hidden states.
     """
@@ -26,78 +26,78 @@ class Wait(msgspec.Struct, frozen=True):
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it is out of the ready order."""
+        """Whether the request is out of the ready order."""
         return self.kind in DEFERRED
 
     @property
     def producer(self) -> str:
-        """The request that is to compute what both share; "" where it waits for none."""
+        """Id of the request that is to compute what both share; "" where it waits for none."""
         return str(self.subject) if self.kind is WaitKind.PRODUCER else ""
 
     @property
     def node(self) -> int:
-        """The node that is being loaded; 0 where it waits for none."""
+        """Id of the node that is being loaded; 0 where it waits for none."""
         return int(self.subject) if self.kind is WaitKind.LOAD else 0
 
     @property
     def fetch(self) -> int:
-        """The fetch, of KV or of hidden states, that brings a part of its prefix; 0 where it waits for none."""
+        """Id of the fetch, of KV or of hidden states, that brings a part of its prefix; 0 where it waits for none."""
         return int(self.subject) if self.kind in (WaitKind.FETCH, WaitKind.RUN) else 0
 
 
 class Patience(msgspec.Struct):
-    """How long a request may still be deferred before it is admitted."""
+    """Bounds on how long a request may still be deferred before it is admitted."""
 
-    timer: str = ""  # Runs from its first deferral for another on.
+    timer: str = ""  # Runs from its first deferral for another request on.
     is_over: bool = False  # That timer fired: it is not deferred again.
     fetch_since_ns: int = 0  # When it was first deferred for a fetch.
-    fetch_timer: str = ""  # Runs while it is, where that wait is bounded.
+    fetch_timer: str = ""  # Runs during that wait, where it is bounded.
     is_fetch_over: bool = False  # That timer fired: it waits for no fetch.
 
 
 class QueuePlace(msgspec.Struct):
-    """Where a request waits in its worker's queue, and what it was estimated to cost there."""
+    """A request's place in its worker's queue, and its estimated cost there."""
 
     cost: int = 0  # Microseconds of its prefill, loads included.
     uncached: int = 0  # Tokens that it would compute.
-    lane: str = ""  # Whose share of the queue it waits in: its tenant's, or "" where all share one.
+    lane: str = ""  # The tenant whose share of the queue it waits in; "" where all share one.
     is_returned: bool = False  # It came back from a deferral and stands at the front.
-    marks: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
+    marks: int = 0  # Deepest node of its marks in the transient tree; 0: none.
 
 
 class Prefetch(msgspec.Struct):
-    """What is fetched for a waiting request from below host memory, ahead of its turn."""
+    """Fetches for a waiting request from below host memory, ahead of its turn."""
 
-    fetch: int = 0  # The fetch that brings a part of its prefix, deferred for it or not; 0 is none.
-    end: int = 0  # How far that fetch can bring it, in tokens.
-    is_due: bool = False  # There may be something to fetch, and that could not be begun yet.
-    follows: int = 0  # A fetch of hidden states for another that brings what it needs next, as far as was known.
-    brought_to: int = 0  # Its prefix was fetched for it up to this many tokens,
+    fetch: int = 0  # The fetch that brings a part of its prefix, deferred for it or not; 0: none.
+    end: int = 0  # End of its prefix after that fetch, in tokens.
+    is_due: bool = False  # There may be something to fetch, which could not begin yet.
+    follows: int = 0  # Another request's fetch of hidden states that is known to bring its next chunk.
+    brought_to: int = 0  # Its prefix was fetched for it up to this token,
     brought_from: int = 0  # beginning with this one,
-    brought_remote: int = 0  # and so many from the object store.
-    kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
+    brought_remote: int = 0  # with this many tokens from the object store.
+    kv: FetchedKv | None = None  # A fetched part with a predicted cost, to be completed by its next load.
     lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
-    counted: int = -1  # Tokens of its prefix that were there when fetches were looked for; -1 is not yet.
-    is_again: bool = False  # A part of those had gone when it was next, and was looked for once more.
-    brought_lent: int = 0  # Of what was fetched for it: tokens that came from another node's host memory.
-    is_loan_over: bool = False  # A lender did not bring what it was to, or is too slow: no other one is asked.
-    raised_to: int = 0  # Disks of other nodes were asked for its prefix up to this many tokens.
-    looks_again: bool = False  # Another node may have what comes next before its turn: it is looked for again.
+    counted: int = -1  # Tokens of its prefix cached at the last look for fetches; -1: not looked yet.
+    is_again: bool = False  # A part of those was evicted when it was next, and fetched again.
+    brought_lent: int = 0  # Tokens fetched for it from another node's host memory.
+    is_loan_over: bool = False  # A lender failed, or is too slow: no other one is asked.
+    raised_to: int = 0  # Disks of other nodes were asked for its prefix up to this token.
+    looks_again: bool = False  # Another node may have the next chunk before its turn: look again.
 
     def forget_brought(self) -> None:
-        """Forget what was fetched for it."""
+        """Forget what was fetched for it and from where."""
         self.brought_to = self.brought_from = self.brought_remote = self.brought_lent = 0
 
     @property
     def foreseen(self) -> int:
-        """Tokens of its prefix that were there or were brought: where it finds fewer, some have gone again."""
+        """Tokens of its prefix that were cached or fetched: where it finds fewer, some were evicted again."""
         return max(self.counted, self.brought_to)
 
 
 class PromptMatch(msgspec.Struct):
-    """What of a request's prompt the tree is known to have.
+    """The part of a request's prompt that the tree is known to have.
 
-    Its last match ended in ``node`` after so many ``tokens``: the next one goes on from there. ``blocks`` are names by
+    Its last match ended in ``node`` after ``tokens`` tokens: the next one continues from there. ``blocks`` are names by
     which the prompt may be referred to.
     """
 
@@ -107,29 +107,29 @@ class PromptMatch(msgspec.Struct):
 
 
 class HiddenPart(msgspec.Struct):
-    """What a request has to do with hidden states."""
+    """The hidden states that a request is restored from, and those saved of it."""
 
-    run: HiddenRun | None = None  # Its prefix comes back from them.
-    lease: int = 0  # Under which its own are being saved; 0 is none.
+    run: HiddenRun | None = None  # Hidden states that its prefix is restored from.
+    lease: int = 0  # The lease under which its own are being saved; 0: none.
     refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
 
 
 class SparsePart(msgspec.Struct):
-    """What a request that allows a lossy prefix reads in part."""
+    """The sparse prefix of a request that allows a lossy one."""
 
-    choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
+    choice: SparseChoice | None = None  # While it waits: the part to be read sparsely.
     span: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
-    is_refused: bool = False  # Such a prefix could not be read: it does without from then on.
+    is_refused: bool = False  # Such a prefix could not be read: none is used from then on.
 
 
 class Request(msgspec.Struct):
-    """One request from acceptance to its end. Page fields mean something only while it is admitted.
+    """One request from acceptance to its end. Page fields are valid only while it is admitted.
 
-    ``submit`` has the whole prompt, however it came.
+    ``submit`` always has the whole prompt, even if it came with a base.
 
     ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
-    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
-    as far as that can be said of what stands on a sparse prefix.
+    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens
+    (lossy behind a sparse prefix).
     """
 
     submit: SubmitRequest
@@ -150,25 +150,26 @@ class Request(msgspec.Struct):
     sparse: SparsePart = msgspec.field(default_factory=SparsePart)
     admission: int = 0  # Number of its last admission in the cell.
     pages: bytes = b""
-    shared: int = 0  # pages
-    node: int = 0  # Deepest tree node that it holds a lock on; 0 is none.
+    shared: int = 0  # Leading pages that the tree owns.
+    node: int = 0  # Deepest tree node that it holds a lock on; 0: none.
     planned: int = 0  # Tokens whose chunks were sent or whose KV is cached.
-    computed: int = 0  # tokens
-    is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
+    computed: int = 0  # Tokens whose KV is valid.
+    is_poisoned: bool = False  # A chunk failed; tokens that this attempt computed since are not to be trusted.
     ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
 
     @property
     def request_id(self) -> str:
+        """The id that its gateway gave it."""
         return self.submit.request_id
 
     @property
     def tokens(self) -> bytes:
-        """Prompt and output so far, packed. Copies."""
+        """Prompt and output so far, packed int32. Copies."""
         return self.submit.prompt + self.output if self.output else self.submit.prompt
 
     def advance_wait(self, event: WaitEvent, subject: str | int = 0, now_ns: int = 0) -> None:
-        """Wait for something else from now on, as the table has it. Raises IllegalTransition where it has no entry."""
+        """Change what it waits for by the table of waits. Raises IllegalTransition where that has no entry."""
         self.wait = Wait(next_wait(self.wait.kind, event), subject, now_ns)
 
     @property
@@ -183,25 +184,26 @@ class Request(msgspec.Struct):
 
     @property
     def token_count(self) -> int:
+        """Number of tokens of the prompt and of the output so far."""
         return (len(self.submit.prompt) + len(self.output)) // 4
 
     @property
     def max_tokens_total(self) -> int:
-        """Tokens of prompt and answer at the most."""
+        """Number of tokens of prompt and longest answer."""
         return self.submit.prompt_tokens + self.submit.sampling.max_tokens
 
     def pages_for(self, tokens: int, page_size: int) -> int:
-        """Pages for so many tokens, never more than the longest possible answer needs."""
+        """Return the number of pages for ``tokens`` tokens, at most that of prompt and longest answer."""
         return -(-min(tokens, self.max_tokens_total) // page_size)
 
     @property
     def resume_timer(self) -> str:
-        """The timer that runs while its gateway is asked what this attempt is to go on from."""
+        """Id of the timer that runs while its gateway is asked for the tokens to go on from."""
         return f"resume.{self.accepted_seq}.{self.attempt}"
 
     @property
     def own_pages(self) -> bytes:
-        """Pages of its worker that no tree node owns, packed. Copies."""
+        """Pages of its worker that no tree node owns, packed int32. Copies."""
         behind = self.pages[self.shared * PAGE_NUMBER_BYTES :]
         if self.sparse.span is None:
             return behind

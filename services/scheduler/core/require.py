@@ -1,4 +1,4 @@
-"""The check that every invariant is written with."""
+"""The check behind every invariant."""
 
 from __future__ import annotations
 

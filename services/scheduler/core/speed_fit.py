@@ -1,13 +1,13 @@
-"""How fast things are, learned from reports: a worker's computing and loading as a fit, everything else as a rate.
+"""Speeds learned from reports: a worker's computing and loading as a fit, everything else as a rate.
 
-All of it is plain numbers and forgets exponentially.
+All of them are plain numbers and forget exponentially.
 
 The time of a prefill step is taken as ``a * tokens + b * tokens * context``: a part that every token costs, and
 attention, which grows with the context before it. Both are the least squares solution over the reports so far, an
-older report counting less. Where the reports do not tell the two apart, or say that attention makes a step
-faster, all time is put down to tokens.
+older report counting less. Where the reports do not tell the two apart, or attention would make a step faster by
+them, all time is attributed to tokens.
 
-Beside them it is learned how wrong predicted restorations were, by method, for export as metrics.
+The errors of predicted restorations are learned, too, by method, for export as metrics.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from math import inf
 import msgspec
 
 _MEMORY = 0.95
-"""Weight of the reports so far when another comes: about the last twenty count."""
+"""Weight that past reports keep at each further one: about the last twenty count."""
 
 _CONTEXT_UNIT = 1024.0
-"""Contexts are in units of this many tokens, which keeps both features of like size."""
+"""Unit of contexts in tokens, which keeps both features of like size."""
 
 _LEAST_VARIETY = 1e-3
 """1 - r² of the two features, below which they cannot be told apart."""
 
 _RATE_MEMORY = 0.9
-"""Weight of all observations of a rate so far when another comes."""
+"""Weight that past observations of a rate keep at each further one."""
 
 _MOST_SURPRISE = 8.0
-"""A report so many times off what was expected (a pause of the machine) is counted as this far off."""
+"""A report further off the expected time than this factor (a pause of the machine) counts as this far off."""
 
 _EXPECTING = 3
 """Reports before anything is expected."""
 
 
 class Rate(msgspec.Struct):
-    """A rate learned from what was observed, forgetting exponentially: bytes of a link, or tokens of a projection.
+    """A rate learned from observations, forgetting exponentially: bytes of a link, or tokens of a projection.
 
     HCache profiles a platform once, offline (4.1.2). A disk that wears or a link that others use changes, and a plan
-    made for what it was is late; so every transfer that ends is an observation. The sums of amounts and of times decay
-    with each observation that is added, so a long transfer counts for more than a short one and the last ten for most.
+    made for its past speed is late; so every finished transfer is an observation. The sums of amounts and of times
+    decay with each observation that is added, so a long transfer counts for more than a short one and the last ten for
+    most.
     """
 
     observations: int = 0
@@ -48,7 +49,7 @@ class Rate(msgspec.Struct):
     elapsed_us: float = 0.0
 
     def note(self, amount: float, elapsed_us: float) -> None:
-        """So much took so long. What cannot be is ignored. Mutates."""
+        """Add an observation: ``amount`` took ``elapsed_us``. Values that are not positive and finite are ignored."""
         if not 0 < amount < inf or not 0 < elapsed_us < inf:
             return
         if self.observations >= _EXPECTING:
@@ -59,7 +60,7 @@ class Rate(msgspec.Struct):
         self.elapsed_us = self.elapsed_us * _RATE_MEMORY + elapsed_us
 
     def per_us(self, unmeasured: float) -> float:
-        """Amount a microsecond, or ``unmeasured`` before the first observation. Does not mutate."""
+        """Return the amount per microsecond, or ``unmeasured`` before the first observation. Changes nothing."""
         return self.amount / self.elapsed_us if self.observations else unmeasured
 
 
@@ -95,7 +96,7 @@ class SpeedFit(msgspec.Struct):
         self.flat, self.slope = self._solve()
 
     def note_load(self, tokens: int, elapsed_us: int) -> None:
-        """Note a batch that loaded ``tokens`` in this time."""
+        """Note a batch that loaded ``tokens`` in ``elapsed_us``."""
         if tokens <= 0 or elapsed_us <= 0:
             return
         time = float(elapsed_us)
@@ -106,11 +107,14 @@ class SpeedFit(msgspec.Struct):
         self.load_us = self.load_us * _MEMORY + time
 
     def compute_us(self, depth: int, tokens: int) -> float:
-        """Time to compute ``tokens`` after ``depth`` others; 0 before the first report."""
+        """Return the microseconds to compute ``tokens`` after ``depth`` others; 0 before the first report."""
         return tokens * (self.flat + self.slope * (depth + tokens / 2) / _CONTEXT_UNIT)
 
     def token_and_pair_us(self) -> tuple[float, float]:
-        """Time of a token without context and what a token of context adds to it: (0, 0) before the first report."""
+        """Return the microseconds of a token without context, and what each token of context adds.
+
+        (0, 0) before the first report.
+        """
         return self.flat, self.slope / _CONTEXT_UNIT
 
     def _solve(self) -> tuple[float, float]:
@@ -127,7 +131,7 @@ class SpeedFit(msgspec.Struct):
         return flat, slope
 
     def restoration_costs(self) -> tuple[float, float]:
-        """(context in tokens at which computing a token takes twice its flat time, a loaded token over a computed one).
+        """Return (context in tokens that doubles a token's flat time, cost of a loaded over a computed token).
 
         (0, 1), the neutral values, where nothing was measured; no load counts as dearer than computing. Pure.
         """
@@ -143,17 +147,17 @@ def _clip(time: float, expected: float) -> float:
 
 
 _KEPT = 0.9
-"""Part of what is known that a further restoration leaves standing."""
+"""Weight that past restorations keep at each further one."""
 
 
 MOST_KINDS = 64
-"""Kinds that are told apart; what comes after counts as OTHER. Bounds the state and the metrics made of it."""
+"""Kinds that are told apart at most; later ones count as OTHER. Bounds the state and its metrics."""
 
 OTHER = "other"
 
 
 class MethodError(msgspec.Struct):
-    """Of one method. ``bias`` above 0: it took longer than predicted."""
+    """Prediction error of one method. ``bias`` above 0: it took longer than predicted."""
 
     observations: int = 0
     bias: float = 0.0  # Smoothed (observed - predicted) / predicted.
@@ -163,12 +167,12 @@ class MethodError(msgspec.Struct):
 
 
 class PredictionErrors(msgspec.Struct):
-    """By the name of what was restored how: a method and its source, or a mix of them together."""
+    """Errors by kind: a method and its source, or a mix of several."""
 
     by_kind: dict[str, MethodError] = {}
 
     def note(self, kind: str, predicted_us: float, observed_us: float) -> None:
-        """Note how long a restoration took beside its prediction. What cannot be is ignored. Mutates."""
+        """Note the observed time of a restoration with its prediction. Impossible values are ignored."""
         if not 0 < predicted_us < inf or not 0 <= observed_us < inf:
             return
         error = (observed_us - predicted_us) / predicted_us

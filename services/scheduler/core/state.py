@@ -44,7 +44,7 @@ from shared.messages.worker_events import DeviceFacts, RestorationCosts, WorkerJ
 
 
 class Worker(msgspec.Struct):
-    """A joined worker, its device pool and what it was told."""
+    """A joined worker, its device pool and its orders."""
 
     worker_id: str
     incarnation: str
@@ -55,15 +55,15 @@ class Worker(msgspec.Struct):
     number: int = 0  # Last plan number.
     speed: SpeedFit = msgspec.field(default_factory=SpeedFit)
     lease_waits: list[LeaseWait] = []
-    restoration: RestorationCosts | None = None  # As it said when it joined.
-    restoring: Rate = msgspec.field(default_factory=Rate)  # Tokens restored, as observed.
-    drain: Drain | None = None  # It was asked to end: it gets nothing new.
-    device: DeviceFacts | None = None  # As it said when it joined.
+    restoration: RestorationCosts | None = None  # Reported when it joined.
+    restoring: Rate = msgspec.field(default_factory=Rate)  # Observed rate of restored tokens.
+    drain: Drain | None = None  # Set once it was asked to end: it gets nothing new.
+    device: DeviceFacts | None = None  # Reported when it joined.
     line: Line = msgspec.field(default_factory=Line)
     work: Work = msgspec.field(default_factory=Work)
     moves: Moves = msgspec.field(default_factory=Moves)
-    texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # To which its admissions may refer.
-    takes_compact: bool = False  # As it said when it joined.
+    texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # Texts that its admissions may refer to.
+    takes_compact: bool = False  # It reads compact forms; reported when it joined.
     adapters: dict[str, HeldAdapter] = {}  # By digest.
 
 
@@ -83,14 +83,14 @@ class Storage(msgspec.Struct):
     fetching: Fetching = msgspec.field(default_factory=Fetching)
     hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)
     sparse: SparseTier = msgspec.field(default_factory=SparseTier)
-    shares: str = ""  # As it said when it joined.
-    handover_bytes: int = 0  # As it said when it joined.
-    is_released: bool = False  # It was told that it may leave, so no new read of its host pool begins.
-    takes_compact: bool = False  # As it said when it joined.
+    shares: str = ""  # How other nodes' storages read its host pool; reported when it joined.
+    handover_bytes: int = 0  # Reported when it joined.
+    is_released: bool = False  # It was told that it may leave: no new read of its host pool begins.
+    takes_compact: bool = False  # It reads compact forms; reported when it joined.
 
 
 MOST_QUARANTINED = 64
-"""Inputs left out that are remembered: more than are left out between two snapshots, and enough to look into."""
+"""Remembered inputs that were left out: more than occur between two snapshots, and enough to look into."""
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class CellState(msgspec.Struct):
     """Everything that the fold knows."""
 
     config: CellConfig = CellConfig()
-    is_configured: bool = False  # ``config`` was said; before, no pool is asked for, because a pool stays.
+    is_configured: bool = False  # ``config`` was received; before, no pool is asked for, because a pool stays.
     policy: str = CellConfig().policy  # In force, or about to be; ``config.policy`` may name one that does not exist.
     epoch: int = 0
     last_seq: int = 0
@@ -116,20 +116,20 @@ class CellState(msgspec.Struct):
     storages: dict[str, Storage] = {}
     requests: dict[str, Request] = {}
     ended: dict[str, int] = {}  # Last attempt of requests that ended lately; fences events of a repeated id.
-    unplaced: dict[str, int] = {}  # Waiting requests while no worker takes any, by their place in arrival order.
-    queued: int = 0  # Waiting requests, wherever.
+    unplaced: dict[str, int] = {}  # Waiting requests without a worker, with their place in arrival order.
+    queued: int = 0  # Waiting requests, with a worker or without.
     queued_tokens: int = 0
     tenants: dict[str, int] = {}  # Waiting requests of each tenant that has any.
     transient: TransientTree = msgspec.field(default_factory=TransientTree)
     speed: SpeedFit = msgspec.field(default_factory=SpeedFit)  # Of all workers together, for those without reports.
-    waiters: dict[str, dict[str, int]] = {}  # By producer: who waits for it, and until it has computed how much.
+    waiters: dict[str, dict[str, int]] = {}  # By producer: waiting requests, and the tokens each needs computed.
     tree: PrefixTree = msgspec.field(default_factory=PrefixTree)
     transfers: dict[int, Transfer] = {}
     next_transfer: int = 1
     next_promotion: int = 1
     saves: dict[int, Save] = {}
     next_save: int = 1
-    key_ids: dict[str, str] = {}  # Whose key encrypts a namespace at rest, where anybody's does.
+    key_ids: dict[str, str] = {}  # Id of the key that encrypts a namespace at rest, if any.
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
     hidden_fetches: dict[int, HiddenFetch] = {}  # Numbered like ``fetches``.
@@ -140,9 +140,9 @@ class CellState(msgspec.Struct):
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
-    returns: dict[int, Return] = {}  # By the deepest node of a session that is expected back; the first said first.
-    returns_due_ns: int = 0  # None of them is over before.
-    cache_leases: CacheLeases = msgspec.field(default_factory=CacheLeases)  # What callers asked to keep.
+    returns: dict[int, Return] = {}  # By the deepest node of a session that is expected back, in order of announcement.
+    returns_due_ns: int = 0  # None of them is late before this time.
+    cache_leases: CacheLeases = msgspec.field(default_factory=CacheLeases)  # Prefixes that callers asked to keep.
     timers: dict[str, Timer] = {}
     late_reads: dict[str, list[LateRead]] = {}  # By the timer that ends them.
     gateways: dict[str, int] = {}  # Last notice number of each gateway.
@@ -152,25 +152,28 @@ class CellState(msgspec.Struct):
     orders: dict[str, Policy] = {}  # Eviction policy of each pool, by tier and owner; apart in snapshots.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
-    retired: list[Policy] = []  # Policies out of force, to be let go of; decide nothing, and are in no snapshot.
-    recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where it is not asked for.
+    retired: list[Policy] = []  # Replaced policies, to be released; decide nothing, and are in no snapshot.
+    recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where it is off.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
-    quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
+    quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by sequence number.
     lost: dict[str, LostPool] = {}  # By tier and owner: pools that are gone and are still being struck from the tree.
-    flushes: list[Flush] = []  # The first is at work.
-    renewal: Renewal | None = None  # Policies that come after those in force, until they know what is resident.
-    arriving: dict[str, WorkerJoined] = {}  # Workers that are let in once what they wait for was struck.
-    blocks: HeldBlocks = {}  # Where the tree has what gateways refer to.
+    flushes: list[Flush] = []  # The first one is in progress.
+    renewal: Renewal | None = None  # The next policies, until they know all resident nodes.
+    arriving: dict[str, WorkerJoined] = {}  # Workers that join once the lost pool they wait for was struck.
+    blocks: HeldBlocks = {}  # Places in the tree of blocks that gateways refer to.
     adapters: dict[str, Adapter] = {}  # By digest.
     next_attach: int = 1
-    handing: dict[str, NodeDrain] = {}  # Storages of nodes on their way out, whose host copies others are to have.
+    handing: dict[str, NodeDrain] = {}  # Storages of leaving nodes, whose host copies are handed on.
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Raise a counter."""
+        """Add ``amount`` to a counter."""
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def storage_of(self, worker: Worker) -> Storage | None:
-        """Return the storage that serves this worker's node: the first that joined there and has a host pool."""
+        """Return the storage of this worker's node: the first that joined there with a host pool, or None.
+
+        None also where the host tier is off.
+        """
         if not self.config.host_tier:
             return None
         for storage in self.storages.values():
@@ -185,5 +188,5 @@ class CellState(msgspec.Struct):
 
 
 def new_state(*, remembers: bool = True) -> CellState:
-    """Return the state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
+    """Return the state before the first input. Unless it ``remembers``, admissions cannot be explained afterwards."""
     return CellState(recollection=Recollection() if remembers else None)

@@ -1,4 +1,4 @@
-"""One step of the fold: the input with its place and time, what it answers, and the state while it runs."""
+"""One step of the fold: the input with its place and time, its outputs, and the state while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage, Worker
 
 MOST_GATEWAYS = 4096
-"""Gateways whose notices are numbered on. A name is of one life, and one after which so many others lived is over."""
+"""Gateways at most whose notices are numbered on. A name is of one incarnation, and a gateway after so many others has
+ended."""
 
 TimerKind = Literal[
     "deadline",
@@ -38,7 +39,7 @@ TimerKind = Literal[
     "hand_over",
     "hand_again",
 ]
-"""What a timer of the core is for; :mod:`timers` has a handler for each."""
+"""Purposes of the core's timers; :mod:`timers` has a handler for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ class CancelTimer:
 
 
 Output = Published | SetTimer | CancelTimer
-"""What a step answers: numbered plans and notices to publish, and timers for the shell to keep."""
+"""Results of a step: numbered plans and notices to publish, and timers for the shell to keep."""
 
 
 class Timer(msgspec.Struct):
-    """A timer that the shell keeps. ``subject`` is the id of what it is for."""
+    """A timer that the shell keeps. ``subject`` is the id of the thing that it is for."""
 
     at_ns: int
     kind: TimerKind
@@ -82,11 +83,12 @@ class Timer(msgspec.Struct):
 
 
 class Step:
-    """Numbers and collects what one input leads to."""
+    """The outputs of one input while they are made, with its sequence number and time."""
 
     __slots__ = ("outputs", "seq", "state", "time_ns", "touched")
 
     def __init__(self, state: CellState, seq: int, time_ns: int) -> None:
+        """Begin without outputs; ``state`` is changed in place. ``time_ns`` is the stamp of input ``seq``."""
         self.state = state
         self.seq = seq
         self.time_ns = time_ns
@@ -94,17 +96,17 @@ class Step:
         self.touched: dict[str, None] = {}  # Workers that may have something new to do.
 
     def touch(self, worker_id: str) -> None:
-        """Something changed by which this worker may be able to take on more."""
+        """Mark a worker that may be able to take on more after a change."""
         self.touched[worker_id] = None
 
     def to_worker(self, worker: Worker, order: WorkerOrder) -> int:
-        """Order a worker; returns the plan's number."""
+        """Send an order to a worker; return the plan's number."""
         worker.number += 1
         self._publish_to_worker(worker.worker_id, worker.incarnation, worker.number, order)
         return worker.number
 
     def to_stranger(self, worker_id: str, incarnation: str, order: WorkerOrder) -> None:
-        """Order a worker that is not let in: its first and last plan."""
+        """Send an order to a worker that does not join: its first and last plan."""
         self._publish_to_worker(worker_id, incarnation, 1, order)
 
     def _publish_to_worker(self, worker_id: str, incarnation: str, number: int, order: WorkerOrder) -> None:
@@ -120,7 +122,7 @@ class Step:
         )
 
     def to_storage(self, storage: Storage, order: StorageOrder) -> None:
-        """Order a storage."""
+        """Send an order to a storage, as its next plan."""
         storage.number += 1
         self.outputs.append(
             StoragePlan(
@@ -134,7 +136,7 @@ class Step:
         )
 
     def to_gateway(self, gateway_id: str, word: GatewayWord) -> None:
-        """Tell a gateway. Of very many that are known, the one is forgotten that was told nothing for longest."""
+        """Send a notice to a gateway. Beyond MOST_GATEWAYS the one that got none for longest is forgotten."""
         gateways = self.state.gateways
         number = gateways.pop(gateway_id, 0) + 1
         gateways[gateway_id] = number
@@ -145,7 +147,7 @@ class Step:
         )
 
     def set_timer(self, timer_id: str, kind: TimerKind, subject: str, delay_ms: int) -> str:
-        """Start a timer of this step's time plus ``delay_ms``; returns its id."""
+        """Start a timer that ends ``delay_ms`` after this step's time; return its id."""
         at_ns = self.time_ns + delay_ms * 1_000_000
         self.state.timers[timer_id] = Timer(at_ns=at_ns, kind=kind, subject=subject)
         self.outputs.append(SetTimer(timer_id, at_ns))

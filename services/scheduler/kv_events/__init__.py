@@ -1,1 +1,1 @@
-"""What the cell has cached, told to routers outside of it in the messages of vLLM's KV events over ZeroMQ."""
+"""Announcements of what the cell has cached, to routers outside of it: vLLM's KV events over ZeroMQ."""

@@ -41,7 +41,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--topic", metavar="TEXT", default="kv-events", help="topic of every message")
     made.add_argument(
-        "--interval", type=positive, metavar="S", default=0.1, help="seconds between two looks at what changed"
+        "--interval", type=positive, metavar="S", default=0.1, help="seconds between announcements of changes"
     )
     add_broker_flags(made)
     return made
@@ -65,7 +65,7 @@ async def _run(broker: BrokerSettings, address: str, replay_address: str, topic:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: stopped by a signal; 1: the cell cannot be reached; 2: bad arguments, or an address in use."""
+    """Run the command; return 0: stopped by a signal; 1: the cell cannot be reached; 2: bad arguments or address."""
     parsed = parser().parse_args(argv)
     logs.configure("kv-events", "kv-events")
     try:

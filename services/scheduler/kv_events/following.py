@@ -1,4 +1,4 @@
-"""A fold that stands beside the schedulers of a cell: it says nothing to the cell, and takes no lead.
+"""A fold beside the schedulers of a cell: it publishes nothing to the cell, and never takes the lead.
 
 It begins where a standby would (:mod:`services.scheduler.restore`), with the same code as the active scheduler, and
 begins anew where that one did.
@@ -22,19 +22,19 @@ from shared.errors import TransportError, Unavailable
 
 RETRY_S = 1.0
 LOOK_S = 2.0
-"""Between two looks at whether the active scheduler began anew."""
+"""Time between checks whether the active scheduler began anew."""
 
 LOOK_PAUSE = 4
-"""Times as long as a look took until the next: a large tree leaves time to fold."""
+"""Pause between comparisons of the tree, in times of the last one's duration: a large tree leaves time to fold."""
 
 MOST_EVENTS = 256
-"""Of one batch."""
+"""Most events of one batch."""
 
 _log = logs.get_logger("kv-events")
 
 
 async def follow(bus: Bus, publisher: Publisher, interval_s: float) -> None:
-    """Fold for ever, and publish what changed every ``interval_s`` seconds."""
+    """Fold until cancelled, and publish changes every ``interval_s`` seconds, less often for a large tree."""
     holdings = Holdings()
     while True:
         start = await _find_start(bus)

@@ -1,7 +1,7 @@
-"""What changed in the radix tree since the last look, as events.
+"""Changes of the radix tree since the last comparison, as events.
 
-Only one namespace is told: that of the model without adapter, salt or loss. KV of callers with a salt stays unknown
-outside of the cell, and so do their tokens.
+Only one namespace is announced: that of the model without adapter, salt or loss. KV of callers with a salt stays
+unknown outside of the cell, and so do their tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shared.ids import namespace_digest, split_digests
 from shared.messages.base import unpack_int32
 
 MOST_BLOCKS = 512
-"""Blocks of one event: a longer run takes several."""
+"""Most blocks of one event: a longer run takes several."""
 
 MEDIA: tuple[Medium, ...] = (DEVICE, HOST)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A node as it was told. ``above`` is the identity of the page before its first, b"" below the root."""
+    """A node as it was announced. ``above`` is the identity of the page before its first, b"" below the root."""
 
     depth: int
     end: int
@@ -43,19 +43,20 @@ class _Moves:
 
 
 class Holdings:
-    """Compares the tree with what was told of it. O(nodes of the namespace) for each look; keeps 16 bytes a page."""
+    """Comparison of the tree with what was announced. O(nodes of the namespace) each time; keeps 16 bytes a page."""
 
     def __init__(self) -> None:
+        """Begin with nothing announced, so that the first comparison announces everything."""
         self._seen: dict[int, _Seen] = {}
         self._is_told = False
 
     def forget(self) -> None:
-        """Tell everything anew at the next look, behind an event that clears what was told."""
+        """Announce everything again at the next comparison, behind an event that clears what was announced."""
         self._seen.clear()
         self._is_told = False
 
     def changes(self, state: CellState) -> list[Event]:
-        """Return the events since the last call: what went first, then what came, parents before their children."""
+        """Return the events since the last call: removed blocks first, then new ones, parents before their children."""
         events: list[Event] = [] if self._is_told else [AllBlocksCleared()]
         self._is_told = True
         now, fresh, moves = self._look(state)
@@ -112,7 +113,7 @@ def _media_of(state: CellState, node: Node) -> tuple[Medium, ...]:
 
 
 def _stored(state: CellState, node: Node, seen: _Seen, medium: Medium, known: dict[bytes, None]) -> Iterator[Event]:
-    """Yield the runs of a node's blocks that were not told of this medium before."""
+    """Yield the runs of a node's blocks that were not announced for this medium before."""
     blocks, size = split_digests(seen.identities), state.tree.page_size
     start = 0
     while start < len(blocks):

@@ -2,7 +2,7 @@
 
 A message has three parts: topic, number (8 bytes, big-endian) and payload. A client of the second socket sends the
 number that it wants to begin with; it gets (number, payload) for each kept batch from there on, and (-1, b"") at the
-end. A client that asks for batches that are not kept any more has everything told anew to all.
+end. When a client asks for batches that are not kept any more, everything is announced again to all.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 
 KEPT_BATCHES, KEPT_BYTES = 10_000, 64 * 2**20
-"""Of batches to be sent again; the oldest make room."""
+"""Bounds of the batches kept to be sent again, in batches and bytes; the oldest are dropped."""
 
 MOST_UNREAD = 100_000
-"""Messages that wait for a slow subscriber; more are dropped for it, which the numbers show."""
+"""Most messages that wait for a slow subscriber; more are dropped for it, which the numbers show."""
 
 _log = logs.get_logger("kv-events")
 
 
 class Publisher:
-    """Binds both sockets while it is entered. Raises ConfigError without pyzmq, and for an address of no use."""
+    """Both sockets, bound while it is entered."""
 
     def __init__(self, address: str, replay_address: str, topic: str) -> None:
+        """Take the addresses as ZeroMQ writes them; an empty ``replay_address`` leaves out the second socket."""
         self.is_everything_wanted = False
-        """Whether a client asked for what is not kept any more; to be unset when everything is told anew."""
+        """Whether a client asked for batches that are not kept any more; unset by :meth:`begin_anew`."""
         self._addresses = address, replay_address
         self._topic = topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque()
@@ -42,6 +43,9 @@ class Publisher:
         self._sockets: list[Any] = []
 
     async def __aenter__(self) -> Self:
+        """Bind the sockets. Raises ConfigError without pyzmq, or for an address that cannot be used."""
+        if not self._addresses[0]:
+            raise ConfigError("the address that subscribers connect to is empty")
         try:
             import zmq
             import zmq.asyncio
@@ -65,6 +69,7 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Close the sockets at once; messages that still wait there are dropped."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait({self._serving})
@@ -72,13 +77,13 @@ class Publisher:
 
     @property
     def address(self) -> str:
-        """Where subscribers connect to, with the port that was found free for a ``*``."""
+        """Address that subscribers connect to, with the port that was found free for a ``*``."""
         found: bytes = self._sockets[0].last_endpoint
         return found.decode()
 
     @property
     def replay_address(self) -> str:
-        """The same of the second socket."""
+        """Address of the second socket, with the port that was found free for a ``*``."""
         found: bytes = self._sockets[1].last_endpoint
         return found.decode()
 
@@ -93,7 +98,7 @@ class Publisher:
         await self._sockets[0].send_multipart((self._topic, number.to_bytes(NUMBER_BYTES, "big"), payload))
 
     def begin_anew(self) -> None:
-        """Keep nothing: what follows tells everything."""
+        """Drop the kept batches: those that follow announce everything. Numbers go on."""
         self._kept.clear()
         self._kept_bytes = 0
         self.is_everything_wanted = False

@@ -37,7 +37,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """No medium holds any block; what it does hold follows."""
+    """An event that takes back all blocks of all media; the events that follow announce those that are held."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -55,5 +55,5 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Return the payload of a message."""
+    """Return the payload of a message (MessagePack)."""
     return _ENCODER.encode(batch)

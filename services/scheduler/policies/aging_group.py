@@ -1,8 +1,8 @@
-"""Leaves of one frequency and one length, whose order by a priority stays as it is while all clocks go down together.
+"""Leaves of one frequency and one length, whose order by priority stays as it is while all clocks go down together.
 
-The priority does not fall as the clock rises, so the leaf whose clock runs out first goes first. Clocks stop
-at 0: leaves whose clocks have run out are equal, and of those the one used longest ago goes first. When a clock runs
-out is written as a number of agings, which does not change with time, so aging touches no leaf; each is moved once.
+The priority does not fall as the clock rises, so the leaf whose clock runs out first goes first. Clocks stop at 0:
+leaves whose clocks have run out are equal, and the least recently used of them goes first. When a clock runs out is
+noted as a number of agings, which does not change with time, so aging touches no leaf; each is moved once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AgingGroup(msgspec.Struct):
 
 
 def enter(group: AgingGroup, node_id: int, values: Values, known: Mapping[int, Values]) -> None:
-    """Add a leaf; ``known`` has its ``values`` already. Those of this group are built anew where most are void."""
+    """Add a leaf; ``known`` has its ``values`` already. Rebuilds the heaps where most of their entries are void."""
     _, _, runs_out, last_use = values
     group.size += 1
     heappush(group.warm, (runs_out, last_use, node_id))
@@ -49,7 +49,7 @@ def enter(group: AgingGroup, node_id: int, values: Values, known: Mapping[int, V
 
 
 def first(group: AgingGroup, ages: int, known: Mapping[int, Values]) -> int | None:
-    """Return the leaf that goes first after so many agings, or None where none is left. It stays in the group."""
+    """Return the leaf that goes first after ``ages`` agings, or None where none is left. It stays in the group."""
     warm, cold = group.warm, group.cold
     while warm:
         runs_out, last_use, node_id = warm[0]

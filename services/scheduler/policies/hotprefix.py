@@ -1,15 +1,15 @@
 """HotPrefix's eviction (3.3.1, Algorithm 1): the least ``frequency + clock / length`` goes first.
 
 Frequency and clock come from the hotness filter, so frequency is counted across evictions. The form of the
-priority is the user's (section 4, ``CellConfig.eviction_expression``). The paper ranks all leaves for every round
+priority is a setting (section 4, ``CellConfig.eviction_expression``). The paper ranks all leaves for every round
 of evictions. Here a leaf is ranked once after it was offered, and each victim still has the least priority of all
 offered leaves, to the letter of the algorithm, save that the filter may mistake one prefix for another.
 
-What makes that hard is that all clocks go down together: because the clock is divided by each node's own length,
-leaves change places then, and a heap in the order of before would miss those that fell further. But leaves of one
+The difficulty is that all clocks go down together: because the clock is divided by each node's own length,
+leaves change places then, and a heap in the earlier order would miss those that fell further. But leaves of one
 frequency and one length keep their order (see :mod:`aging_group`), so only the first of each such group is ranked
 again, and there are far fewer groups than leaves. Between two agings a priority falls only with a change of the
-node, after which it is offered again, and what comes to the top is looked up once more in case it rose.
+node, after which it is offered again, and the leaf at the top is looked up once more in case its priority rose.
 
 One victim costs a bounded time. So where very many leaves were offered since the last one (a pool that has just become
 full for the first time), a part of them is ranked for each of the next victims, those first that wait longest.
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 Rank = tuple[float, int]
-"""Priority, then the last use: of equal leaves the one used longest ago goes first."""
+"""Priority, then the last use: of equal leaves the least recently used goes first."""
 
 GroupKey = tuple[int, int, int]
-"""Frequency, length and 0; where a clock divides, in place of 0 when it runs out, for then that order is not kept."""
+"""Frequency, length and 0. Where the priority divides by the clock, aging changes the order: then 0 is replaced by
+the aging at which the clock runs out.
+"""
 
 
-# Offered leaves that are ranked for one victim: so many, or this share of them where that is more.
+# Offered leaves that are ranked for one victim: this many, or one in so many of them where that is more.
 _RANKED_AT_ONCE = 64
 _BACKLOG_SHARE = 256
 
 
 @register_policy
 class HotPrefixPolicy(Policy):
-    """``fresh`` are nodes that were offered and not ranked since, in order; the others are in ``groups``.
+    """HotPrefix. ``fresh`` are nodes that were offered and not ranked since, in order; the others are in ``groups``.
 
     ``heads`` is a heap of the groups by the rank of their first leaf; a rank there is never above the group's.
     """
@@ -60,8 +62,9 @@ class HotPrefixPolicy(Policy):
 
     @classmethod
     def make(cls, capacity: int, config: CellConfig) -> Self:
-        """Return the policy; the paper's expression takes the place of one that is none: a fold must go on with any
-        setting.
+        """Return the policy; an expression that cannot be parsed is replaced by the paper's.
+
+        A fold must go on with any setting.
         """
         expression = config.eviction_expression
         try:
@@ -71,13 +74,16 @@ class HotPrefixPolicy(Policy):
         return cls(capacity=capacity, expression=expression)
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Forget the leaf; its frequency and clock stay in the hotness filter."""
         self.fresh.pop(node.id, None)
         self._forget(node.id)
 
     def offer(self, node: Node) -> None:
+        """Queue the node to be ranked before the next victim is named."""
         self.fresh[node.id] = True
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return the ranked leaf of least priority, as the hotness filter has it now."""
         priority = parse(self.expression)
         if moment.hotness.ages != self.ages:
             self._age(priority, moment.hotness.ages)
@@ -107,7 +113,7 @@ class HotPrefixPolicy(Policy):
         return None
 
     def _rank_fresh(self, priority: Expression, evictable: Evictable, moment: Moment) -> None:
-        """Rank what was offered since, or the oldest part of it where that is much."""
+        """Rank the nodes offered since, or the oldest part of them where they are many."""
         for node_id in list(islice(self.fresh, max(_RANKED_AT_ONCE, len(self.fresh) // _BACKLOG_SHARE))):
             del self.fresh[node_id]
             node = evictable(node_id)
@@ -141,8 +147,9 @@ class HotPrefixPolicy(Policy):
             del self.groups[key]
 
     def _age(self, priority: Expression, ages: int) -> None:
-        """Rank the groups again after the clocks went down. With another filter than before, look all leaves up
-        again.
+        """Rank the groups again after the clocks went down.
+
+        Look all leaves up again where the filter was replaced.
         """
         is_another_filter = ages < self.ages
         self.ages = ages
@@ -165,7 +172,7 @@ class HotPrefixPolicy(Policy):
         return None if group is None else first(group, self.ages, self.values)
 
     def _rank_group(self, priority: Expression, key: GroupKey) -> None:
-        """Let the heap know of a group's first leaf."""
+        """Enter a group's first leaf in the heap."""
         node_id = self._first(key)
         if node_id is not None:
             heappush(self.heads, (self._rank(priority, self.values[node_id]), key))

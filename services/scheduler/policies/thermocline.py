@@ -1,11 +1,11 @@
 """Thermocline: keep the tokens whose loss would cost most per second that they are held.
 
 The value of a token is the Gittins index of its reuse (see :mod:`thermo.law`) times the cost of computing or loading
-it again. The law of reuse is learned online from sampled tokens of past requests, evicted ones included. What it
-distinguishes is how a prefix is used: the pace of its uses, how often, by which turn of a conversation, how much of
-that request was new, how long its answer was, how many continuations it has, whether it ends the prompt, and whether a
+it again. The law of reuse is learned online from sampled tokens of past requests, evicted ones included. It
+distinguishes how a prefix is used: the pace of its uses, how often, by which turn of a conversation, how much of that
+request was new, how long its answer was, how many continuations it has, whether it ends the prompt, and whether a
 later request went another way just above it (then it is as good as dead). Blocks of one conversation come back together
-or not at all; so what is known of the request counts for all that it touched, not a count per block.
+or not at all; so the request's features count for all that it touched, not a count per block.
 
 Where a simple rule does better than what was learned so far, that rule ranks the pool (see :mod:`thermo.duel`).
 
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.cache.prefix_tree import Node
 
-LONG_PATH = 64  # Nodes from which on arrays take fewer steps than they spare.
-MOST_RUNNING = 1024  # Requests whose end is waited for; what is known of more is taken for all that there is to know.
-MOST_OFFERED = 64  # Nodes that wait to be ranked; they are, all together, before more do.
-HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
+LONG_PATH = 64  # Nodes from which on arrays are faster than a loop.
+MOST_RUNNING = 1024  # Requests whose end is awaited; beyond it the oldest count as ended.
+MOST_OFFERED = 64  # Offered nodes that wait to be ranked; with more, all are ranked at once.
+HUB_CHILDREN = 16  # A prefix with at least this many continuations is shared by strangers: one says nothing of another.
 _MOST_ANSWER = 2**31 - 1
 _IDS, _PARENTS, _DEPTHS = map(attrgetter, ("id", "parent", "depth"))
-TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
+TICK = 1e-3  # Least seconds that a request adds to the clock, so that order counts where time stands still.
 
 
 @register_policy
 class ThermoclinePolicy(Policy):
-    """Evicts the node of least expected saving per token and second.
+    """The default policy: evicts the node of least expected saving per token and second.
 
     ``cost_depth_tokens`` is the depth at which computing a token costs twice what it does at the top (attention
-    grows with depth); 0 takes cost as flat, so that the hit ratio is what is kept high. ``host_cost`` is the cost of
-    a token with a copy in a lower tier, relative to one that must be computed; ``lent_cost`` that of one with a copy on
-    another node, which is lent again (a sole copy is worth more: Dahlin et al., OSDI 1994, 2.4).
+    grows with depth); 0 takes cost as flat, which maximises the hit ratio. ``host_cost`` is the cost of a token with a
+    copy in a lower tier, relative to one that must be computed; ``lent_cost`` that of one with a copy on another node,
+    which is lent again (a sole copy is worth more: Dahlin et al., OSDI 1994, 2.4).
     """
 
     name = "thermocline"
     state_version = 5
 
-    cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
+    cost_depth_tokens: float = 0.0  # This and the next two are as measured on the workers, updated with each request.
     host_cost: float = 1.0
     lent_cost: float = 1.0
     clock: float = 0.0  # Seconds since the learner began.
@@ -70,13 +70,14 @@ class ThermoclinePolicy(Policy):
     tokens_seen: int = 0
     prefixes: Prefixes = msgspec.field(default_factory=Prefixes)
     offered: dict[int, float] = {}  # Cost by node id, of nodes that are to be ranked before the next victim.
-    running: dict[int, list[int]] = {}  # By admission: digests of samples in the duel, to be corrected when it ends.
-    newest: int = 0  # The admission that was visited last.
+    running: dict[int, list[int]] = {}  # By admission: digests of samples in the duel, to be corrected at its end.
+    newest: int = 0  # Number of the last admission.
     ranking: Ranking = msgspec.field(default_factory=Ranking)
-    member: int = 0  # Its number among those that learn together.
-    learner: Learner = msgspec.field(default_factory=Learner)  # Theirs; in the bytes of the one that leads.
+    member: int = 0  # Number of this pool among those that learn together.
+    learner: Learner = msgspec.field(default_factory=Learner)  # Shared by them; encoded with the one that leads.
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """Advance the clock, settle the request before, learn if this pool leads, and note the path's reuse."""
         learner = self.learner
         if learner.began_ns < 0:
             learner.began_ns = moment.time_ns
@@ -108,12 +109,14 @@ class ThermoclinePolicy(Policy):
         self._reuse_path(path, context)
 
     def ended(self, admission: int, answer_tokens: int) -> None:
+        """Note the length of the answer, and correct the features of the request's samples."""
         if admission in self.running:
             contexts = self.prefixes.contexts
             contexts.answer[contexts.find(admission)] = min(max(answer_tokens, 0), _MOST_ANSWER)
             self._leave(admission)
 
     def add(self, node: Node, moment: Moment) -> None:
+        """Revive the prefix if it is a ghost, which is a reuse; otherwise open a row for it, and sample it."""
         prefixes = self.prefixes
         parent = prefixes.of_node(node.parent)
         context = self._context_for(moment.admission, parent)
@@ -127,9 +130,11 @@ class ThermoclinePolicy(Policy):
             self._follow(parent, row)
 
     def admission_of(self, node: Node) -> int:
+        """Return the admission of the request that used the node last; 0 where that is not known."""
         return self.prefixes.contexts.number[self.prefixes.context[self.prefixes.of_node(node.id)]]
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Make the node's prefix a ghost, and forget the oldest ghost beyond the limit."""
         self.offered.pop(node.id, None)
         prefixes = self.prefixes
         row = prefixes.of_node(node.id)
@@ -139,6 +144,7 @@ class ThermoclinePolicy(Policy):
             self._give_up(prefixes.oldest())
 
     def split(self, upper: Node, lower: Node) -> None:
+        """Open a row for the upper part with the features of the whole; the lower part keeps its row."""
         prefixes = self.prefixes
         row = prefixes.of_node(lower.id)
         if not row:
@@ -156,11 +162,13 @@ class ThermoclinePolicy(Policy):
             prefixes.latest[parent] = upper.end_digest
 
     def offer(self, node: Node) -> None:
+        """Note the node and its cost; ranked with others, at the latest before the next victim."""
         self.offered[node.id] = self._cost(node)
         if len(self.offered) > MOST_OFFERED:
             self._rank_offered()
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return the evictable node of lowest score, by the rule in force."""
         while True:
             if self.offered:
                 self._rank_offered()
@@ -172,14 +180,16 @@ class ThermoclinePolicy(Policy):
                 return node
 
     def prepare(self) -> bool:
+        """Make a slice of the next index ahead, if this pool leads; return whether there was one."""
         return self.leads and self.learner.fit.make_ahead()
 
     @property
     def leads(self) -> bool:
-        """Whether what happens in this pool is what is learned from."""
+        """Whether the tier's pools learn from the requests of this one."""
         return self.learner.leader == self.member
 
     def join(self, others: Sequence[Policy]) -> None:
+        """Share the learner of the pool that leads, with a number of its own unless it was decoded with one."""
         for other in others:
             if isinstance(other, ThermoclinePolicy) and other.leads:
                 if self.learner is not other.learner and self.learner.leader != NOBODY:
@@ -189,6 +199,7 @@ class ThermoclinePolicy(Policy):
                 return
 
     def leave(self, others: Sequence[Policy]) -> None:
+        """Hand the lead over to the pool with most requests, if this one had it, and close the law's samples."""
         heirs = [other for other in others if isinstance(other, ThermoclinePolicy) and other is not self]
         if self.leads and heirs:
             heir = max(heirs, key=attrgetter("requests"))
@@ -196,16 +207,19 @@ class ThermoclinePolicy(Policy):
             self.learner.law.samples.close_all(self.clock)
 
     def encode(self) -> bytes:
+        """Return the policy's bytes; those of a pool that does not lead are without the learner."""
         return _ENCODER.encode(self if self.leads else msgspec.structs.replace(self, learner=Learner(leader=NOBODY)))
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
+        """Undo :meth:`encode`; :meth:`join` must follow. Raises CodecError for bytes that it did not make."""
         try:
             return msgspec.msgpack.decode(data, type=cls, dec_hook=decoded)
         except UNDECODABLE as error:
             raise CodecError(f"not a state of policy {cls.name!r}: {error}") from error
 
     def check(self) -> str:
+        """Count the references to requests from scratch; return how they contradict the kept counts, or ""."""
         contexts = self.prefixes.contexts
         users = self.prefixes.users()
         users.update([contexts.find(number) for number in self.running])
@@ -214,9 +228,9 @@ class ThermoclinePolicy(Policy):
         return "" if kept == users else f"requests are referred to as {dict(users)}, and counted as {kept}"
 
     def _cost(self, node: Node) -> float:
-        """Of having to restore a token of the node, relative to computing one at the top. No unit.
+        """Return the cost of restoring a token of the node, relative to computing one at the top. No unit.
 
-        Where requests read the node's tokens in part, it counts as much as they were important (IMPRESS 4.4.2).
+        Where requests read the node's tokens in part, it is weighted by their importance (IMPRESS 4.4.2).
         """
         cost = 1.0
         if self.cost_depth_tokens > 0:
@@ -227,7 +241,7 @@ class ThermoclinePolicy(Policy):
         return cost * self.host_cost if node.host else cost
 
     def _context_for(self, number: int, parent: int) -> int:
-        """Return the row of the request of that admission, or of what used the parent last, or of the newest."""
+        """Return the row of that admission's request, else of the parent's last one, else of the newest."""
         contexts = self.prefixes.contexts
         context = contexts.find(number) if number else self.prefixes.context[parent]
         context = context or self.prefixes.context[parent] or contexts.find(self.newest)
@@ -236,7 +250,7 @@ class ThermoclinePolicy(Policy):
     def _rank_offered(self) -> None:
         prefixes, ranking, law = self.prefixes, self.ranking, self.learner.law
         contexts = prefixes.contexts
-        latest, of_request, last = -1, 0, 0.0  # What one request used is often offered in one go.
+        latest, of_request, last = -1, 0, 0.0  # Nodes that one request used are often offered together.
         for node_id, cost in self.offered.items():
             row = prefixes.of_node(node_id)
             if row:
@@ -255,7 +269,7 @@ class ThermoclinePolicy(Policy):
         row = prefixes.open(node.end_digest, head, node.id, node.depth + size_of(node))
         contexts = prefixes.contexts
         prefixes.turn[row], prefixes.pace[row] = contexts.turn[context], contexts.pace[context]
-        prefixes.bind(row, context)  # Before the ghosts let go of the request: nothing else may refer to it.
+        prefixes.bind(row, context)  # Before the ghosts release the request: nothing else may refer to it.
         if beyond:
             prefixes.hopes[row] = prefixes.digest[beyond]
         for ghost in ghosts:
@@ -265,8 +279,10 @@ class ThermoclinePolicy(Policy):
         return row
 
     def _reuse_path(self, path: Sequence[Node], context: int) -> None:
-        """Nodes of a path are used again, top first. Of a long one, those at which nothing else happens are written
-        together; what :meth:`_reuse` does with each of the others is done here, too.
+        """Note that the nodes of a path are used again, top first.
+
+        Of a long path, nodes at which nothing but the use happens are written together; for each of the others, what
+        :meth:`_reuse` does is done here, too.
         """
         prefixes, learner = self.prefixes, self.learner
         if len(path) < LONG_PATH:
@@ -314,8 +330,9 @@ class ThermoclinePolicy(Policy):
         uses.take_all(prefixes)
 
     def _reuse(self, used: Sequence[tuple[int, int]], context: int, above: int = 0, *, is_path: bool = True) -> None:
-        """Prefixes, by row and size, are used again. On a path each goes on from the one before, the first one from
-        ``above``, and some of its tokens are sampled.
+        """Note that prefixes, given by row and size, are used again.
+
+        On a path each goes on from the one before, the first one from ``above``, and some of its tokens are sampled.
         """
         prefixes, learner, clock, leads = self.prefixes, self.learner, self.clock, self.leads
         contexts, duel = prefixes.contexts, learner.duel
@@ -367,7 +384,7 @@ class ThermoclinePolicy(Policy):
         self.prefixes.sample[row] = NO_SAMPLE
 
     def _follow(self, parent: int, row: int) -> None:
-        """Follow a request from parent to this prefix: where the one before it went is passed by."""
+        """Note that a request continued ``parent`` with this prefix: the continuation used before is passed by."""
         if not parent:
             return
         prefixes = self.prefixes
@@ -410,14 +427,14 @@ class ThermoclinePolicy(Policy):
     def _sample(self, row: int, size: int) -> None:
         """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
         if not self.requests or not self.leads:
-            return  # As far as is known, what the pool was filled with was not used.
+            return  # Before the first request, nodes fill the pool without a known use.
         prefixes, learner = self.prefixes, self.learner
         learner.duel.used(prefixes.digest[row], size)
         if learner.picks(size, self.tokens_seen / self.requests):
             prefixes.sample[row] = learner.sample(prefixes.digest[row], self.clock, code_of(prefixes, row))
 
     def _leave(self, admission: int) -> None:
-        """All is known of a request that will ever be."""
+        """Forget a request that ended: correct its samples in the duel, and release its row."""
         prefixes = self.prefixes
         context = prefixes.contexts.find(admission)
         for digest in self.running.pop(admission):
@@ -427,7 +444,7 @@ class ThermoclinePolicy(Policy):
         prefixes.contexts.release(context)
 
     def _settle(self) -> None:
-        """Behind the request before this one: its samples enter the duel, which says what is ranked by from now on."""
+        """Enter the samples of the request before this one into the duel, which chooses the rule from now on."""
         duel, prefixes, law = self.learner.duel, self.prefixes, self.learner.law
         for digest, weight in duel.entering:
             row = prefixes.find(digest)
@@ -447,7 +464,7 @@ class ThermoclinePolicy(Policy):
             self.learner.law.samples.relabel(sample, code_of(self.prefixes, row))
 
     def _fit(self) -> None:
-        """Begin a fit once the features of all new samples are as they should be, a few in each request."""
+        """Begin a fit once the features of all new samples are corrected, a few in each request."""
         prefixes, learner = self.prefixes, self.learner
         for digest in learner.to_label():
             row = prefixes.find(digest)
@@ -469,8 +486,8 @@ def _first_reached(ends: list[int], start: int, stop: int, left: float, done: in
 
 
 def _sizes(path: Sequence[Node]) -> NDArray[np.int64]:
-    """Tokens of each node's own span."""
-    if list(map(_PARENTS, path[1:])) != list(map(_IDS, path[:-1])):  # Some between them are not in the pool.
+    """Return the tokens of each node's own span (int64)."""
+    if list(map(_PARENTS, path[1:])) != list(map(_IDS, path[:-1])):  # Some nodes of the path are not in the pool.
         return np.fromiter(map(size_of, path), np.int64, len(path))
     depths = np.fromiter([*map(_DEPTHS, path), path[-1].end], np.int64, len(path) + 1)
     return depths[1:] - depths[:-1]

@@ -1,15 +1,14 @@
 """An index of nodes by how hot they are: the coldest of a pool, or the hottest that could come into it.
 
-Heat drifts without anybody touching a node, because clocks age, so an index that is always right would have to be
-rebuilt at every tick. This one is a heap of ranks as they were last seen. What is taken from it is ranked anew
-first; what changed since is ranked anew before the first choice of a step; and each such step looks at a few entries
-in turn besides, so that no rank stays old for much longer than one round of the index. A choice therefore lags behind
-an exact one; ``bench/tier_choices.py`` measures by how much. No operation looks at more than a bounded number
-of nodes.
+Heat drifts without any change to a node, because clocks age, so an index that is always right would have to be rebuilt
+at every tick. This one is a heap of ranks as they were last seen. Whatever is taken from it is ranked again first;
+nodes that changed are ranked again before the first choice of a step; and each such step looks at a few other entries
+in turn, so that no rank stays old for much longer than one round of the index. A choice therefore lags behind an exact
+one (docs/concepts/tiers.md says by how much). No operation looks at more than a bounded number of nodes.
 
-An index is made when it is first needed and costs nothing before. What the tree held by then it gets to know over
-the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: its taker asks
-``rank_of``, which then says None; such a node is noted again when that changes.
+An index is made when it is first needed and costs nothing before. It learns of older nodes over its next uses, some at
+a time. It may name nodes that are gone or may not be chosen now: the caller's ``rank_of`` then returns None, and such a
+node is noted again when that changes.
 """
 
 from __future__ import annotations
@@ -26,49 +25,52 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState
 
 SETTLED = 128
-"""Noted nodes that one :func:`refresh` ranks: more than a step notes, so only a new index has a backlog."""
+"""Noted nodes that one :func:`refresh` ranks: more than a step notes, so that only a new index has a backlog."""
 
-_SCANNED = 1024  # Ids that one use of a new index looks up.
+_SCANNED = 1024  # Node ids that one use of a new index looks up.
 _SWEPT = 8
 _RANKED_ANEW = 8  # Nodes that turn out to rank higher before one is taken all the same.
 _CHILDREN_NOTED = 1024
 
 HeatRank = tuple[float, int]
-"""The value that decides, and what breaks ties; the least is taken first."""
+"""The deciding value, then a tie-breaker; the least is taken first."""
 
 RankOf = Callable[[int], HeatRank | None]
-"""How a node ranks now, by its id; None when it is not to be chosen."""
+"""Returns a node's present rank by its id; None when it may not be chosen."""
 
 
 class Candidates(msgspec.Struct):
-    """``latest`` is each node's rank in ``entries``; other entries of its id are void. ``noted`` nodes have no rank."""
+    """A heap of nodes by rank. ``latest`` has each node's valid rank; other entries of its id are void.
+
+    Nodes in ``noted`` wait to be ranked.
+    """
 
     entries: list[tuple[HeatRank, int]] = []
     latest: dict[int, HeatRank] = {}
     noted: dict[int, None] = {}
-    cursor: int = 0  # Where in ``entries`` the next look begins.
-    refreshed: int = -1  # Sequence number of the input at which it was refreshed last.
+    cursor: int = 0  # Where in ``entries`` the last sweep ended.
+    refreshed: int = -1  # Sequence number of the input of the last refresh.
     scanned: int = 0  # Nodes up to this id were looked at ...
     known_from: int = 0  # ... and those from this id on were noted as they changed.
 
 
 def coldest_of_host(storage_id: str) -> str:
-    """Key of the index of a host pool's copies, coldest first."""
+    """Return the key of the index of a host pool's copies, coldest first."""
     return f"coldest/host/{storage_id}"
 
 
 def coldest_of_device(worker_id: str) -> str:
-    """Key of the index of a device's leaves, coldest first."""
+    """Return the key of the index of a device's leaves, coldest first."""
     return f"coldest/device/{worker_id}"
 
 
 def hottest_below(worker_id: str) -> str:
-    """Key of the index of a device's host roots, hottest first."""
+    """Return the key of the index of a device's host roots, hottest first."""
     return f"hottest/{worker_id}"
 
 
 def note_node(state: CellState, node: Node) -> None:
-    """Something about a node changed: let every index that may hold it rank it anew."""
+    """Have every index that may hold a node rank it again, because the node changed."""
     indexes = state.candidates
     keys = [coldest_of_device(worker_id) for worker_id in node.device]
     if node.host:
@@ -85,8 +87,9 @@ def note_node(state: CellState, node: Node) -> None:
 
 
 def note_children(state: CellState, node: Node, worker_id: str) -> None:
-    """Note a node that came to a device: its children in host memory are host roots now. Looks at the newest of very
-    many.
+    """Note the children in host memory of a node that came to a device: they are host roots now.
+
+    Only the newest 1,024 children are looked at.
     """
     index = state.candidates.get(hottest_below(worker_id))
     if index is None:
@@ -97,8 +100,9 @@ def note_children(state: CellState, node: Node, worker_id: str) -> None:
 
 
 def index_of(state: CellState, key: str, may_be_chosen: Callable[[Node], bool]) -> Candidates:
-    """Return the index of this key, made if there is none yet. Notes some of the nodes from before that may be
-    chosen.
+    """Return the index of this key, made if there is none yet.
+
+    Notes up to 1,024 ids of nodes that are older than the index and may be chosen.
     """
     index = state.candidates.get(key)
     nodes = state.tree.nodes
@@ -121,7 +125,7 @@ def _note(state: CellState, index: Candidates, node_id: int) -> None:
 
 
 def refresh(state: CellState, index: Candidates, rank_of: RankOf) -> None:
-    """HeatRank noted nodes, latest first, and look again at a few others in turn. Bounded, and done once an input."""
+    """Rank noted nodes, latest first, and a few others in turn. Bounded, and done once for each input."""
     if index.refreshed == state.last_seq:
         return
     index.refreshed = state.last_seq
@@ -142,7 +146,7 @@ def refresh(state: CellState, index: Candidates, rank_of: RankOf) -> None:
 
 
 def take_least(index: Candidates, rank_of: RankOf) -> tuple[HeatRank, int] | None:
-    """Take out the node that ranks least as far as is known, with its rank of now; None when there is none."""
+    """Take out the node with the least known rank; return its present rank and id, or None when there is none."""
     ranked_anew = 0
     while index.entries:
         rank, node_id = heappop(index.entries)

@@ -22,18 +22,19 @@ _BLOCK = 4096
 _POWERS = np.ones(_BLOCK + 1, dtype=np.uint64)
 for _index in range(1, _BLOCK + 1):
     _POWERS[_index] = (int(_POWERS[_index - 1]) * MULTIPLIER) & _MASK
-# Every token counts as one more than its number, so that zeros count too; those ones add up to a constant a length.
+# Every token counts as one more than its number, so that zeros count too; the ones add up to a constant for each
+# length.
 _ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
 _SHIFTS = _POWERS.tolist()
 _POWERS = _POWERS[:_BLOCK][::-1].copy()
-# Most spans that are digested are a node's first tokens: so few cost less without arrays.
+# Most digested spans are a node's first tokens: so few cost less without arrays.
 _FEW = 16
 _unpack_few = Struct(f"<{_FEW}I").unpack
 _FEW_POWERS = tuple(_POWERS[-_FEW:].tolist())
 
 
 def root_digest(namespace: str) -> int:
-    """Return the digest of no tokens in a namespace."""
+    """Return the digest of an empty prefix in a namespace."""
     digest = 0xCBF29CE484222325
     for byte in namespace.encode():
         digest = ((digest ^ byte) * 0x100000001B3) & _MASK
@@ -41,7 +42,7 @@ def root_digest(namespace: str) -> int:
 
 
 def extend(digest: int, tokens: bytes) -> int:
-    """Return the digest after these packed int32 tokens more."""
+    """Return the digest after further ``tokens``, packed little-endian int32."""
     if len(tokens) == 4 * _FEW:
         few: int = digest * _SHIFTS[_FEW] + sum(map(mul, _unpack_few(tokens), _FEW_POWERS)) + _ONES[_FEW]
         return few & _MASK
@@ -63,7 +64,7 @@ def extend(digest: int, tokens: bytes) -> int:
 def mix(value: int) -> int:
     """Return a 64-bit number that looks unrelated to ``value``; a permutation (splitmix64).
 
-    Low bits of a digest depend on the low bits of the tokens only, and those of this on all of it.
+    The low bits of a digest depend on the low bits of the tokens only; those of the result depend on the whole value.
     """
     value = (value + MULTIPLIER) & _MASK
     value = ((value ^ (value >> 30)) * _SECOND) & _MASK
@@ -72,7 +73,7 @@ def mix(value: int) -> int:
 
 
 def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """:func:`mix` of each."""
+    """Return :func:`mix` of each value, in an uint64 array of the same shape."""
     values = values + np.uint64(MULTIPLIER)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_SECOND)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_THIRD)

@@ -1,6 +1,6 @@
-"""What the eviction policies of all pools are told of requests, the work that they do ahead, and their change.
+"""Events of requests for the eviction policies of all pools, the policies' work ahead, and their replacement.
 
-What happens to nodes they are told where it happens, see :mod:`residency`.
+Events of nodes are announced where they happen, see :mod:`residency`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _HOSTS = attrgetter("host")
 
 RENEWAL_UNITS = 1 << 12
-"""Nodes that new policies are told of in one step (20 to 50 ms); sixteen children that are put off count as one."""
+"""Nodes that new policies are told of in one step (20 to 50 ms); sixteen children put on the list count as one."""
 
 RENEWAL_PAUSE_MS = 20
 _CHILDREN_A_UNIT = 16
@@ -32,12 +32,12 @@ RENEWAL_TIMER = "renew"
 
 
 def begin_renewal(state: CellState) -> None:
-    """Every pool's policy is to start anew with what is resident, after a change of policy."""
+    """Begin to replace every pool's policy by a fresh one that learns the resident nodes, after a change of policy."""
     state.renewal = Renewal(left=list(reversed(state.tree.roots.values())))
 
 
 def go_on_renewing(step: Step) -> None:
-    """Tell the new policies of some more nodes; a timer goes on with the rest. They are in force behind the last."""
+    """Tell the new policies of some more nodes; a timer continues with the rest. After the last they take effect."""
     state = step.state
     if state.renewal is not None:
         _renew_some(state, state.renewal, RENEWAL_UNITS)
@@ -48,7 +48,7 @@ def go_on_renewing(step: Step) -> None:
 
 
 def renew_orders(state: CellState) -> None:
-    """Start every pool's policy anew at once."""
+    """Replace every pool's policy by a fresh one at once."""
     begin_renewal(state)
     while state.renewal is not None:
         _renew_some(state, state.renewal, RENEWAL_UNITS)
@@ -69,7 +69,7 @@ def _renew_some(state: CellState, renewal: Renewal, units: int) -> None:
 
 
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
-    """Tell the policies of a device and of its host pool that a request was admitted that reuses ``path``."""
+    """Tell the policies of a device and of its host pool of an admitted request that reuses ``path`` (top first)."""
     now = moment(state, state.admissions)
     now.cost_depth_tokens, now.host_cost = state.speed.restoration_costs()
     held = path
@@ -93,7 +93,7 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
 
 
 def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) -> None:
-    """Tell the same policies that a request leaves its worker, before its pages may go."""
+    """Tell the same policies that a request leaves its worker, before its pages may be freed."""
     storage_id = state.storage_id_of(worker)
     for order in _orders_of(state.orders, worker.worker_id, storage_id):
         order.ended(admission, answer_tokens)
@@ -102,13 +102,13 @@ def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) 
 
 
 def prepare(state: CellState, worker_id: str, storage_id: str) -> None:
-    """Let the policy of a device, or else that of its host pool, do a little of what admissions would wait for."""
+    """Let the policy of a device, or else that of its host pool, do a little work that admissions would wait for."""
     for order in _orders_of(state.orders, worker_id, storage_id):
         if order.prepare():
             return
 
 
 def _orders_of(orders: Mapping[str, Policy], worker_id: str, storage_id: str) -> list[Policy]:
-    """Of a device and of a host pool, as far as they have been spoken of."""
+    """Return the policies of a device and of a host pool, where they exist yet."""
     keys = (f"{DEVICE}/{worker_id}", f"{HOST}/{storage_id}")
     return [orders[key] for key in keys if key in orders]

@@ -1,10 +1,8 @@
-"""How hot a node is, by whatever the configuration says, and which coldest nodes would make room for it.
+"""How hot a node is by the configured expression, and which coldest nodes would make room for it.
 
-What the configuration says is an expression: one to three of clock, frequency and length, joined by +, * and /
-(HotPrefix 4).
-
-``frequency + clock / length`` is Equation 5 and ``frequency * clock`` Equation 6. Products and quotients bind before
-sums, and equal ones from left to right. Text is cut into words here and never handed to an interpreter.
+An expression joins one to three of clock, frequency and length by +, * and / (HotPrefix 4). ``frequency + clock /
+length`` is Equation 5 and ``frequency * clock`` Equation 6. Products and quotients bind before sums, and equal ones
+from left to right. Text is cut into words here and never handed to an interpreter.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState
 
 
-# Of one choice: what is larger than so many of the coldest together is not brought in for them.
+# Victims of one choice at most: a node that needs more of the coldest than this is not brought in.
 _MOST_VICTIMS = 128
 
 
 def hotness(state: CellState, node: Node) -> float:
-    """Return the node's hotness (HotPrefix, Equation 6, unless ``hotness_expression`` is set). Does not mutate."""
+    """Return the node's hotness (HotPrefix, Equation 6, unless ``hotness_expression`` is set). Changes nothing."""
     return _hotness(state, node, *state.hotness.lookup(node.digest))
 
 
 def worth(state: CellState, node: Node) -> float:
-    """Return the worth of a copy in host memory: the node's hotness, by its measured importance. Does not mutate."""
+    """Return the worth of a host copy: the node's hotness times its measured importance. Changes nothing."""
     return hotness(state, node) * node.importance
 
 
@@ -44,15 +42,14 @@ def _hotness(state: CellState, node: Node, frequency: int, clock: int) -> float:
 
 
 def value_of(state: CellState, *, frequency: int, clock: int, length: int) -> float:
-    """Return the hotness of so many tokens that are remembered like this, cached or not. Does not mutate."""
+    """Return the hotness of ``length`` tokens with this frequency and clock, cached or not. Changes nothing."""
     return parse(state.config.hotness_expression)(clock=clock, frequency=frequency, length=length)
 
 
 def promotion_value(state: CellState, node: Node, record: tuple[int, int] | None = None) -> float:
-    """Return the value that promotion goes by (HotPrefix 5.3.4): hotness, or clock, frequency or shallowness alone.
-    Does not mutate.
+    """Return the node's value for promotion (HotPrefix 5.3.4): hotness, or clock, frequency or shallowness alone.
 
-    ``record`` is the node's (frequency, clock) where the caller has looked it up already.
+    ``record`` is the node's (frequency, clock) where the caller has looked it up already. Changes nothing.
     """
     criterion = state.config.promotion
     if criterion == "depth":
@@ -73,15 +70,14 @@ def coldest_together(
     is_colder: Callable[[float], bool],
     spared: Container[int] = (),
 ) -> list[Node] | None:
-    """Return the coldest nodes of ``index`` that together have ``pages``, each child before its parent; None if too
-    few.
+    """Return the coldest nodes of ``index`` that together have ``pages``, children first; None if there are too few.
 
     ``rank_when_bare(parent, gone)`` ranks a parent that could go once ``gone`` of its children have. Every node
-    must satisfy ``is_colder``, and none is ``spared``. They stay in the index only if None is returned. Mutates the
-    index alone, which the caller has refreshed.
+    must satisfy ``is_colder``, and none is ``spared``. They stay in the index only if None is returned. Only the index
+    changes; the caller has refreshed it.
     """
     found: list[tuple[HeatRank, int]] = []
-    aside: list[tuple[HeatRank, int]] = []  # Spared, or one too many: goes back.
+    aside: list[tuple[HeatRank, int]] = []  # Spared nodes, or one too many; they are put back.
     bared: list[tuple[HeatRank, int]] = []
     gone: dict[int, int] = {}
     have = 0
@@ -118,7 +114,7 @@ def coldest_together(
 
 
 TERMS = {"clock": 0, "frequency": 1, "freq": 1, "length": 2}
-"""What an expression may name, and its place among the values."""
+"""Names that an expression may use, and the place of each among the values."""
 
 OPERATORS = "+*/"
 MOST_TERMS = 3
@@ -127,9 +123,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*|\S")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A sum of products. Each factor is (whether it divides, the place of its value in :data:`TERMS`).
+    """A sum of products; each factor is (whether it divides, the place of its value in :data:`TERMS`).
 
-    Where it does not divide by the clock, its value never falls as the clock rises.
+    Unless it divides by the clock, its value never falls as the clock rises.
     """
 
     text: str
@@ -138,10 +134,10 @@ class Expression:
     divides_by_clock: bool
 
     def __call__(self, *, clock: float, frequency: float, length: float) -> float:
-        """Its value; ``length`` is in tokens. All three are at least 0 and so is the value, which is finite.
+        """Return the value; ``length`` is in tokens. All three are at least 0, and so is the finite result.
 
-        A divisor of 0 counts as 1: the values are whole numbers, so the least divisor that means anything keeps
-        the order of what it divides.
+        A divisor of 0 counts as 1: the values are whole numbers, so the least meaningful divisor keeps the order of the
+        dividends.
         """
         values = (clock, frequency, length)
         total = 0.0
@@ -158,7 +154,7 @@ class Expression:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Expression:
-    """Parse an expression. Raises ConfigError with the fault and its column (from 1) for other text."""
+    """Parse an expression. Raises ConfigError with the fault and its column (from 1) for invalid text."""
     words = [(found.group(), found.start() + 1) for found in _WORD.finditer(text)]
     if not words:
         raise ConfigError("an expression is empty; write for example frequency + clock / length")

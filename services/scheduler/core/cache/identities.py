@@ -1,7 +1,7 @@
-"""Identities of pages and names of chunks, worked out when they are first asked for.
+"""Identities of pages and names of chunks, computed when they are first needed.
 
 Those of a node's pages are kept in the node; those of a request's tokens that the tree does not have are computed one
-after another, as far as somebody asks.
+after another, as far as they are needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ _NODES, _IDENTITIES = itemgetter(0), attrgetter("rare.identities")
 
 
 class ChunkNames:
-    """Identities of a sequence's pages. What the tree knows of them is taken from there, the rest is computed.
+    """Identities of a sequence's pages: taken from the tree where it has them, otherwise computed.
 
-    A chunk more costs its own pages: a search that stops at the first missing chunk pays in proportion to the
-    hit. Only whole chunks of the first ``max_pages`` pages have a name here.
+    Each further chunk costs the hashing of its own pages: a search that stops at the first missing chunk pays in
+    proportion to the hit.
     """
 
     def __init__(self, tree: PrefixTree, namespace: str, tokens: bytes, path: Path, max_pages: int) -> None:
+        """Take the identities of pages in ``path`` from ``tree``, computing those that its nodes lack.
+
+        ``tokens`` is the whole sequence, packed int32; ``path`` has its first pages, and is empty where the tree has
+        none. Only whole chunks of the first ``max_pages`` pages have a name here.
+        """
         self.pages_each = chunk_pages(tree.page_size)
         self.count = max_pages // self.pages_each
         self._page_token_bytes = tree.page_token_bytes
@@ -31,7 +36,7 @@ class ChunkNames:
         self._known = bytearray()
         if path:
             deepest, pages = path[-1]
-            page_identities(tree, deepest)  # Which gives all above it theirs.
+            page_identities(tree, deepest)  # Which fills in those of all nodes above.
             self._known += b"".join(map(_IDENTITIES, map(_NODES, path)))
             del self._known[(deepest.depth // tree.page_size + pages) * IDENTITY_BYTES :]
 
@@ -41,7 +46,7 @@ class ChunkNames:
         return self.identities(end - 1, end)
 
     def identities(self, start: int, end: int) -> bytes:
-        """Of pages [start, end), 16 bytes each."""
+        """Return the identities of pages [start, end), 16 bytes each."""
         known = len(self._known) // IDENTITY_BYTES
         if known < end:
             above = bytes(self._known[-IDENTITY_BYTES:]) or self._root
@@ -51,12 +56,12 @@ class ChunkNames:
 
 
 def usable_pages(tree: PrefixTree, tokens: bytes) -> int:
-    """Whole pages that a request with these tokens may reuse: its last token must be computed."""
+    """Return how many whole pages a request with these tokens may reuse: its last token must be computed."""
     return (len(tokens) // TOKEN_BYTES - 1) // tree.page_size
 
 
 def page_identities(tree: PrefixTree, node: Node) -> bytes:
-    """16 bytes for each page of ``node``: the chain digest of its namespace and every token up to its end.
+    """Return 16 bytes for each page of ``node``: the chain digest of its namespace and every token up to its end.
 
     Fills in ``identities`` of the node and of all its ancestors that lack them.
     """
@@ -73,7 +78,7 @@ def page_identities(tree: PrefixTree, node: Node) -> bytes:
 
 
 def chunks_ending_in(tree: PrefixTree, node: Node) -> list[bytes]:
-    """Names of the chunks that end in a node whose identities are known. Does not mutate."""
+    """Return the names of the chunks that end in a node whose identities are known. Changes nothing."""
     per_chunk = chunk_pages(tree.page_size)
     first = node.depth // tree.page_size
     pages = len(node.identities) // IDENTITY_BYTES

@@ -1,6 +1,6 @@
 """Computed pages become cached: the tree takes over pages that a request owned.
 
-Nodes get the importance that chunks read in part have proved to have (see :mod:`shares`).
+Nodes get the importance that was measured for chunks that were read in part (see :mod:`shares`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def publish_computed(step: Step, request: Request, worker: Worker) -> None:
-    """Let others share the full pages that a running request has computed. Mutates tree and request.
+    """Let others share the full pages that a running request has computed. Changes tree and request.
 
     It stops where the tree already has (or is loading) the same tokens on this device: a page table cannot be
     exchanged under a running request, and holding both copies locked could keep a lone request from finishing.
@@ -64,7 +64,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
     """Hand the full pages of a request that leaves its worker to the tree, and free its other pages.
 
     KV of the first ``valid_tokens`` of ``tokens`` is in its pages. The request holds no lock afterwards. Returns the
-    node in which they end, None where the tree has none of them.
+    node in which the handed-over pages end; None where the tree has none of them.
     """
     state = step.state
     end = valid_tokens // state.tree.page_size
@@ -101,7 +101,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
 
 
 def _note_prompt(state: CellState, request: Request, node: Node) -> None:
-    """Let gateways refer to what of the prompt lies on the way to ``node``, where the request's shared pages end."""
+    """Let gateways refer to the prompt's blocks on the way to ``node``, where the request's shared pages end."""
     blocks, published = request.match.blocks, request.shared * state.tree.page_size
     digests = blocks.digests[blocks.noted * DIGEST_BYTES :]
     if digests:
@@ -109,9 +109,7 @@ def _note_prompt(state: CellState, request: Request, node: Node) -> None:
 
 
 def _note_all(state: CellState, request: Request, worker: Worker, tokens: bytes, node: Node, published: int) -> None:
-    """Note the same of the prompt and the answer behind it, whose first ``published`` tokens lie on the way to
-    ``node``.
-    """
+    """Let gateways refer to the blocks of prompt and answer in the first ``published`` tokens, down to ``node``."""
     digests, above = request.match.blocks.digests, request.match.blocks.above
     end = (above + len(digests) // DIGEST_BYTES) * prompt_chain.BLOCK_TOKENS
     if published >= end + prompt_chain.BLOCK_TOKENS:
@@ -124,12 +122,12 @@ def _note_all(state: CellState, request: Request, worker: Worker, tokens: bytes,
 
 
 def _may_share(request: Request) -> bool:
-    """Whether others may have what a request computes: not what may be wrong, nor what is lossy."""
+    """Return whether others may use what a request computes: neither KV that may be wrong nor lossy KV."""
     return request.submit.cache.write and not request.is_poisoned and request.sparse.span is None
 
 
 def _parent_of_private(state: CellState, request: Request) -> Node:
-    """Return the node under which the request's first private page belongs."""
+    """Return the node below which the request's first private page belongs."""
     if request.node:
         return state.tree.nodes[request.node]
     return root_of(state.tree, request.submit.namespace)
@@ -138,7 +136,7 @@ def _parent_of_private(state: CellState, request: Request) -> Node:
 def _adopt(
     step: Step, request: Request, worker: Worker, parent: Node, tokens: bytes, position: int, end: int
 ) -> Node | None:
-    """Give the tree the request's pages from ``position`` on, as far as one node goes.
+    """Give the tree the request's pages from ``position`` on, as many as one node takes.
 
     Returns the node that took them, or None when this device has (or is loading) those tokens already. The
     parent must be on this device or be a root.
@@ -169,7 +167,7 @@ def _adopt(
 def _cached_child(
     state: CellState, worker: Worker, parent: Node, tokens: bytes, position: int, end: int
 ) -> tuple[Node | None, int]:
-    """Return the child on this device that has the same tokens, and how many pages of it; None while it is loading.
+    """Return the child on this device that has the same tokens, and the number of its equal pages; None while it loads.
 
     Where the tokens go on differently after a part of the child, it is split there.
     """
@@ -184,7 +182,7 @@ def _cached_child(
 
 
 def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
-    """Give a node, new or not, the importance that its chunks have proved to have at this storage, if any."""
+    """Give a node, new or not, the importance that was measured for its chunks at this storage, if any."""
     if storage is None or not storage.sparse.shares.by_name or not state.config.importance_caching:
         return
     page_identities(state.tree, node)
@@ -192,7 +190,7 @@ def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
 
 
 def value_path(state: CellState, storage: Storage, path: Path, start: int) -> None:
-    """Value what of a path lies behind ``start`` tokens; eviction learns of it."""
+    """Set the importance of a path's nodes from ``start`` tokens on, and offer them to eviction again."""
     for node, _ in path:
         if node.depth >= start:
             value_node(state, storage, node)
@@ -200,7 +198,7 @@ def value_path(state: CellState, storage: Storage, path: Path, start: int) -> No
 
 
 def forget_importance(state: CellState) -> None:
-    """No node counts for more than another any more, after the setting was switched off."""
+    """Make all nodes equally important again, after the setting was switched off."""
     for node in state.tree.nodes.values():
         if node.importance != NEUTRAL:
             node.set_rare(importance=NEUTRAL)

@@ -1,4 +1,4 @@
-"""What is to be kept, as plain data of a snapshot: operators' pins (:mod:`pins`) and callers' leases (:mod:`leasing`).
+"""Operators' pins (:mod:`pins`) and callers' leases (:mod:`leasing`), as plain data of a snapshot.
 
 Leases lie in tables beside the tree: a node without one costs nothing.
 """
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 class Pin(msgspec.Struct):
-    """A prefix that is to be kept: a host lock on every node from the root to ``node`` at this storage.
+    """A prefix that an operator keeps: a host lock on every node from the root to ``node`` at this storage.
 
-    ``node`` is 0 while nothing of it is held. ``refusal`` says why nothing is and nothing will be.
+    ``node`` is 0 while nothing of it is held. ``refusal`` says why nothing is held and nothing will be.
     """
 
     pin_id: str
     storage_id: str
     namespace: str
-    prefix: bytes  # Its tokens, packed.
+    prefix: bytes  # Its tokens, packed int32.
     expires_ns: int
     timer_id: str
     node: int = 0
     pages: int = 0  # Host pages that it holds.
-    chunks: bytes = b""  # What the storage was told to keep on its disk.
+    chunks: bytes = b""  # Names of chunks that the storage was told to keep on its disk.
     refusal: str = ""
 
 
 def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
-    """Whether a pin of this storage asks for the node, which then gets a copy whatever admission says of it.
+    """Return whether a pin of this storage covers the node, which then gets a copy without admission.
 
-    Does not mutate.
+    Changes nothing.
     """
     pins = [pin for pin in state.pins.values() if pin.storage_id == storage.storage_id]
     if not pins:
@@ -51,20 +51,20 @@ def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
 
 
 def pinned_pages(state: CellState, storage_id: str) -> int:
-    """Host pages that pins hold in this pool; a page of two pins counts twice. Does not mutate."""
+    """Return how many host pages pins hold in this pool; a page of two pins counts twice. Changes nothing."""
     return sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage_id)
 
 
 class CacheLease(msgspec.Struct):
     """A prefix that a tenant keeps until ``expires_ns``: everything from the root to ``node``'s end.
 
-    ``node`` is 0 once all of it was lost. A use by its tenant begins the time anew.
+    ``node`` is 0 once all of it was lost. Each use by its tenant restarts its time.
     """
 
     lease_id: int
     tenant: str
     namespace: str
-    key: str  # ``prompt_cache_key``, "" without one.
+    key: str  # ``prompt_cache_key``; "" without one.
     ttl_ms: int
     expires_ns: int
     timer_id: str
@@ -72,18 +72,19 @@ class CacheLease(msgspec.Struct):
 
 
 class LeasedNode(msgspec.Struct):
-    """A node that at least one lease covers. ``ends`` are leases whose deepest node it is.
+    """A node that at least one lease covers.
 
-    ``storages`` are those on whose host copy of it leases have a lock, one for all of them.
+    ``ends`` are the leases whose deepest node it is. ``storages`` are those where leases lock its host copy, with one
+    lock for all of them.
     """
 
-    tenants: dict[str, int]  # How many leases of each tenant cover it; none is 0.
+    tenants: dict[str, int]  # Number of leases of each tenant that cover it, at least 1.
     ends: tuple[int, ...] = ()
     storages: tuple[str, ...] = ()
 
 
 class PendingLeases(msgspec.Struct):
-    """What a running request was granted: it takes hold when the request ends and its pages are in the tree.
+    """Leases granted to a running request; they take hold when it ends and its pages are in the tree.
 
     ``reserved`` pages of the tenant's budget are kept for it until then.
     """
@@ -92,18 +93,19 @@ class PendingLeases(msgspec.Struct):
     wanted: tuple[Lease, ...]  # As granted, the shortest first; tokens are whole pages.
     admitted_ns: int
     reserved: int
-    answers: tuple[LeaseGrant, ...]  # To everything that was asked for, refusals included.
+    answers: tuple[LeaseGrant, ...]  # One for each requested lease, refusals included.
 
 
 class LeaseAccount(msgspec.Struct):
-    """What a tenant's leases take, in pages: those of leased nodes, each counted once, and those reserved."""
+    """Pages that a tenant's leases take: those of leased nodes, each counted once, and those reserved."""
 
     pages: int = 0
     reserved: int = 0
-    most_pages: int = 0  # As its last request said, or as much as could not be taken back since.
+    most_pages: int = 0  # The budget of its last request, or more where leases could not be ended.
 
     @property
     def taken(self) -> int:
+        """Pages that count against the tenant's budget, leased or reserved."""
         return self.pages + self.reserved
 
 
@@ -114,9 +116,9 @@ class CacheLeases(msgspec.Struct):
     nodes: dict[int, LeasedNode] = {}
     pending: dict[str, PendingLeases] = {}  # By request.
     accounts: dict[str, LeaseAccount] = {}  # By tenant; none is empty.
-    keys: dict[str, int] = {}  # By :func:`key_name`: the lease that has the key now.
-    locked: dict[str, int] = {}  # Host pages on which leases have locks, by storage.
-    pages: int = 0  # Of leased nodes, each counted once for all its leases.
+    keys: dict[str, int] = {}  # The lease that has a key now, by :func:`key_name`.
+    locked: dict[str, int] = {}  # Host pages locked by leases, by storage.
+    pages: int = 0  # Pages of leased nodes, each counted once for all its leases.
     next_id: int = 1
 
     @property
@@ -125,19 +127,19 @@ class CacheLeases(msgspec.Struct):
         return sum(account.taken for account in self.accounts.values())
 
     def account(self, tenant: str) -> LeaseAccount:
-        """Return a tenant's account, opened where there is none."""
+        """Return a tenant's account, opened where it has none."""
         account = self.accounts.get(tenant)
         if account is None:
             account = self.accounts[tenant] = LeaseAccount()
         return account
 
     def close_unused(self, tenant: str) -> None:
-        """Forget a tenant that has nothing leased and nothing reserved."""
+        """Drop the account of a tenant that has nothing leased and nothing reserved."""
         if not self.account(tenant).taken:
             del self.accounts[tenant]
 
     def cover(self, lease: CacheLease, path: Iterable[tuple[Node, int]]) -> None:
-        """Cover these nodes with a lease from now on, each given with its pages."""
+        """Extend a lease over these nodes, each given with its number of pages."""
         for node, pages in path:
             entry = self.nodes.get(node.id)
             if entry is None:
@@ -149,7 +151,7 @@ class CacheLeases(msgspec.Struct):
             entry.tenants[lease.tenant] = leases + 1
 
     def uncover(self, lease: CacheLease, node: Node, pages: int) -> LeasedNode | None:
-        """Uncover a node; return its entry, which is forgotten, if that was its last lease."""
+        """Take a lease off a node; if it was the node's last one, drop and return its entry."""
         entry = self.nodes[node.id]
         leases = entry.tenants[lease.tenant] - 1
         if leases:
@@ -164,15 +166,15 @@ class CacheLeases(msgspec.Struct):
         return entry
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Split the entry of a node that was cut: what covered it covers both parts. ``lower`` keeps the id."""
+        """Give both parts of a split node the leases of the whole. ``lower`` keeps the id."""
         entry = self.nodes.get(lower.id)
         if entry is not None:
             self.nodes[upper.id] = LeasedNode(dict(entry.tenants), (), entry.storages)
 
     def lose(self, gone: Iterable[tuple[Node, int]], parent: Node | None) -> int:
-        """Nodes, each given with its pages, left the tree below ``parent``: their leases end there from now on.
+        """End leases at ``parent`` whose nodes, each given with its pages, left the tree below it.
 
-        Returns how many leased pages are lost.
+        Returns the number of leased pages that are lost.
         """
         before = self.pages
         ends: tuple[int, ...] = ()
@@ -195,7 +197,7 @@ class CacheLeases(msgspec.Struct):
         return before - self.pages
 
     def forget_storage(self, storage_id: str) -> None:
-        """Forget a host pool that is gone, with all its locks."""
+        """Drop all locks of a host pool that is gone."""
         if self.locked.pop(storage_id, None) is None:
             return
         for entry in self.nodes.values():
@@ -203,7 +205,7 @@ class CacheLeases(msgspec.Struct):
                 entry.storages = tuple(name for name in entry.storages if name != storage_id)
 
     def reserve(self, request_id: str, pending: PendingLeases, most_pages: int) -> None:
-        """Reserve the leases that a request was granted, by a tenant with a budget of so many pages."""
+        """Reserve the leases that were granted to a request, within its tenant's budget of ``most_pages``."""
         self.pending[request_id] = pending
         if pending.reserved:
             account = self.account(pending.tenant)
@@ -211,7 +213,7 @@ class CacheLeases(msgspec.Struct):
             account.most_pages = max(account.most_pages, most_pages)
 
     def take_pending(self, request_id: str) -> PendingLeases | None:
-        """Return what a request that ends was granted; nothing of it is reserved any more."""
+        """Remove and return what a request that ends was granted, with its reservation; None where it has no grant."""
         pending = self.pending.pop(request_id, None)
         if pending is not None and pending.reserved:
             self.account(pending.tenant).reserved -= pending.reserved
@@ -220,11 +222,11 @@ class CacheLeases(msgspec.Struct):
 
 
 MAX_RETURNS = 1024
-"""Sessions that a cell expects back at once."""
+"""Sessions at most that a cell expects back at a time."""
 
 
 class Return(msgspec.Struct):
-    """A session is expected to go on behind a node, with all ``pages`` above its end, by ``until_ns`` at the latest."""
+    """A session expected to go on behind a node, with all ``pages`` above its end, by ``until_ns`` at the latest."""
 
     tenant: str
     until_ns: int
@@ -232,5 +234,5 @@ class Return(msgspec.Struct):
 
 
 def key_name(tenant: str, namespace: str, key: str) -> str:
-    """Under which a key is found: one tenant's, in one namespace."""
+    """Return the name of a tenant's ``prompt_cache_key`` within one namespace."""
     return f"{namespace}/{tenant}/{key}"

@@ -1,10 +1,9 @@
-"""What nodes hold of their tokens, and how a child is found by them.
+"""How nodes hold their tokens, and how a child is found by them.
 
-Tokens of a node in three bytes each, where all of them are below 2**24, as those of every real vocabulary are.
-
-Prompts and messages have tokens as packed int32, a quarter of whose bytes is zero; more than half of the memory of a
-tree is tokens. Longer spans of the main tree keep them narrow: a prompt is narrowed as far as a match gets, once, and
-compared in place. A short span, and one with a token that needs more, keeps int32 and is told so (``Rare.is_wide``).
+Tokens take three bytes each where all of them are below 2**24, as those of every real vocabulary are. Prompts and
+messages have tokens as packed int32, a quarter of whose bytes is zero; more than half of the memory of a tree is
+tokens. Longer spans of the main tree keep them narrow: a prompt is narrowed as far as a match gets, once, and compared
+in place. A short span, and one with a token that needs more, keeps int32 and is marked so (``Rare.is_wide``).
 
 An only child is kept as its id, several by a 32-bit hash of their first pages. The page itself decides; a sibling with
 the same hash has the next free key after it.
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
 
 NARROW_BYTES = 3
-"""Of a token in a narrow label, little-endian."""
+"""Bytes of a token in a narrow label, little-endian."""
 
 LEAST_NARROWED = 256
-"""Tokens from which on a span is kept narrow. Shorter ones have a quarter of all bytes, and cause most of the work."""
+"""Tokens from which on a span is kept narrow. Shorter spans have a quarter of all bytes, and cause most of the work."""
 
 page_key: Callable[[bytes], int] = xxhash.xxh32_intdigest
-"""The key of a first page, packed int32, among siblings. One of 64 bits would take 16 bytes more, and no fewer
-look-ups.
-"""
+"""Returns the key of a first page (packed int32) among siblings. One of 64 bits would take 16 bytes more, and save no
+look-ups."""
 
 _LEAST_WIDE = 1 << 8 * NARROW_BYTES
 _NUMBER = np.dtype("<u4")
@@ -41,22 +39,24 @@ _NONE = np.empty(0, _NUMBER)
 
 
 def label_of(tokens: bytes, *, is_kept: bool = True) -> tuple[bytes, bool]:
-    """Return the label of a node with these tokens (packed int32), and whether it is wide; it is, unless it is to be
-    kept.
+    """Return the label of a node with these tokens (packed int32), and whether it is wide.
+
+    Labels that are not to be kept are always wide.
     """
     narrowed = narrow(tokens) if is_kept and len(tokens) >= LEAST_NARROWED * TOKEN_BYTES else None
     return (tokens, True) if narrowed is None else (narrowed, False)
 
 
 def narrow(tokens: bytes) -> bytes | None:
-    """Return these packed int32 tokens in NARROW_BYTES each; None where there is one that needs more."""
+    """Return these packed int32 tokens in NARROW_BYTES each; None where a token needs more."""
     narrowed = narrow_behind(tokens, 0, len(tokens))
     return None if narrowed is None else bytes(memoryview(narrowed)[:-1])
 
 
 def narrow_behind(tokens: bytes, start: int, end: int) -> bytearray | None:
-    """Return the same for ``tokens[start:end]`` (byte offsets), with a byte more behind them; what is made is not
-    copied.
+    """Return ``tokens[start:end]`` (byte offsets) narrowed, with a spare byte at the end.
+
+    None where a token needs more than NARROW_BYTES. The result is not copied.
     """
     count = (end - start) // TOKEN_BYTES
     numbers = np.frombuffer(tokens, _NUMBER, count, start) if count else _NONE
@@ -69,20 +69,20 @@ def narrow_behind(tokens: bytes, start: int, end: int) -> bytearray | None:
 
 
 def widened(label: bytes) -> bytes:
-    """Undo :func:`narrow`."""
+    """Return the packed int32 tokens of a narrow label."""
     numbers = np.ndarray(len(label) // NARROW_BYTES, _NUMBER, label + b"\0", 0, (NARROW_BYTES,))
     return (numbers & (_LEAST_WIDE - 1)).tobytes()
 
 
 def tokens_of(label: bytes, start: int, end: int, *, is_wide: bool) -> bytes:
-    """Tokens from ``start`` to ``end`` of a label, as packed int32."""
+    """Return tokens ``start`` to ``end`` of a label, as packed int32."""
     if is_wide:
         return label[start * TOKEN_BYTES : end * TOKEN_BYTES]
     return widened(label[start * NARROW_BYTES : end * NARROW_BYTES])
 
 
 def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
-    """Return the child whose first page equals the page of ``tokens`` at byte ``offset``. Does not mutate."""
+    """Return the child whose first page equals the page of ``tokens`` at byte ``offset``, or None. Changes nothing."""
     first_page = tokens[offset : offset + tree.page_token_bytes]
     children = node.children
     if isinstance(children, int):
@@ -98,7 +98,7 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
 
 
 def attach(tree: PrefixTree, parent: Node, child: Node, first_page: bytes) -> None:
-    """Put a child with this first page, which no sibling has, under its parent."""
+    """Add a child below its parent; no sibling has the same first page."""
     siblings = parent.children
     if not siblings:
         parent.children = child.id
@@ -117,7 +117,7 @@ def exchange(tree: PrefixTree, parent: Node, child: Node, other: Node) -> None:
 
 
 def detach(tree: PrefixTree, parent: Node, child: Node) -> None:
-    """Take a child from its parent, and close the gap in a run of siblings with one hash."""
+    """Remove a child from its parent, and close the gap in a run of siblings with one hash."""
     children = parent.children
     if isinstance(children, int):
         parent.children = 0
@@ -135,7 +135,7 @@ def detach(tree: PrefixTree, parent: Node, child: Node) -> None:
 
 
 def keyed_by_page(children: list[tuple[bytes, int]], page_bytes: int) -> dict[int, int]:
-    """Ids of several children by the keys of their first pages, from the tokens and the id of each, in this order."""
+    """Return the ids of several children by the keys of their first pages; ``children`` gives tokens and id of each."""
     keyed: dict[int, int] = {}
     for tokens, child_id in children:
         keyed[_free_key(keyed, tokens[:page_bytes])] = child_id
@@ -147,7 +147,7 @@ def _first_page(tree: PrefixTree, node: Node) -> bytes:
 
 
 def _key_of(tree: PrefixTree, children: dict[int, int], child: Node) -> int:
-    """Return the key under which ``child`` is among ``children``."""
+    """Return the key of ``child`` among ``children``."""
     key = page_key(_first_page(tree, child))
     while children[key] != child.id:
         key += 1

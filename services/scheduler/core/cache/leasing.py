@@ -4,12 +4,12 @@ A lease is granted when its request is admitted, where it reserves pages of the 
 request ends and what it computed is in the tree. Until its time is over, everything from the root to its deepest node
 may leave a device only with a copy in a host pool, and that copy has a lock. So leases never keep a request waiting:
 their pages on devices are evicted as any others are. They are lost only where the host pool cannot take a copy: it is
-gone, late, or full of what is locked.
+gone, late, or full of locked pages.
 
-Where a budget is full, the tenant's lease that would end first gives way. Leases of all tenants and pins together
-lock at most ``pin_fraction`` of a host pool.
+Where a budget is full, the tenant's lease that would end first gives way. Leases of all tenants and pins together lock
+at most ``pin_fraction`` of a host pool.
 
-:func:`check_cache_leases` says what must hold of all this, from scratch, for tests.
+:func:`check_cache_leases` checks the invariants from scratch, for tests.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from shared.messages.requests import Lease
 
 MAX_LEASES = 4096
-"""In a cell, with those that running requests were granted."""
+"""Leases at most in a cell, including those granted to running requests."""
 MAX_LEASES_OF_REQUEST = 8
 MAX_TTL_MS = 86_400_000
 _PATIENCE = 6
-"""A session is waited for so many quarters of the time that it said,"""
+"""Quarters of the announced time for which a session is expected back."""
 _LEAST_PATIENCE_NS = 1_000_000_000
-"""and so much longer."""
+"""Time added to that."""
 
 
 def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
-    """Answer what an admitted request asks to keep; ``reused`` is what it found, from the root down.
+    """Grant or refuse the leases that an admitted request asks for; ``reused`` are the nodes it reuses, top first.
 
-    A repeated attempt has the answers of the first.
+    Also renews leases and clears expected returns on those nodes. A repeated attempt keeps the answers of the first.
     """
     state, leases = step.state, step.state.cache_leases
     for node in reused if state.returns else ():
@@ -79,12 +79,12 @@ def grant_leases(step: Step, request: Request, reused: Sequence[Node]) -> None:
 
 
 def answers_to(state: CellState, request: Request) -> tuple[LeaseGrant, ...]:
-    """Return the answers to an admitted request's leases, one to each. Does not mutate."""
+    """Return the answers to an admitted request's leases, one to each. Changes nothing."""
     return state.cache_leases.pending[request.request_id].answers
 
 
 def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
-    """Hold what an ended request was granted of ``tokens`` (packed int32); its pages are in the tree."""
+    """Hold what an ended request was granted of ``tokens`` (packed int32), whose pages are in the tree."""
     state, leases = step.state, step.state.cache_leases
     if request.submit.cache.returns_in_ms > 0:
         _expect_back(step, request, tokens)
@@ -104,9 +104,9 @@ def settle_leases(step: Step, request: Request, tokens: bytes) -> None:
 
 
 def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
-    """Its caller said when it will go on: what it goes on with is evicted after all that no session is expected to use.
+    """Have the path of a session whose caller announced its return evicted after nodes that no session expects.
 
-    Within the tenant's budget for leases: beyond it, what is expected last is given up.
+    Within the tenant's budget for leases: beyond it, the sessions that return last are given up.
     """
     state, submit = step.state, request.submit
     path = match_prefix(state.tree, submit.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
@@ -129,7 +129,7 @@ def _expect_back(step: Step, request: Request, tokens: bytes) -> None:
 
 
 def expire_cache_lease(step: Step, lease: CacheLease) -> None:
-    """End a lease whose timer fired, or begin its time anew if it was renewed meanwhile."""
+    """End a lease whose timer fired, or set the timer again if it was renewed meanwhile."""
     if lease.expires_ns > step.time_ns:
         _set_timer(step, lease)
         return
@@ -138,7 +138,7 @@ def expire_cache_lease(step: Step, lease: CacheLease) -> None:
 
 
 def capacity_pages(state: CellState) -> int:
-    """Host pages that leases may lock in the cell, pins left aside. Does not mutate."""
+    """Return how many host pages leases and pins may lock in the cell, less those of pins. Changes nothing."""
     return sum(
         max(0, int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, storage.storage_id))
         for storage in state.storages.values()
@@ -147,7 +147,7 @@ def capacity_pages(state: CellState) -> int:
 
 
 def _budget_of(state: CellState, request: Request) -> int:
-    """Pages that the tenant of a request may lease. Does not mutate."""
+    """Return how many pages the tenant of a request may lease. Changes nothing."""
     return request.submit.cache.max_leased_tokens // state.tree.page_size
 
 
@@ -157,7 +157,7 @@ def _pages_of(state: CellState, request: Request, lease: Lease) -> int:
 
 
 def _refusal(step: Step, request: Request, lease: Lease, pages: int, place: int, reused: Sequence[Node]) -> str:
-    """Why a lease is not granted, or ""; makes room for it in its tenant's budget."""
+    """Return why a lease is not granted, or ""; makes room for it in its tenant's budget."""
     state, leases, submit = step.state, step.state.cache_leases, request.submit
     if not pages or lease.ttl_ms < 1:
         return "malformed"
@@ -177,9 +177,9 @@ def _refusal(step: Step, request: Request, lease: Lease, pages: int, place: int,
 
 
 def _make_room(step: Step, request: Request, wanted: Lease, most: int, pages: int, reused: Sequence[Node]) -> bool:
-    """End a tenant's leases until ``most`` pages have room for its others and a prefix of ``pages``; whether they have.
+    """End a tenant's leases until a prefix of ``pages`` fits ``most`` pages beside its others; return whether it does.
 
-    The one that has the key goes first, then those that would end first. What covers a part of the prefix stays.
+    The lease with the same key goes first, then those that would end first. Leases that end on the prefix stay.
     """
     leases, tenant = step.state.cache_leases, request.submit.tenant
     key = leases.keys.get(key_name(tenant, request.submit.namespace, wanted.key)) if wanted.key else None
@@ -204,7 +204,7 @@ def _make_room(step: Step, request: Request, wanted: Lease, most: int, pages: in
 
 
 def _held_by(state: CellState, tenant: str, path: Sequence[Node], most: int) -> int:
-    """How many of the first ``most`` pages on a path a tenant's leases cover already. Does not mutate."""
+    """Return how many of the first ``most`` pages on a path a tenant's leases cover already. Changes nothing."""
     held = 0
     for node in path:
         entry = state.cache_leases.nodes.get(node.id)
@@ -215,7 +215,7 @@ def _held_by(state: CellState, tenant: str, path: Sequence[Node], most: int) -> 
 
 
 def _renew(step: Step, tenant: str, reused: Sequence[Node]) -> None:
-    """Renew the leases whose nodes a tenant uses to their ends: their time begins anew."""
+    """Restart the time of a tenant's leases that end at one of the reused nodes."""
     leases = step.state.cache_leases
     for node in reused:
         entry = leases.nodes.get(node.id)
@@ -229,7 +229,7 @@ def _renew(step: Step, tenant: str, reused: Sequence[Node]) -> None:
 def _hold_path(
     step: Step, request: Request, tokens: bytes, most: int, wanted: Lease, expires_ns: int
 ) -> CacheLease | None:
-    """Make the lease of as much of ``tokens`` as the tree has, at most ``most`` pages; None if that is nothing."""
+    """Make a lease of as much of ``tokens`` as the tree has, at most ``most`` pages; return None if that is nothing."""
     state, leases, submit = step.state, step.state.cache_leases, request.submit
     before = leases.keys.get(key_name(submit.tenant, submit.namespace, wanted.key)) if wanted.key else None
     if before is not None:
@@ -277,7 +277,7 @@ def _hold_path(
 
 
 def _end_covered(step: Step, lease: CacheLease, path: Sequence[Node]) -> None:
-    """Leases without a key that the new one covers and outlasts are no more needed."""
+    """End leases without a key that the new one covers and outlasts."""
     leases = step.state.cache_leases
     for node in path:
         for other_id in leases.nodes[node.id].ends:
@@ -294,7 +294,7 @@ def _set_timer(step: Step, lease: CacheLease) -> None:
 
 
 def _end(step: Step, lease: CacheLease) -> None:
-    """Forget a lease; nodes that no other covers are evicted as any others from now on."""
+    """End a lease; nodes that no other lease covers are evicted as any others from now on."""
     state, leases = step.state, step.state.cache_leases
     step.cancel_timer(lease.timer_id)
     del leases.leases[lease.lease_id]
@@ -366,7 +366,7 @@ def _check_accounts(state: CellState) -> None:
 
 
 def _check_returns(state: CellState) -> None:
-    """Sessions that are expected back are few, and none hangs on to a node that is not there."""
+    """Raise InvariantViolated if too many sessions are expected back, or one at a node that is gone."""
     require(len(state.returns) <= MAX_RETURNS, f"{len(state.returns)} sessions are expected back")
     require(all(node_id in state.tree.nodes for node_id in state.returns), "a session is expected back at a lost node")
     due_ns = [expected.until_ns for expected in state.returns.values()]

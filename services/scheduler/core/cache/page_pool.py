@@ -1,10 +1,10 @@
 """The allocator of one pool's pages: a map with a byte for every page, first fit, contiguous where possible.
 
-Attention on a CPU reads a contiguous run of pages twice as fast as scattered ones, so one run that is long
-enough wins over lower page numbers. Page lists are packed little-endian int32, as on the wire.
+Attention on a CPU reads a contiguous run of pages twice as fast as scattered ones, so one run that is long enough wins
+over lower page numbers. Page lists are packed little-endian int32, as on the wire.
 
-A byte a page is little beside a page's KV, and lets the search for a run be a search for a string, so that the
-cost of a call does not depend on how fragmented the pool is.
+One byte is little beside a page's KV, and lets the search for a run be a search for a string, so that the cost of a
+call does not depend on how fragmented the pool is.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from shared.errors import InvariantViolated
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Bounds the time of one search. What lies higher is found once the pages below it are taken.
+# Pages of one search, to bound its time. Higher runs are found once the pages below them are taken.
 _PAGES_SEARCHED = 1 << 15
-# Pages that are looked at together where no run is long enough, from a free one on.
+# Pages scanned together, from a free one on, where no run is long enough.
 _WINDOW = 1 << 14
 
 MOST_PAGES = 2**31 - 1
-"""Page numbers are int32."""
+"""Pages of a pool at most: page numbers are int32."""
 
 _FREE = b"\x01"
 
 
 class PagePool(msgspec.Struct):
-    """Which pages of a pool are free, and how many of the others the prefix tree owns.
+    """The free pages of a pool, and the number of others that the prefix tree owns.
 
     ``free_map`` has a 1 for every free page and a 0 for every other; below ``lowest`` no page is free. ``cached``
-    counts the pages that tree nodes own, ``locked`` those among them whose node a request uses. What is neither
+    counts the pages that tree nodes own, ``locked`` those among them whose node a request uses. A page that is neither
     free nor cached is leased: private to a request, being loaded, or held by a transfer.
     """
 
@@ -47,15 +47,15 @@ class PagePool(msgspec.Struct):
 
     @property
     def leased(self) -> int:
-        """Pages that are neither free nor cached."""
+        """Number of pages that are neither free nor cached."""
         return self.total - self.free - self.cached
 
     def can_free(self, pages: int) -> bool:
-        """Whether eviction could ever free so many pages with what runs now. Does not mutate."""
+        """Return whether eviction could free so many pages without ending a request or transfer. Changes nothing."""
         return pages <= self.free + self.cached - self.locked
 
     def allocate(self, count: int) -> bytes | None:
-        """Take ``count`` pages (packed), or return None and take nothing when fewer are free. Mutates."""
+        """Take ``count`` pages and return their numbers (packed int32); None, taking nothing, when fewer are free."""
         if count > self.free:
             return None
         if count == 0:
@@ -69,12 +69,12 @@ class PagePool(msgspec.Struct):
         return np.arange(start, start + count, dtype="<i4").tobytes()
 
     def _take_scattered(self, count: int) -> bytes:
-        """Return the lowest ``count`` free pages; there are as many."""
+        """Take the lowest ``count`` free pages, which exist."""
         view = np.frombuffer(self.free_map, dtype=np.bool_)
         pieces = []
         start = self.lowest
         while count:
-            start = self.free_map.find(_FREE, start)  # A long stretch without one is passed over at once.
+            start = self.free_map.find(_FREE, start)  # Skips a long stretch without a free page at once.
             found = view[start : start + _WINDOW].nonzero()[0][:count] + start
             view[found] = False
             pieces.append(found.astype("<i4"))
@@ -83,7 +83,7 @@ class PagePool(msgspec.Struct):
         return np.concatenate(pieces).tobytes()
 
     def release(self, pages: bytes) -> None:
-        """Give packed pages back. Mutates; raises InvariantViolated when one of them is free already."""
+        """Free packed pages. Raises InvariantViolated when one is free already or not of this pool."""
         if not pages:
             return
         count = len(pages) // 4
@@ -99,7 +99,7 @@ class PagePool(msgspec.Struct):
         self.lowest = min(self.lowest, first)
 
     def _release_scattered(self, ordered: NDArray[np.int32]) -> int:
-        """Mark these pages as free, and return the first."""
+        """Mark these pages, in ascending order, as free; return the first."""
         first, last = int(ordered[0]), int(ordered[-1])
         self._check_bounds(first, last)
         view = np.frombuffer(self.free_map, dtype=np.bool_)
@@ -114,9 +114,9 @@ class PagePool(msgspec.Struct):
 
 
 class LostPool(msgspec.Struct):
-    """A pool that is gone while nodes still name it; what names it counts as absent (see :mod:`pools`).
+    """A pool that is gone while nodes still name it; pages named in it count as absent (see :mod:`pools`).
 
-    ``left`` are ids of nodes that are still to be looked at, the next one at the end.
+    ``left`` are ids of nodes still to be cleaned up, the next one at the end.
     """
 
     left: list[int] = []

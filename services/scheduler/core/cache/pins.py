@@ -1,9 +1,9 @@
 """Pins: prefixes that an operator wants kept, each for a time, all within a budget.
 
 A pin holds a host lock on every node from the root to its deepest one, so that no eviction takes their copies, and the
-storage keeps their chunks on its disk. It takes hold of what has copies, and of more as copies are made: what is on a
-device only is cached anyway, and gets its copy when it has to leave (see :func:`is_wanted`). A pin ends by its time or
-by an order, and lets go of exactly what it held. It outlives its storage, and takes hold again of what comes back.
+storage keeps their chunks on its disk. It locks the nodes with copies, and more as copies are made: nodes on a device
+only are cached anyway, and get a copy when they have to leave (see :func:`is_wanted`). A pin ends by its time or by an
+order, and unlocks exactly what it locked. It outlives its storage, and locks copies again when they come back.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 MAX_PINS = 256
 _REFUSAL_MS = 60_000
-"""A refused pin is remembered for so long, for later questions about it."""
+"""Time for which a refused pin is remembered, for later questions about it."""
 
 
 def pin_prefix(step: Step, message: PinPrefix) -> None:
-    """Keep a prefix from now on; an id that is known already begins anew."""
+    """Keep a prefix from now on; a pin with a known id is replaced."""
     state = step.state
     known = state.pins.get(message.pin_id)
     if known is not None:
@@ -63,7 +63,7 @@ def pin_prefix(step: Step, message: PinPrefix) -> None:
 
 
 def unpin_prefix(step: Step, message: UnpinPrefix) -> None:
-    """Let go of a pin before its time."""
+    """End a pin before its time."""
     pin = step.state.pins.get(message.pin_id)
     if pin is None:
         step.state.count("stale_inputs")
@@ -72,20 +72,20 @@ def unpin_prefix(step: Step, message: UnpinPrefix) -> None:
 
 
 def expire_pin(step: Step, pin: Pin) -> None:
-    """Its time is over."""
+    """End a pin whose time is over."""
     step.state.count("pins_expired", 0 if pin.refusal else 1)
     _end(step, pin)
 
 
 def take_hold(step: Step, storage: Storage) -> None:
-    """Let pins take hold of new copies in this host pool."""
+    """Let pins lock new copies in this host pool."""
     for pin in step.state.pins.values():
         if pin.storage_id == storage.storage_id:
             _take_hold(step, pin)
 
 
 def pinned_nodes(state: CellState, storage: Storage) -> set[int]:
-    """Nodes that hold some of what pins of this storage ask for, with a copy or without. Does not mutate."""
+    """Return ids of nodes on the prefixes that pins of this storage keep, with a copy or without. Changes nothing."""
     found: set[int] = set()
     for pin in state.pins.values():
         if pin.storage_id == storage.storage_id and not pin.refusal:
@@ -95,7 +95,7 @@ def pinned_nodes(state: CellState, storage: Storage) -> set[int]:
 
 
 def let_go_of_spoiled(step: Step) -> None:
-    """Release pins of copies that failed verification, and of what is below, so that they can go and come back good."""
+    """Unlock pinned copies that failed verification, and those below, so that they can be evicted and made again."""
     state = step.state
     for pin in state.pins.values():
         held = _held(state, pin)
@@ -105,7 +105,7 @@ def let_go_of_spoiled(step: Step) -> None:
 
 
 def forget_hold(state: CellState, storage_id: str) -> None:
-    """Forget the holds on a host pool that is gone: its pins hold nothing until copies are made in the next one."""
+    """Forget the locks in a host pool that is gone: its pins hold nothing until copies are made in the next one."""
     for pin in state.pins.values():
         if pin.storage_id == storage_id:
             pin.node, pin.pages, pin.chunks = 0, 0, b""
@@ -120,7 +120,7 @@ def _fault(state: CellState, message: PinPrefix) -> str:
 
 
 def _best_storage(state: CellState, message: PinPrefix) -> Storage | None:
-    """Return the storage whose node holds most of the prefix; the first of equals."""
+    """Return the storage whose node holds most of the prefix; the first of equals, None without a host pool."""
     path = match_prefix(state.tree, message.namespace, message.tokens, _whole_pages(state, message.tokens))
     best: tuple[int, Storage] | None = None
     for storage in state.storages.values():
@@ -142,7 +142,7 @@ def _whole_pages(state: CellState, tokens: bytes) -> int:
 
 
 def _take_hold(step: Step, pin: Pin) -> None:
-    """Lock what has a copy, from where the pin's hold ends downwards, as far as the budget goes."""
+    """Lock copies from the end of the pin's hold downwards, as far as the budget goes."""
     state = step.state
     storage = state.storages.get(pin.storage_id)
     if storage is None or storage.pool is None or pin.refusal:
@@ -168,7 +168,7 @@ def _take_hold(step: Step, pin: Pin) -> None:
 
 
 def _keep_chunks(step: Step, storage: Storage, pin: Pin) -> None:
-    """Have the disk keep the chunks of what the pin holds."""
+    """Have the disk keep the chunks of the nodes that the pin locks."""
     state = step.state
     if not storage.disk.budget_bytes:
         return
@@ -181,7 +181,7 @@ def _keep_chunks(step: Step, storage: Storage, pin: Pin) -> None:
 
 
 def _shrink(step: Step, pin: Pin, top: Node) -> None:
-    """Let go of ``top`` and of everything below it."""
+    """Unlock ``top`` and everything below it."""
     state = step.state
     storage = state.storages[pin.storage_id]
     for node in _held(state, pin):
@@ -213,5 +213,5 @@ def _end(step: Step, pin: Pin) -> None:
 
 
 def _held(state: CellState, pin: Pin) -> list[Node]:
-    """Return the nodes that the pin locks, lowest first. Does not mutate."""
+    """Return the nodes that the pin locks, lowest first. Changes nothing."""
     return ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []

@@ -1,4 +1,4 @@
-"""How much of a request's prefix a worker can reuse: its own device, then its node's host pool and other devices."""
+"""The reusable part of a request's prefix at a worker: on its own device, in its node's host pool, on other devices."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 NARROWED_TOKENS = 4096
-"""Tokens of a prompt that are narrowed at first, at least; then twice as many, as short nodes would cost much alone."""
-_MOST_NARROWED = 16384 * TOKEN_BYTES  # What is made of more no cache of a core holds, and the allocator maps it anew.
+"""Tokens of a prompt that are narrowed first, at least; then twice as many, as each call costs much for short nodes."""
+_MOST_NARROWED = 16384 * TOKEN_BYTES  # More does not fit a core's cache, and is mapped anew each time.
 _NOTHING = bytearray()
-_NODES, _PAGES = itemgetter(0), itemgetter(1)  # Of an entry of a path.
+_NODES, _PAGES = itemgetter(0), itemgetter(1)  # The parts of an entry of a path.
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The usable part of a match, top first: what is on the device, then what loads bring.
+    """The usable part of a match, top first: nodes on the device, then nodes to load.
 
     ``joined`` nodes are loaded by the batch that is being formed, for another request of it (a bundle hit, Strata
-    4.3.2); ``loaded`` nodes would be loaded for this one. ``sources`` says of each joined and each loaded node from
-    which neighbour's device it comes; "" is the host pool. ``awaited`` is a node that an earlier batch or a promotion
-    is loading, right below what is usable.
+    4.3.2); ``loaded`` nodes would be loaded for this one. ``sources`` has for each joined and then each loaded node the
+    neighbour from whose device it comes; "" is the host pool. ``awaited`` is a node that an earlier batch or a
+    promotion is loading, right below what is usable.
     """
 
     device: list[Node] = field(default_factory=list)
@@ -44,16 +44,17 @@ class PrefixMatch:
     device_pages: int = 0
     joined_pages: int = 0
     loaded_pages: int = 0
-    neighbour_pages: int = 0  # Of ``joined_pages`` and ``loaded_pages``.
+    neighbour_pages: int = 0  # Those of ``joined_pages`` and ``loaded_pages`` that neighbours send.
     awaited: Node | None = None
 
     @property
     def pages(self) -> int:
+        """Number of usable pages, on the device or to be loaded."""
         return self.device_pages + self.joined_pages + self.loaded_pages
 
     @property
     def loads(self) -> list[tuple[str, list[Node]]]:
-        """What is loaded as stretches of one source each, top first: (the neighbour or "", its nodes)."""
+        """Loads as stretches of one source each, top first: (the neighbour or "", its nodes)."""
         stretches: list[tuple[str, list[Node]]] = []
         for node, source in zip(self.loaded, self.sources[len(self.joined) :], strict=True):
             if stretches and stretches[-1][0] == source:
@@ -69,14 +70,14 @@ class PrefixMatch:
 
     @property
     def deepest_held(self) -> Node | None:
-        """The deepest node that has device pages already, valid or about to be."""
+        """The deepest node that has device pages already, valid or about to be; None without any."""
         if self.joined:
             return self.joined[-1]
         return self.device[-1] if self.device else None
 
 
 def find_path(state: CellState, request: Request) -> Path:
-    """Return what the tree knows of this request's tokens, on any tier. Does not mutate.
+    """Return the path of this request's tokens in the tree, whatever tiers hold it. Changes nothing.
 
     At least the last token must be computed, for its logits; so the match ends a token before the end.
     """
@@ -88,7 +89,7 @@ def find_path(state: CellState, request: Request) -> Path:
 
 
 def note_path(state: CellState, request: Request, path: Path) -> None:
-    """Note where a match of this request ended, so that the next goes on from there."""
+    """Note where a match of this request ended, so that the next continues there."""
     match = request.match
     match.node = match.tokens = 0
     if path:
@@ -100,7 +101,7 @@ def note_path(state: CellState, request: Request, path: Path) -> None:
 
 
 def matched_path(state: CellState, request: Request) -> Path:
-    """:func:`find_path`, noted."""
+    """Return :func:`find_path`, and note where it ends."""
     path = find_path(state, request)
     note_path(state, request, path)
     return path
@@ -109,10 +110,10 @@ def matched_path(state: CellState, request: Request) -> Path:
 def reach(
     state: CellState, path: Path, worker: Worker, joinable: Mapping[int, str | None] = NOTHING_JOINABLE
 ) -> PrefixMatch:
-    """Return the part of ``path`` that this worker can reuse. Does not mutate.
+    """Return the part of ``path`` that this worker can reuse. Changes nothing.
 
-    ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
-    pool: its chunks may stand on them.
+    ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour named there or from the host
+    pool: requests of that batch may reuse them.
     """
     found = PrefixMatch()
     if not path:
@@ -150,9 +151,9 @@ def reach(
 
 
 def held_on(path: Path, worker_id: str) -> int:
-    """How many nodes of a path, from its top on, are on this worker's device. Does not mutate.
+    """Return how many nodes of a path, from its top on, are on this worker's device. Changes nothing.
 
-    What is on a device is closed upwards, so that its end is found by halves.
+    With each node on a device all nodes above it are, so that the end is found by bisection.
     """
     low, high = 0, len(path)
     if high and worker_id in path[-1][0].device:
@@ -167,7 +168,7 @@ def held_on(path: Path, worker_id: str) -> int:
 
 
 def _load_nothing(found: PrefixMatch, path: Path) -> None:
-    """So little would be loaded that it is not worth it."""
+    """Drop the loads of a match, which are too few to be worth it."""
     start = len(found.device) + len(found.joined)
     sources = found.sources[len(found.joined) :]
     found.neighbour_pages -= sum(pages for (_, pages), source in zip(path[start:], sources, strict=False) if source)
@@ -176,9 +177,7 @@ def _load_nothing(found: PrefixMatch, path: Path) -> None:
 
 
 def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
-    """Return the neighbour to copy a node from, the first that joined among its holders; "" is none. Does not
-    mutate.
-    """
+    """Return the neighbour to copy a node from, the first holder that joined; "" for none. Changes nothing."""
     usable = [name for name in node.device if worker.moves.neighbours.get(name)]
     if len(usable) < 2:
         return usable[0] if usable else ""
@@ -186,8 +185,9 @@ def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
 
 
 def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """Return the longest path of the namespace's tree that ``tokens`` follow, of at most ``max_pages``. Does not
-    mutate.
+    """Return the longest path of the namespace's tree that ``tokens`` follow, at most ``max_pages``.
+
+    Changes nothing.
     """
     root = tree.roots.get(namespace)
     path: Path = []
@@ -199,10 +199,10 @@ def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int
 def match_again(
     tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int, deepest: int, matched_tokens: int
 ) -> Path:
-    """As :func:`match_prefix`, for tokens whose last match ended in node ``deepest``. Does not mutate.
+    """Return the same as :func:`match_prefix`, for tokens whose last match ended in node ``deepest``. Changes nothing.
 
     The first ``matched_tokens`` (whole pages) of ``tokens`` are known to lie on the way from the root to that
-    node's end. If it still lives they still do, so they are not compared again and only what follows is.
+    node's end. If it still lives they still do, so only the tokens behind them are compared.
     """
     node = tree.nodes.get(deepest)
     if node is None:
@@ -231,7 +231,7 @@ def match_again(
 
 
 def match_below(tree: PrefixTree, node: Node, tokens: bytes, max_pages: int) -> Path:
-    """Return what of that path lies below ``node``; ``tokens`` follow all of its way from the root. Does not mutate."""
+    """Return the part of a match below ``node``; ``tokens`` follow all of its way from the root. Changes nothing."""
     path: Path = []
     _descend(tree, node, tokens, node.end * TOKEN_BYTES, _end_of_match(tree, tokens, max_pages), path)
     return path
@@ -243,7 +243,7 @@ def _end_of_match(tree: PrefixTree, tokens: bytes, max_pages: int) -> int:
 
 
 def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int, path: Path) -> None:
-    """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``; appends to ``path``."""
+    """Follow ``tokens[offset:end]`` (byte offsets) down from ``node``, and append the nodes to ``path``."""
     page = tree.page_token_bytes
     nodes = tree.nodes
     # The narrowed part of the prompt ends at ``stop``; ``place`` is where ``offset`` lies in it.
@@ -272,7 +272,7 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
             if following <= end:
                 if following > stop:
                     stop, place = min(end, max(following, offset + ahead)), 0
-                    # Where it is None nothing begins with a label, and pages are compared.
+                    # Where it is None no label matches, and pages are compared.
                     narrowed = narrow_behind(tokens, offset, stop) or _NOTHING
                     ahead = min(2 * ahead, _MOST_NARROWED)
                 if narrowed.startswith(label, place):
@@ -293,14 +293,14 @@ def _descend(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int,
 
 
 def common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int) -> int:
-    """How many whole pages of ``node`` equal ``tokens[offset:end]`` (byte offsets). Does not mutate."""
+    """Return how many whole pages of ``node`` equal ``tokens[offset:end]`` (byte offsets). Changes nothing."""
     if offset + node.size * TOKEN_BYTES <= end and tokens.startswith(node.tokens, offset):
         return page_count(tree, node)
     return _common_pages(tree, node, tokens, offset, end)
 
 
 def _common_pages(tree: PrefixTree, node: Node, tokens: bytes, offset: int, end: int, known: int = 0) -> int:
-    """Whole pages that are equal; the first ``known`` tokens of the node are."""
+    """Return the number of equal whole pages; the first ``known`` tokens of the node are equal."""
     page_size = tree.page_size
     length = min(node.size, (end - offset) // TOKEN_BYTES) // page_size * page_size
     if length <= known:

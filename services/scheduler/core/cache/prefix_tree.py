@@ -1,7 +1,7 @@
 """The radix tree of cached prefixes: one root per namespace, edges labelled with whole pages of tokens.
 
 Only shape lives here: adding, splitting and removing nodes (:mod:`prefix_match` finds what a prompt shares with
-them). Whose pages a node's KV lies in is kept in the node too, but :mod:`residency` changes it. Tokens and pages are
+them). The pages of a node's KV are listed in the node too, but :mod:`residency` changes them. Tokens and pages are
 packed, so that matching is a comparison of bytes in place and no loop runs over tokens.
 """
 
@@ -38,7 +38,7 @@ from shared.ids import TOKEN_BYTES
 if TYPE_CHECKING:
     from _collections_abc import dict_values
 
-PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
+PAGE_NUMBER_BYTES = 4  # Bytes of a page number in a packed list.
 HEAD_TOKENS = 16
 """A node is remembered by its first page, and by more of them where pages are smaller than this. Where it ends is
 chance: the same prefix comes back in a longer or a shorter span once its node was evicted."""
@@ -74,7 +74,7 @@ _SHORT_NAMES = {
 
 
 class Rare(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False, frozen=True):
-    """What few nodes have. Nodes that have nothing of it share one, as do those that only have an owner."""
+    """Fields that few nodes set. Nodes with the defaults share one object, as do those that only have an owner."""
 
     namespace: str = ""
     host_locks: dict[str, int] = EMPTY_MAP
@@ -91,7 +91,7 @@ NOTHING_RARE = Rare()
 
 @lru_cache(maxsize=4096)
 def owned(owner: int, *, is_wide: bool = False, is_sealed: bool = False) -> Rare:
-    """Return what many nodes have alike: quotas that they count against, a wide label, a key of their own."""
+    """Return the :class:`Rare` that many nodes share: an owner, a wide label, a namespace with a key of its own."""
     is_common = not (owner or is_wide or is_sealed)
     return NOTHING_RARE if is_common else Rare(owner=owner, is_wide=is_wide, is_sealed=is_sealed)
 
@@ -99,24 +99,24 @@ def owned(owner: int, *, is_wide: bool = False, is_sealed: bool = False) -> Rare
 class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     """A span of whole pages under one parent. Dictionaries are keyed by worker id or storage id.
 
-    ``label`` has its tokens, in three bytes each unless it is wide (see :mod:`labels`). A pool has either all pages of
+    ``label`` has its tokens, in three bytes each unless it is wide (see :mod:`labels`). A pool holds all pages of
     a node or none. ``device``: workers on which its pages are valid. ``loading``: workers with device pages that a load
-    on its way will fill. ``host``: storages in whose host pool they are valid. ``record`` has the numbers of those
+    in flight will fill. ``host``: storages in whose host pool they are valid. ``record`` has the numbers of those
     pages, see :meth:`device_pages`. ``locks``: running requests of a worker whose prefix includes this node. ``below``:
-    children with ``device`` or ``loading`` pages on a worker. ``transfer`` is the backup that reads this node (0 is
-    none) and ``backup_pages`` the host pages that it fills.
+    numbers of children with ``device`` or ``loading`` pages on a worker. ``transfer`` is the backup that reads this
+    node (0: none) and ``backup_pages`` the host pages that it fills.
 
-    Rarely there, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
+    Rarely set, and kept apart: ``namespace``, on roots only. ``host_locks``: loads that read the host copy.
     ``identities``: 16 bytes a page once they were needed. ``quarantined``: storages whose copy failed verification
-    while another load reads it. ``importance``: what its tokens are worth beside those of others, as far as is known
-    (see :mod:`shares`). ``owner``: whose quotas its pages count against, 0 is none; that of its root (see
+    while another load reads it. ``importance``: what its tokens are worth relative to those of others, where measured
+    (see :mod:`shares`). ``owner``: whose quotas its pages count against (0: none), as of its root (see
     :mod:`quotas`). ``is_wide``: its label has packed int32 tokens. ``is_sealed``: its namespace has a key of its own,
     so that no node lends it to another.
 
     Names, counts and depths are shared with other nodes (see :mod:`holdings`): replace them, do not change them.
-    Snapshots leave out fields that have their default, so that a decoded node is as small as a new one. What a node's
-    id stands for, the tokens from the root to the node's end, never changes while the node lives, and ids are not
-    used again.
+    Snapshots leave out fields that have their default, so that a decoded node is as small as a new one. The
+    tokens that a node's id stands for, from the root to the node's end, never change while the node lives, and ids are
+    not used again.
     """
 
     id: int
@@ -138,7 +138,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
     @property
     def size(self) -> int:
-        """Tokens of its own span."""
+        """Number of tokens in its own span."""
         return len(self.label) // (TOKEN_BYTES if self.rare.is_wide else NARROW_BYTES)
 
     @property
@@ -147,27 +147,27 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         return tokens_of(self.label, 0, len(self.label), is_wide=self.rare.is_wide)
 
     def tokens_between(self, start: int, end: int) -> bytes:
-        """Return the same from token ``start`` to ``end`` of its span."""
+        """Return tokens ``start`` to ``end`` of its span, packed int32."""
         return tokens_of(self.label, start, end, is_wide=self.rare.is_wide)
 
     @property
     def end(self) -> int:
-        """Tokens from the root to the node's end."""
+        """Number of tokens from the root to the node's end."""
         return self.depth + len(self.label) // (TOKEN_BYTES if self.rare.is_wide else NARROW_BYTES)
 
     @property
     def digest(self) -> int:
-        """What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS)."""
+        """Hash of the tokens from the root through its head (see HEAD_TOKENS), by which the node is remembered."""
         return digests_of(self.record)[0]
 
     @property
     def end_digest(self) -> int:
-        """The same from the root to the node's end; digests of children go on from it."""
+        """Hash of the tokens from the root to the node's end; digests of children continue it."""
         return digests_of(self.record)[1]
 
     @property
     def child_ids(self) -> tuple[int, ...] | dict_values[int, int]:
-        """Ids of its children, in the order in which they came. Does not copy many."""
+        """Ids of its children, in the order in which they were added; a view where there are several."""
         children = self.children
         if isinstance(children, int):
             return (children,) if children else ()
@@ -175,82 +175,88 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
     @property
     def namespace(self) -> str:
+        """Namespace of a root; "" for all other nodes."""
         return self.rare.namespace
 
     @property
     def host_locks(self) -> dict[str, int]:
+        """Number of holders of the host copy by storage: loads that read it, pins and leases."""
         return self.rare.host_locks
 
     @property
     def identities(self) -> bytes:
+        """Identities of its pages, 16 bytes each; b"" until they were needed."""
         return self.rare.identities
 
     @property
     def quarantined(self) -> tuple[str, ...]:
+        """Storages whose copy failed verification and stays only until its readers end."""
         return self.rare.quarantined
 
     @property
     def importance(self) -> float:
+        """Measured worth of its tokens relative to those of others; 1.0 where not measured."""
         return self.rare.importance
 
     @property
     def owner(self) -> int:
+        """Number of the owner whose quotas its pages count against; 0 for none."""
         return self.rare.owner
 
     def set_rare(self, **changes: Any) -> None:
-        """Give it other values of fields that few nodes have."""
+        """Change fields that few nodes set."""
         rare = msgspec.structs.replace(self.rare, **changes)
         common = owned(rare.owner, is_wide=rare.is_wide, is_sealed=rare.is_sealed)
         self.rare = common if rare == common else rare
 
     def device_pages(self, worker_id: str) -> bytes:
-        """Numbers of its pages on a worker of ``device``, packed int32. Raises ValueError for another."""
+        """Return its page numbers on a worker of ``device``, packed int32. Raises ValueError for another worker."""
         return self._listed(self.device.index(worker_id))
 
     def loading_pages(self, worker_id: str) -> bytes:
-        """Return the same for a worker of ``loading``."""
+        """Return its page numbers on a worker of ``loading``, packed int32. Raises ValueError for another worker."""
         return self._listed(len(self.device) + self.loading.index(worker_id))
 
     def host_pages(self, storage_id: str) -> bytes:
-        """Return the same for a storage of ``host``."""
+        """Return its page numbers at a storage of ``host``, packed int32. Raises ValueError for another storage."""
         return self._listed(len(self.device) + len(self.loading) + self.host.index(storage_id))
 
     def put_on_device(self, worker_id: str, pages: bytes) -> None:
-        """Hold the node in these pages of a worker that is not in ``device`` from now on."""
+        """Add a worker that is not in ``device``, with its pages (packed int32)."""
         self._insert(len(self.device), pages)
         self.device = shared_names((*self.device, worker_id))
 
     def take_from_device(self, worker_id: str) -> bytes:
-        """No pages of this worker hold it any more; returns those that did."""
+        """Remove a worker from ``device`` and return the pages there. Raises ValueError if it is not there."""
         pages = self._take(self.device.index(worker_id))
         self.device = _without(self.device, worker_id)
         return pages
 
     def put_loading(self, worker_id: str, pages: bytes) -> None:
-        """Note a load that will fill these pages of a worker that is not in ``loading``."""
+        """Add a worker that is not in ``loading``, with the pages that the load will fill."""
         self._insert(len(self.device) + len(self.loading), pages)
         self.loading = shared_names((*self.loading, worker_id))
 
     def take_loading(self, worker_id: str) -> bytes:
-        """Take back the pages of a load that is over."""
+        """Remove a worker whose load is over from ``loading`` and return its pages."""
         pages = self._take(len(self.device) + self.loading.index(worker_id))
         self.loading = _without(self.loading, worker_id)
         return pages
 
     def put_in_host(self, storage_id: str, pages: bytes) -> None:
-        """Hold the node in these pages of a storage that is not in ``host`` from now on."""
+        """Add a storage that is not in ``host``, with its pages (packed int32)."""
         self._insert(self.pools, pages)
         self.host = shared_names((*self.host, storage_id))
 
     def take_from_host(self, storage_id: str) -> bytes:
-        """No pages of this storage hold it any more; returns those that did."""
+        """Remove a storage from ``host`` and return the pages there. Raises ValueError if it is not there."""
         pages = self._take(len(self.device) + len(self.loading) + self.host.index(storage_id))
         self.host = _without(self.host, storage_id)
         return pages
 
     @property
     def pools(self) -> int:
-        """Pools that hold it or are to."""
+        """Number of pools with pages of the node, valid or being loaded."""
         return len(self.device) + len(self.loading) + len(self.host)
 
     def _listed(self, place: int) -> bytes:
@@ -258,11 +264,11 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
         return run_at(record, place) if len(record) & 3 else listed(record, self.pools, place)
 
     def _insert(self, place: int, pages: bytes) -> None:
-        """To be called before the name is among the others, whose lists are as long."""
+        """Insert a pool's pages into the record; called before the pool's name is added."""
         self.record = inserted(self.record, self.pools, place, pages)
 
     def _take(self, place: int) -> bytes:
-        """To be called before the name is gone."""
+        """Remove and return a pool's pages; called before the pool's name is removed."""
         pages = self._listed(place)
         self.record = taken(self.record, self.pools, place)
         return pages
@@ -275,9 +281,9 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 class PrefixTree(msgspec.Struct, dict=True):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
-    Without ``has_digests`` nodes have none: they are not remembered once they are gone. Such nodes are few and soon
-    gone, so their labels are wide and cost nothing to make. ``owners`` are of namespaces whose KV counts against
-    somebody's quotas. ``sealed`` namespaces have a key of their own.
+    Without ``has_digests`` nodes have no digests and are not remembered once they are gone. Such nodes are few and
+    short-lived, so their labels are wide and cost nothing to make. ``owners`` has the owner of each namespace whose KV
+    counts against quotas. ``sealed`` namespaces have a key of their own.
     """
 
     page_size: int = 0
@@ -295,39 +301,39 @@ class PrefixTree(msgspec.Struct, dict=True):
 
     @property
     def head_tokens(self) -> int:
-        """Tokens by which a node is remembered: whole pages, at least HEAD_TOKENS."""
+        """Tokens at most by which a node is remembered: whole pages, at least HEAD_TOKENS."""
         return -(-HEAD_TOKENS // self.page_size) * self.page_size
 
     @cached_property
     def ways(self) -> KeptWays:
-        """Ways that were walked lately. They follow from the nodes, and are in no snapshot."""
+        """Cache of recently walked ways. It follows from the nodes, and is in no snapshot."""
         return KeptWays()
 
     def owner_of(self, namespace: str) -> int:
-        """Return the number of a namespace's owner; 0 where no quota is for it. Does not mutate."""
+        """Return the number of a namespace's owner; 0 where it counts against no quota. Changes nothing."""
         return self.owners.get(namespace, 0)
 
 
 Path = list[tuple[Node, int]]
-"""Nodes from below the root downwards, each with how many of its pages match; only the last may match in part."""
+"""Nodes from below the root downwards, each with its number of matching pages; only the last may match in part."""
 
 _MANY = 8
-"""Nodes from which on it is cheaper to look at all of them together."""
+"""Nodes from which on one vectorised look-up is cheaper than one for each."""
 
 _MOST_KEPT = 1 << 17
 _OF_A_WAY = 8
-"""Nodes of all kept ways together, at the most, where what a way takes by itself counts as so many: 8 MB."""
+"""Overhead of a kept way, in nodes; with it, all kept ways have at most _MOST_KEPT nodes together: 8 MB."""
 
 _MOST_TOKEN_BYTES = 1 << 25
-"""Of tokens of ways to which prompts refer: sixty sessions of 131,072 tokens."""
+"""Bytes at most of kept tokens of ways that prompts refer to: sixty sessions of 131,072 tokens."""
 
 _PARENTS, _RECORDS, _DEVICES, _DEPTHS = map(attrgetter, ("parent", "record", "device", "depth"))
 
 
 class Way(msgspec.Struct, frozen=True, gc=False):
-    """What lies between a root and the end of a node, as it is known without walking there. Its lists never change.
+    """The nodes between a root and the end of a node, known without walking there. Its lists never change.
 
-    ``path`` has its nodes, top first, each with all of its pages, ``nodes`` the same without pages, and ``parents`` the
+    ``path`` has the nodes, top first, each with all of its pages, ``nodes`` the same without pages, and ``parents`` the
     ids of their parents.
     """
 
@@ -338,20 +344,21 @@ class Way(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeptWays:
-    """Ways by the ids of the nodes in which they end, the one kept longest ago first.
+    """A bounded cache of ways by the ids of the nodes in which they end, oldest first.
 
-    While a node lives so does all above it, and only a cut puts another node between them, which the lower part has as
-    its parent then. So a session that goes on pays for the nodes that it is longer by.
+    While a node lives so do all nodes above it, and only a split puts another node between them, which then is the
+    parent of the lower part. So a session that goes on pays for its new nodes only.
     """
 
     def __init__(self) -> None:
+        """Begin with no ways."""
         self._by_end: dict[int, Way] = {}
         self._kept = 0
         self._tokens: dict[int, bytes] = {}
         self._token_bytes = 0
 
     def get(self, node_id: int) -> Way | None:
-        """Return the kept way to the end of a node that lives, if no node on it was cut since."""
+        """Return the kept way to the end of a living node; None where none is kept or a node on it was split since."""
         way = self._by_end.get(node_id)
         if way is not None and list(map(_PARENTS, way.nodes)) != way.parents:
             self.drop(node_id)
@@ -359,40 +366,40 @@ class KeptWays:
         return way
 
     def keep(self, node_id: int, way: Way) -> None:
-        """Keep a way to the end of this node, which has none."""
+        """Keep a way to the end of this node, which has none; the oldest ways make room."""
         self._by_end[node_id] = way
         self._kept += _OF_A_WAY + len(way.nodes)
         while self._kept > _MOST_KEPT:
             self.drop(next(iter(self._by_end)))
 
     def tokens(self, node_id: int) -> bytes | None:
-        """Return the tokens of the whole way to the end of a node that lives, packed int32, where they are kept."""
+        """Return the tokens of the whole way to a living node's end, packed int32; None where they are not kept."""
         return self._tokens.get(node_id)
 
     def keep_tokens(self, node_id: int, tokens: bytes) -> None:
-        """Keep the tokens of a way, which never change."""
+        """Keep the tokens of a way, which never change; the oldest make room."""
         self._tokens[node_id] = tokens
         self._token_bytes += len(tokens)
         while self._token_bytes > _MOST_TOKEN_BYTES:
             self.drop_tokens(next(iter(self._tokens)))
 
     def drop_tokens(self, node_id: int) -> None:
-        """Keep the tokens of the way to this node no more, if they were."""
+        """Drop the tokens of the way to this node, if kept."""
         self._token_bytes -= len(self._tokens.pop(node_id, b""))
 
     def forget(self, node_id: int) -> None:
-        """Forget a node that is gone."""
+        """Drop way and tokens of a node that is gone."""
         self.drop(node_id)
         self.drop_tokens(node_id)
 
     def drop(self, node_id: int) -> None:
-        """Keep no way to the end of this node, if one was."""
+        """Drop the way to the end of this node, if kept."""
         way = self._by_end.pop(node_id, None)
         self._kept -= 0 if way is None else _OF_A_WAY + len(way.nodes)
 
 
 def way_to(tree: PrefixTree, node: Node) -> Way:
-    """Return the way from the root to the end of a node, which may be a root itself. Does not mutate the tree."""
+    """Return the way from the root to the end of a node, which may be a root itself. Does not change the tree."""
     kept = tree.ways
     found = kept.get(node.id)
     if found is not None:
@@ -416,9 +423,9 @@ def way_to(tree: PrefixTree, node: Node) -> Way:
 
 
 def tokens_to(tree: PrefixTree, node: Node) -> bytes:
-    """Return the tokens from the root to the end of a node, packed int32. Does not mutate the tree.
+    """Return the tokens from the root to the end of a node, packed int32. Does not change the tree.
 
-    They are kept, so that those to a node below cost what is new.
+    They are kept, so that a later call for a node below it copies only what is new.
     """
     kept, nodes = tree.ways, way_to(tree, node).nodes
     known, place = b"", len(nodes)
@@ -438,7 +445,7 @@ def tokens_to(tree: PrefixTree, node: Node) -> bytes:
 
 
 def device_pages_of(tree: PrefixTree, nodes: list[Node], worker_id: str) -> bytes:
-    """Numbers of the pages of these nodes of one way on a worker that has each of them, top first, packed int32."""
+    """Return the page numbers of these nodes of one way on a worker that has all of them, top first, packed int32."""
     if len(nodes) < _MANY:
         return b"".join([node.device_pages(worker_id) for node in nodes])
     names, last = nodes[-1].device, nodes[-1]
@@ -453,12 +460,12 @@ def device_pages_of(tree: PrefixTree, nodes: list[Node], worker_id: str) -> byte
 
 
 def page_count(tree: PrefixTree, node: Node) -> int:
-    """Pages of a node's own span."""
+    """Return the number of pages in a node's own span."""
     return len(node.label) // (TOKEN_BYTES if node.rare.is_wide else NARROW_BYTES) // tree.page_size
 
 
 def head_of(tree: PrefixTree, tokens: bytes) -> bytes:
-    """Return the first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or all that there are."""
+    """Return the first pages of a span that tell it from others: at least HEAD_TOKENS tokens, or the whole span."""
     return tokens[: tree.head_tokens * TOKEN_BYTES]
 
 
@@ -477,7 +484,7 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
 
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
-    """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
+    """Add a leaf with this span: at least one whole page, and no sibling with the same first page."""
     label, is_wide = label_of(tokens, is_kept=tree.has_digests)
     node = Node(
         id=tree.next_id,
@@ -494,7 +501,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
 
 
 def split(tree: PrefixTree, node: Node, pages: int) -> Node:
-    """Cut ``node`` after ``pages`` of its pages and return the new upper part. Mutates both.
+    """Split ``node`` after ``pages`` of its pages and return the new upper part. Changes both.
 
     The lower part keeps the id: a holder of a node means it and everything above, so the upper part inherits
     every lock and every reader, and no reference elsewhere needs a change (a transfer's list of nodes does;
@@ -543,7 +550,7 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
 
 
 def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
-    """Return the record of a node with these tokens right below another, which no pool holds."""
+    """Return the record of a node with these tokens right below ``above``, not yet held by a pool."""
     if not tree.has_digests:
         return NO_DIGESTS
     head = head_of(tree, tokens)
@@ -553,7 +560,7 @@ def _digests(tree: PrefixTree, above: Node, tokens: bytes) -> bytes:
 
 
 def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
-    """Remove a node without children; returns its parent, or None when the parent was an emptied root."""
+    """Remove a node without children; return its parent, or None when that was a root and is removed, too."""
     parent = tree.nodes[node.parent]
     detach(tree, parent, node)
     tree.ways.forget(node.id)
@@ -566,7 +573,7 @@ def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
 
 
 def remove_subtree(tree: PrefixTree, top: Node) -> tuple[list[Node], Node | None]:
-    """Remove a node with all below it; returns them, every child before its parent, and what remove_leaf returns."""
+    """Remove a node with all below it; return them, children first, and the result of :func:`remove_leaf` for it."""
     if not top.children:
         return [top], remove_leaf(tree, top)
     gone = descendants_first(tree, top)
@@ -579,7 +586,7 @@ def remove_subtree(tree: PrefixTree, top: Node) -> tuple[list[Node], Node | None
 
 
 def descendants_first(tree: PrefixTree, top: Node) -> list[Node]:
-    """``top`` and everything below it, every child before its parent. Does not mutate."""
+    """Return ``top`` and everything below it, every child before its parent. Changes nothing."""
     order, stack = [], [top]
     while stack:
         node = stack.pop()
@@ -590,10 +597,10 @@ def descendants_first(tree: PrefixTree, top: Node) -> list[Node]:
 
 
 def ancestors(tree: PrefixTree, node: Node) -> list[Node]:
-    """``node`` and every node above it, without the root, lowest first. Does not mutate."""
+    """Return ``node`` and every node above it, without the root, lowest first. Changes nothing."""
     return way_to(tree, node).nodes[::-1]
 
 
 def namespace_of(tree: PrefixTree, node: Node) -> str:
-    """Return the namespace whose tree this node is in. Does not mutate."""
+    """Return the namespace whose tree this node is in. Changes nothing."""
     return way_to(tree, node).root.namespace

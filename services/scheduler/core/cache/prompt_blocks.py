@@ -1,8 +1,8 @@
-"""Prompts by reference: where the tree has the tokens that a digest of whole blocks stands for.
+"""Prompts by reference: the place in the tree of the tokens that a digest of whole blocks stands for.
 
 A gateway names the front of a prompt by a digest (:mod:`shared.prompt_chain`). The table has a node for it, noted when
-the request that computed those tokens gave its pages to the tree. What a node's id stands for never changes while the
-node lives, so an entry is right or its node is gone, and nothing need be done when nodes are split, evicted or flushed.
+the request that computed those tokens gave its pages to the tree. The tokens that a node's id stands for never change
+while it lives, so an entry is right or its node is gone, and splits, evictions and flushes need no updates here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.messages.requests import PromptBase, SubmitRequest
 
 MOST_BLOCKS = 65_536
-"""Blocks that the table has at the most: 67 million tokens, in some 16 MB of memory and 2 MB of a snapshot."""
+"""Blocks in the table at most: 67 million tokens, in some 16 MB of memory and 2 MB of a snapshot."""
 
 
 class HeldBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -33,28 +33,28 @@ class HeldBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 HeldBlocks = dict[bytes, HeldBlock]
-"""By digest, the one used longest ago first. Nodes may be gone."""
+"""Blocks by digest, the least recently used first. Their nodes may be gone."""
 
 
 class PromptBlocks(msgspec.Struct):
-    """Digests of the whole blocks of a prompt, 16 bytes each, but for the first ``above`` blocks.
+    """Digests of the whole blocks of a prompt, 16 bytes each, without the first ``above`` blocks.
 
     A request that came with a base has them from that base on: the first digest is the base's.
     """
 
     digests: bytes = b""
     above: int = 0
-    noted: int = 0  # The first so many are in the table, as far as this request has published.
+    noted: int = 0  # Blocks noted in the table by this request so far.
 
 
 def blocks_behind(message: SubmitRequest, base: PromptBase) -> PromptBlocks:
-    """Return the digests that a message with a base gives."""
+    """Return the digests of a request that came with a base: the base's own, and those of the tail."""
     digests = base.digest + block_digests(message.namespace, message.tail, above=base.digest)
     return PromptBlocks(digests, above=base.tokens // prompt_chain.BLOCK_TOKENS - 1)
 
 
 def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: PromptBase) -> Node | None:
-    """Return the node whose way from the root begins with the base; None where the tree lacks it. Does not mutate."""
+    """Return the node whose way from the root begins with the base; None where the tree lacks it. Changes nothing."""
     held = blocks.get(base.digest)
     if held is None or held.tokens != base.tokens:
         return None
@@ -63,14 +63,14 @@ def find_base(blocks: HeldBlocks, tree: PrefixTree, namespace: str, base: Prompt
 
 
 def prompt_behind(tree: PrefixTree, node: Node, base_tokens: int, tail: bytes) -> bytes:
-    """Return the first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed."""
+    """Return the first ``base_tokens`` of the tokens down to a node's end, and ``tail`` behind them, packed int32."""
     return b"".join((memoryview(tokens_to(tree, node))[: base_tokens * TOKEN_BYTES], tail))
 
 
 def note_blocks(blocks: HeldBlocks, tree: PrefixTree, digests: bytes, above: int, node: Node, end_tokens: int) -> int:
-    """Note where the tree has these blocks; the first has ``above`` others before it.
+    """Note where the tree has these blocks; ``above`` blocks come before the first.
 
-    The first ``end_tokens`` of their tokens lie on the way to ``node``. Returns how many blocks end within them.
+    The first ``end_tokens`` of the prompt lie on the way to ``node``. Returns how many blocks end within them.
     """
     count = min(len(digests) // DIGEST_BYTES, end_tokens // prompt_chain.BLOCK_TOKENS - above)
     if count <= 0:

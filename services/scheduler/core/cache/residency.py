@@ -1,4 +1,4 @@
-"""Who holds a node: pages per pool, locks per worker, and what may therefore be evicted.
+"""Residency of nodes: pages per pool, locks per worker, and what may therefore be evicted.
 
 All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here (of a whole pool that is
 gone, in :mod:`pools`), so that the pools' counts, the parents' ``below`` and the eviction policies always agree
@@ -65,28 +65,28 @@ UNREACHED = "unreached"  # In place of a tier: below a node that is not held any
 
 
 def host_pool(storage: Storage) -> PagePool:
-    """Return the pool of a storage that must have one."""
+    """Return the host pool of a storage. Raises InvariantViolated where it has none."""
     if storage.pool is None:
         raise InvariantViolated(f"storage {storage.storage_id} has no host pool")
     return storage.pool
 
 
 def is_device_evictable(state: CellState, node: Node, worker_id: str) -> bool:
-    """Whether this worker's pages of the node may be given up."""
+    """Return whether this worker's pages of the node may be freed."""
     if worker_id not in node.device or node.locks.get(worker_id) or node.below.get(worker_id):
         return False
     return not node.transfer or state.transfers[node.transfer].worker_id != worker_id
 
 
 def is_left_bare(node: Node, worker_id: str, leaving: Mapping[int, int]) -> bool:
-    """Whether only children that are about to leave keep this node on the device, and no backup reads it."""
+    """Return whether only children that are about to leave keep this node on the device, and no backup reads it."""
     if worker_id not in node.device or node.locks.get(worker_id) or node.transfer:
         return False
     return 0 < node.below.get(worker_id, 0) == leaving.get(node.id)
 
 
 def is_host_evictable(state: CellState, node: Node, storage_id: str) -> bool:
-    """Whether this storage's copy of the node may be given up."""
+    """Return whether this storage's copy of the node may be freed."""
     if storage_id not in node.host or node.host_locks.get(storage_id):
         return False
     if not node.children or node.rare.is_sealed or not state.storages[storage_id].shares:
@@ -95,12 +95,13 @@ def is_host_evictable(state: CellState, node: Node, storage_id: str) -> bool:
 
 
 CHILDREN_ASKED = 16
-"""A node with more children keeps its copies: asking them all would cost as much, and it is a prefix of many."""
+"""Children that are searched at most; a node with more keeps its copies, as it is a prefix of many."""
 
 
 def _goes_on(state: CellState, node: Node, storage_id: str) -> bool:
-    """Whether a pool has a copy below a node, or may have one, that is worth the front that it stands on: what is
-    shorter than a chunk, as a question below its document, is never lent.
+    """Return whether a pool has or may have a copy below a node that is worth keeping the node's copy.
+
+    A copy shorter than a chunk, such as a question below its document, is never lent and does not count.
     """
     nodes, least = state.tree.nodes, chunk_tokens(state.tree.page_size)
     left, asked = list(node.child_ids), 0
@@ -117,7 +118,7 @@ def _goes_on(state: CellState, node: Node, storage_id: str) -> bool:
 
 
 def _offer_above(state: CellState, node: Node) -> None:
-    """Offer copies above one that is gone: it may have been all that kept them."""
+    """Offer copies above one that is gone: it may have been the only reason to keep them."""
     least = chunk_tokens(state.tree.page_size)
     while node.parent:
         offer(state, node)
@@ -127,28 +128,28 @@ def _offer_above(state: CellState, node: Node) -> None:
 
 
 def _stays_resident(state: CellState, node: Node, storage_id: str) -> bool:
-    """Whether a node is somewhere without the copy of a storage, so that what is below it can still be reached."""
+    """Return whether a node is resident without a storage's copy, so that nodes below it can still be reached."""
     if node.device:
         return True
     return any(name != storage_id and name not in node.quarantined for name in copies_of(state, node))
 
 
 def devices_of(state: CellState, node: Node) -> Sequence[str]:
-    """Return the workers that are there and have the node on their device. Does not mutate."""
+    """Return the living workers that have the node on their device. Changes nothing."""
     if not state.lost:
         return node.device
     return [name for name in node.device if name in state.workers]
 
 
 def copies_of(state: CellState, node: Node) -> Sequence[str]:
-    """Return the storages that are there and have the node in their host pool. Does not mutate."""
+    """Return the living storages that have the node in their host pool. Changes nothing."""
     if not state.lost:
         return node.host
     return [name for name in node.host if f"{HOST}/{name}" not in state.lost]
 
 
 def is_held(state: CellState, node: Node) -> bool:
-    """Whether the node is resident, or about to be, in a pool that is there. Does not mutate."""
+    """Return whether the node is resident, or about to be, in a pool that still exists. Changes nothing."""
     if not state.lost:
         return bool(node.device or node.host or node.loading)
     for name in node.device:
@@ -161,7 +162,7 @@ def is_held(state: CellState, node: Node) -> bool:
 
 
 def moment(state: CellState, admission: int = 0) -> Moment:
-    """Return what policies may know of the present, and for which admission something happens, if for one."""
+    """Return what policies may know of the present; ``admission`` is the request that causes the event, 0 for none."""
     return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
 
 
@@ -173,7 +174,7 @@ def order_of(state: CellState, tier: str, owner: str) -> Policy:
 
 
 def coming_order_of(state: CellState, renewal: Renewal, tier: str, owner: str) -> Policy:
-    """Return the policy that a pool gets when a change of policy is done, made at its first use."""
+    """Return the policy that takes effect in a pool when a renewal is done, made at its first use."""
     order = renewal.orders.get(f"{tier}/{owner}")
     return order if order is not None else _make_order(state, renewal.orders, tier, owner)
 
@@ -187,7 +188,7 @@ def _make_order(state: CellState, orders: dict[str, Policy], tier: str, owner: s
 
 
 def _orders_told(state: CellState, node: Node, tier: str, owner: str) -> Sequence[Policy]:
-    """Return the policies that hear what happens to a node in a pool: its own, and the coming one if it knows it."""
+    """Return the policies to tell of a node in a pool: the present one, and the coming one if it knows the node."""
     renewal = state.renewal
     if renewal is None or node.id not in renewal.told:
         return (order_of(state, tier, owner),)
@@ -195,7 +196,7 @@ def _orders_told(state: CellState, node: Node, tier: str, owner: str) -> Sequenc
 
 
 def tell(state: CellState, renewal: Renewal, node: Node) -> None:
-    """Tell the coming policies of a node, and of what is above it before, unless they know it."""
+    """Tell the coming policies of a node, and before it of the nodes above, unless they know it."""
     untold = []
     while node.parent and node.id not in renewal.told:
         untold.append(node)
@@ -211,12 +212,12 @@ def tell(state: CellState, renewal: Renewal, node: Node) -> None:
 
 
 def orders_of_tier(orders: Mapping[str, Policy], tier: str) -> list[Policy]:
-    """Those of these eviction policies that are of pools of a tier, the oldest first."""
+    """Return the eviction policies of a tier's pools, the oldest first."""
     return [order for key, order in orders.items() if key.startswith(f"{tier}/")]
 
 
 def forget_order(state: CellState, tier: str, owner: str) -> None:
-    """Forget what the policy, the indexes and the owners' accounts of a pool that is gone knew."""
+    """Forget the policy, the indexes and the owners' accounts of a pool that is gone."""
     for orders in (state.orders, state.renewal.orders if state.renewal is not None else {}):
         gone = orders.pop(f"{tier}/{owner}", None)
         if gone is not None:
@@ -229,10 +230,10 @@ def forget_order(state: CellState, tier: str, owner: str) -> None:
 
 
 def offer(state: CellState, node: Node) -> None:
-    """Tell the policy of every pool from which the node may be evicted."""
+    """Tell the policy of every pool from which the node may be evicted, and the indexes."""
     locks, below = node.locks, node.below
     for worker_id in devices_of(state, node):
-        # A prefix that many share is held back nearly everywhere by what continues it: most loops end here.
+        # A prefix that many share is kept nearly everywhere by its continuations: most loops end here.
         if not below.get(worker_id) and not locks.get(worker_id) and is_device_evictable(state, node, worker_id):
             _offer_to(state, node, DEVICE, worker_id)
     for storage_id in copies_of(state, node):
@@ -243,7 +244,7 @@ def offer(state: CellState, node: Node) -> None:
 
 
 def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
-    """Offer a node that :func:`is_left_bare` may leave this device with its children."""
+    """Offer a node that may leave this device together with its children (see :func:`is_left_bare`)."""
     _offer_to(state, node, DEVICE, worker_id)
 
 
@@ -255,13 +256,13 @@ def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
 
 
 def touch(state: CellState, node: Node, seq: int) -> None:
-    """Mark a node as used now."""
+    """Mark a node as used by input ``seq``, and offer it again."""
     node.last_use = seq
     offer(state, node)
 
 
 def touch_locked(state: CellState, nodes: Sequence[Node], worker: Worker, seq: int) -> None:
-    """Touch nodes that are locked on this worker in the same way. One that only this pool holds is not offered."""
+    """Touch nodes of a path that all have locks of this worker. A node that only this device holds is not offered."""
     name = worker.worker_id
     is_plain = not state.candidates
     if nodes and is_plain and _are_held_by(nodes, name):
@@ -277,7 +278,7 @@ def touch_locked(state: CellState, nodes: Sequence[Node], worker: Worker, seq: i
 def lock_path(state: CellState, node: Node, worker: Worker, *, below: Node | None = None) -> None:
     """Keep ``node`` and everything above it on this worker's device.
 
-    With a node ``below`` whose path is kept already, on the way to this one, what keeps that keeps this from now on.
+    A node ``below`` is on the way to this one and has its path locked already; its locks then stand for the whole.
     """
     name, nodes = worker.worker_id, way_to(state.tree, node).nodes
     if below is not None:
@@ -297,7 +298,7 @@ def lock_path(state: CellState, node: Node, worker: Worker, *, below: Node | Non
 
 
 def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
-    """Undo :func:`lock_path`."""
+    """Undo :func:`lock_path`. Nodes without further locks may be evicted again."""
     nodes = way_to(state.tree, node).nodes
     if not _unlock_together(state, nodes, worker):
         for each in reversed(nodes):
@@ -305,7 +306,7 @@ def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
-    """Lock nodes of a path that this worker alone locks alike; returns whether they are such."""
+    """Lock the nodes of a path at once, if only this worker locks them and all alike; return whether it did."""
     count = _locked_alike(nodes, worker.worker_id)
     if count < 0:
         return False
@@ -320,9 +321,9 @@ def _lock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> b
 
 
 def _unlock_together(state: CellState, nodes: Sequence[Node], worker: Worker) -> bool:
-    """Undo :func:`_lock_together` for a whole path, if this worker alone holds it; returns whether it did.
+    """Undo :func:`_lock_together` for a whole path, if only this worker's device holds it; return whether it did.
 
-    What lies below keeps all of them but the last, so that the last alone is offered.
+    Each node is kept by its child, so that only the last one is offered.
     """
     count, locks = _locked_alike(nodes, worker.worker_id), EMPTY_MAP
     if count < 1:
@@ -340,7 +341,7 @@ def _unlock_together(state: CellState, nodes: Sequence[Node], worker: Worker) ->
 
 
 def _locked_alike(nodes: Sequence[Node], worker_id: str) -> int:
-    """How many locks of this worker each of some nodes has, where all have as many and none of others; else -1."""
+    """Return the number of this worker's locks on each of the nodes; -1 if it differs or others lock them."""
     if not nodes:
         return -1
     locks = nodes[-1].locks
@@ -350,7 +351,7 @@ def _locked_alike(nodes: Sequence[Node], worker_id: str) -> int:
 
 
 def _are_held_by(nodes: Sequence[Node], worker_id: str) -> bool:
-    """Whether the device of this worker, and no other pool, has each of these nodes."""
+    """Return whether this worker's device, and no other pool, holds each of these nodes."""
     held = nodes[0].device
     if len(held) != 1 or held[0] != worker_id or any(map(_HOSTS, nodes)):
         return False
@@ -374,14 +375,14 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> None:
-    """Count pages of a node on this worker that a running backup will free, or will no longer."""
+    """Count pages of a node on this worker that a running backup will free; negative where it will not any more."""
     worker.moves.leaving += pages
     if node.owner:
         state.quotas.note_leaving(node.owner, f"{DEVICE}/{worker.worker_id}", pages)
 
 
 def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
-    """Whether the node is to leave this device after a backup that its storage may still answer in time."""
+    """Return whether a backup that is not late will free this device's pages of the node."""
     if not node.transfer:
         return False
     transfer = state.transfers[node.transfer]
@@ -389,13 +390,13 @@ def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
 
 
 def lock_host(node: Node, storage_id: str) -> None:
-    """Keep a host copy while a load reads it."""
+    """Keep a host copy while a load reads it, or a pin or lease wants it."""
     locks = node.host_locks
     node.set_rare(host_locks=with_count(locks, storage_id, locks.get(storage_id, 0) + 1))
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
-    """Undo :func:`lock_host`; a quarantined copy that is not read any more goes. May remove the node."""
+    """Undo :func:`lock_host`; a quarantined copy goes with its last reader. May remove the node."""
     locks = node.host_locks[storage.storage_id] - 1
     if locks:
         node.set_rare(host_locks=with_count(node.host_locks, storage.storage_id, locks))
@@ -408,7 +409,7 @@ def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
 
 
 def quarantine(state: CellState, node: Node, storage: Storage) -> None:
-    """Never match this host copy again; drop it as soon as no load reads it. May remove the node."""
+    """Never match this host copy again; free it as soon as no load reads it. May remove the node."""
     if state.cache_leases.nodes:
         _let_go_of_leased_copy(state, node, storage)
     if node.host_locks.get(storage.storage_id):
@@ -419,7 +420,10 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
 
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
-    """Hold the node's KV in these pages of a worker, leased until now. The computing request had that admission."""
+    """Make leased pages of a worker (packed int32) the node's.
+
+    ``admission`` is that of the request that computed it.
+    """
     if state.renewal is not None:
         tell(state, state.renewal, node)
     node.put_on_device(worker.worker_id, pages)
@@ -438,9 +442,9 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admi
 
 
 def drop_device(state: CellState, node: Node, worker: Worker, departure: Departure = "evicted") -> int:
-    """Free this worker's pages of an evictable node; returns how many. May remove the node.
+    """Free this worker's pages of an evictable node; return how many. May remove the node.
 
-    ``departure`` is what is remembered of it if they were its last.
+    ``departure`` is remembered as the reason if these were its last pages.
     """
     pages = node.take_from_device(worker.worker_id)
     worker.pool.cached -= len(pages) // 4
@@ -467,16 +471,16 @@ def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) ->
 
 
 def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
-    """Finish a load: the node is on the device."""
+    """End a load that succeeded: the node is on the device now."""
     give_device(state, node, worker, _end_loading(state, node, worker))
 
 
 def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
-    """Cancel a failed load; returns the pages, which are the caller's to free. The caller prunes the node."""
+    """End a load that failed; return its pages, which the caller frees. The caller also prunes the node."""
     pages = _end_loading(state, node, worker)
     parent = state.tree.nodes[node.parent]
     if parent.parent:
-        offer(state, parent)  # It may have been kept by nothing else, and nothing else would offer it.
+        offer(state, parent)  # The load may have been all that kept it, and nothing else offers it.
     return pages
 
 
@@ -489,9 +493,9 @@ def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
 
 
 def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, source: str = "") -> None:
-    """Hold the node's KV in these host pages, leased until now. Its owner was charged when they were.
+    """Make leased host pages (packed int32) the node's copy. Its owner was charged when they were leased.
 
-    ``source`` is the worker that it was copied from, whose policy knows for which admission it was computed.
+    ``source`` is the worker that it was copied from, whose policy knows the admission that computed it.
     """
     computed = state.orders.get(f"{DEVICE}/{source}")
     now = moment(state, computed.admission_of(node) if computed is not None else 0)
@@ -507,13 +511,13 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, sour
 
 
 def forget_return(state: CellState, node_id: int) -> None:
-    """Offer a node like any other: no session is expected behind it any more."""
+    """Expect no session behind a node any more, and offer it like any other."""
     del state.returns[node_id]
     offer(state, state.tree.nodes[node_id])
 
 
 def forget_late_returns(state: CellState) -> None:
-    """Forget sessions that were expected back by now."""
+    """Forget sessions that are not back in time."""
     if state.now_ns < state.returns_due_ns:
         return
     for node_id in [node_id for node_id, expected in state.returns.items() if expected.until_ns <= state.now_ns]:
@@ -523,14 +527,14 @@ def forget_late_returns(state: CellState) -> None:
 
 
 def let_go_of_held(state: CellState, storage: Storage, request_id: str) -> bool:
-    """Hold nothing for a request any more; whether anything was. What a policy has passed over it hears of again."""
+    """Hold no copy for a request any more, and offer it again; return whether one was held."""
     before = storage.fetching.held.pop(request_id, 0)
     offer_unless_held(state, storage, before)
     return before > 0
 
 
 def offer_unless_held(state: CellState, storage: Storage, node_id: int) -> None:
-    """Offer a node, if it is there, that one request less counts on."""
+    """Offer a node, if it exists, that no waiting request holds any more."""
     node = state.tree.nodes.get(node_id)
     if node is not None and node_id not in storage.fetching.held.values():
         offer(state, node)
@@ -555,7 +559,7 @@ def hold_leased_copy(state: CellState, node: Node) -> None:
 
 
 def let_go_of_leased_copies(state: CellState, node: Node, entry: LeasedNode) -> None:
-    """Release the copies of a node whose leases are over: they may be evicted again."""
+    """Unlock the host copies of a node whose leases are over."""
     for storage_id in entry.storages:
         state.cache_leases.locked[storage_id] -= page_count(state.tree, node)
         unlock_host(state, node, state.storages[storage_id])
@@ -563,7 +567,7 @@ def let_go_of_leased_copies(state: CellState, node: Node, entry: LeasedNode) -> 
 
 
 def _let_go_of_leased_copy(state: CellState, node: Node, storage: Storage) -> None:
-    """Release the lease of a copy that failed verification."""
+    """Unlock a leased host copy that failed verification."""
     entry = state.cache_leases.nodes.get(node.id)
     if entry is not None and storage.storage_id in entry.storages:
         entry.storages = tuple(name for name in entry.storages if name != storage.storage_id)
@@ -572,7 +576,7 @@ def _let_go_of_leased_copy(state: CellState, node: Node, storage: Storage) -> No
 
 
 def _lose_leased(state: CellState, gone: Sequence[Node], parent: Node | None) -> None:
-    """Nodes left the tree: what leased them ends at ``parent`` now, and no session is expected back behind them."""
+    """End leases at ``parent`` that covered nodes removed below it, and expect no session behind these nodes."""
     for node in gone if state.returns else ():
         state.returns.pop(node.id, None)
     if state.cache_leases.nodes:
@@ -581,9 +585,9 @@ def _lose_leased(state: CellState, gone: Sequence[Node], parent: Node | None) ->
 
 
 def drop_host(state: CellState, node: Node, storage: Storage, departure: Departure = "evicted") -> int:
-    """Free a storage's copy of a node that no load reads; returns the pages. May remove the node and its subtree.
+    """Free a storage's copy of a node that no load reads; return how many pages.
 
-    ``departure`` is what is remembered of it if it was the last.
+    May remove the node and its subtree. ``departure`` is remembered as the reason if it was the last copy.
     """
     pages = node.take_from_host(storage.storage_id)
     if storage.storage_id in node.quarantined:
@@ -603,9 +607,10 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
 
 
 def prune(state: CellState, node: Node, departure: Departure = "lost", tier: str = "") -> bool:
-    """Remove a node that is resident nowhere, and with it what hangs below; returns whether it did.
+    """Remove a node that is resident nowhere, with all nodes below it; return whether it was.
 
-    Nodes below it can have host copies only, which no match would ever reach. Very many are left to be struck.
+    Nodes below it can have host copies only, which no match would ever reach. More than MOST_PRUNED are left to be
+    struck later.
     """
     if node.device or node.loading or node.host:
         return False
@@ -617,11 +622,11 @@ def prune(state: CellState, node: Node, departure: Departure = "lost", tier: str
 
 
 MOST_PRUNED = 1024
-"""Nodes that are removed at once with the one above them."""
+"""Nodes at most that are removed at once with the one above them."""
 
 
 def _has_more_below(tree: PrefixTree, top: Node, most: int) -> bool:
-    """Whether more than ``most`` nodes hang below ``top``."""
+    """Return whether more than ``most`` nodes are below ``top``."""
     seen, stack = 0, [top]
     while stack:
         children = stack.pop().child_ids
@@ -633,7 +638,7 @@ def _has_more_below(tree: PrefixTree, top: Node, most: int) -> bool:
 
 
 def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) -> None:
-    """Remove a node with what hangs below it; it is remembered how they left, and from which tier last."""
+    """Remove a node with all below it; how they left, and from which tier last, is remembered."""
     returned: dict[str, list[bytes]] = {}
     gone, parent = remove_subtree(state.tree, top)
     move_up(state, gone, parent)
@@ -657,20 +662,20 @@ def _remove_all(state: CellState, top: Node, departure: Departure, tier: str) ->
 
 
 def _forget(state: CellState, node: Node, tier: str, owner: str) -> None:
-    """Tell policies that a node has left a pool."""
+    """Tell the policies of a pool that a node has left it."""
     now = moment(state)
     for order in _orders_told(state, node, tier, owner):
         order.remove(node, now)
 
 
 def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
-    """Take these pages of a host pool from an owned node."""
+    """Subtract these pages of a host pool from the account of the node's owner."""
     state.quotas.withdraw(node, f"{HOST}/{storage_id}", moment(state))
     state.quotas.charge(node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
 
 
 def split_node(state: CellState, node: Node, pages: int) -> Node:
-    """Cut a node after ``pages`` pages; returns the new upper part (see :func:`prefix_tree.split`)."""
+    """Cut a node after ``pages`` pages; return the new upper part (see :func:`prefix_tree.split`)."""
     upper = split(state.tree, node, pages)
     node_split(state, upper, node)
     if state.cache_leases.nodes:
@@ -686,7 +691,7 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
             order.split(upper, node)
     if state.renewal is not None and node.id in state.renewal.told:
         state.renewal.told[upper.id] = None
-    for pool in state.lost.values():  # It may name the upper part, which has an id that it does not know.
+    for pool in state.lost.values():  # The lost pool may be named in the upper part, too.
         pool.left.append(upper.id)
     offer(state, upper)
     offer(state, node)
@@ -694,7 +699,7 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
 
 
 def give_up_copies(state: CellState, node: Node) -> None:
-    """Free the host copies of a node that no match reaches any more, and that no load reads."""
+    """Free the host copies of a node that no match can reach any more and no load reads."""
     leased = state.cache_leases.nodes.get(node.id)
     if leased is not None:
         let_go_of_leased_copies(state, node, leased)
@@ -710,7 +715,7 @@ def give_up_copies(state: CellState, node: Node) -> None:
 
 
 def remove_struck(state: CellState, node: Node) -> Node | None:
-    """Remove a node without children that is not held (:func:`is_held`); returns its parent, None if a root's."""
+    """Remove a node without children that is not held (:func:`is_held`); return its parent, or None for a root."""
     for worker_id in (*node.device, *node.loading):
         _count_below(state, node, worker_id, -1)
     parent = remove_leaf(state.tree, node)
@@ -726,7 +731,7 @@ def remove_struck(state: CellState, node: Node) -> Node | None:
 
 
 def strike_entry(state: CellState, node: Node, tier: str, owner: str) -> None:
-    """Forget a lost pool's pages of a node, and its locks, where no child names the pool any more."""
+    """Remove a lost pool's pages and locks from a node none of whose children names the pool any more."""
     if tier == HOST:
         node.take_from_host(owner)
         if owner in node.host_locks:

@@ -1,8 +1,8 @@
-"""How important chunks proved that were read in part, and what nodes of the tree are worth by it (IMPRESS 4.4.2).
+"""Measured importance of chunks that were read in part, and the worth of nodes by it (IMPRESS 4.4.2).
 
-IMPRESS scores a chunk by its frequency times the share of its tokens that are important, and keeps what scores most.
-Here one value decides what stays: how soon a node is used again, what it costs to bring back and its size are in it
-already (:mod:`eviction.thermocline`; hotness for admission), and it is multiplied by the node's ``importance``:
+IMPRESS scores a chunk by its frequency times the share of its tokens that are important, and keeps the best scores.
+Here one value decides what stays: it already includes how soon a node is used again, what it costs to restore and its
+size (:mod:`eviction.thermocline`; hotness for admission), and it is multiplied by the node's ``importance``:
 
     the average share of the node's chunks / the average share of all chunks read in part, from 1/4 to 4
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 
 MOST_CHUNKS = 65_536
-"""Chunks of a storage with remembered shares; of more, those read longest ago are forgotten."""
+"""Chunks of a storage with remembered shares at most; those read longest ago are forgotten first."""
 
 LEAST_IMPORTANCE, MOST_IMPORTANCE = 0.25, 4.0
 
 NEUTRAL = 1.0
 _WEIGHT = 0.25
-"""Of a further read in the moving average."""
+"""Weight of a further read in the moving average."""
 
 
 class ChunkShare(msgspec.Struct, array_like=True, gc=False):
-    """Of one chunk: the share of its tokens that was chosen, as a moving average, and how often it was read."""
+    """The share of a chunk's tokens that was chosen, as a moving average, and its number of reads."""
 
     average: float
     reads: int = 1
 
 
 class ChunkShares(msgspec.Struct):
-    """By name of the chunk, the one read longest ago first. ``total`` is the sum of all averages."""
+    """Shares by name of the chunk, the one read longest ago first. ``total`` is the sum of all averages."""
 
     by_name: dict[bytes, ChunkShare] = {}
     total: float = 0.0
 
     def note(self, names: Iterable[bytes], chosen: bytes) -> None:
-        """Of these chunks so many 255ths of the tokens were chosen, a byte for each. Mutates."""
+        """Note a read of these chunks; ``chosen`` has a byte for each, the chosen share of its tokens in 255ths."""
         for name, share in zip(names, chosen, strict=True):
             known = self.by_name.pop(name, None)
             if known is None:
@@ -58,9 +58,7 @@ class ChunkShares(msgspec.Struct):
             self.total -= self.by_name.pop(next(iter(self.by_name))).average
 
     def importance_of(self, names: Iterable[bytes]) -> float:
-        """Return the worth of tokens of these chunks beside those of others; 1 where nothing is known. Does not
-        mutate.
-        """
+        """Return the worth of these chunks' tokens relative to others; 1 where nothing is known. Changes nothing."""
         known = [self.by_name[name].average for name in names if name in self.by_name]
         if not known or self.total <= 0:
             return NEUTRAL

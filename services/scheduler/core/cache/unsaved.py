@@ -1,7 +1,7 @@
-"""Paths that are to be saved and for which there was no room: a bounded line for each storage, first come first served.
+"""Paths to be saved that found no room: a bounded queue for each storage, first come first served.
 
-A path stands in line by its last node and by the first of its chunks that is left, counted from the root. A node that
-is cut keeps its place, for its lower part keeps its id; when a node is removed, what is above it is still to be saved.
+A path is queued under its last node with the number of its first unsaved chunk, counted from the root. A node that is
+cut keeps its place, for its lower part keeps its id; when a node is removed, the path above it is still to be saved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage
 
 MOST_UNSAVED = 256
-"""Paths that wait for one storage at the most."""
+"""Paths at most that wait for one storage."""
 
 
 def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: int) -> None:
-    """Chunks of the path to ``end``, from number ``first`` on, are to be saved later; where the line is full, never."""
+    """Queue the chunks of the path to ``end``, from number ``first`` on, to be saved later; a full queue drops them.
+
+    ``chunks`` is their number, for the counters.
+    """
     known = storage.disk.unsaved.get(end.id)
     if known is not None:
         storage.disk.unsaved[end.id] = min(known, first)
@@ -29,7 +32,7 @@ def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: i
 
 
 def move_up(state: CellState, gone: list[Node], parent: Node | None) -> None:
-    """Move up nodes that are removed, which hung below ``parent``; None was an emptied root."""
+    """Move the queue entries of removed nodes up to their ``parent``; drop them where that is None or a root."""
     for storage in state.storages.values():
         if not storage.disk.unsaved:
             continue

@@ -1,6 +1,6 @@
-"""Which node leaves a pool next: what its policy names, or what is above its owner's quota.
+"""The node that leaves a pool next: one above its owner's quota, or else the policy's victim.
 
-A victim that is much larger than the pages that are missing is cut, so that only its end is evicted.
+A victim that is much larger than the missing pages is cut, so that only its end is evicted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NODES, _HOSTS = itemgetter(0), attrgetter("host")
 NO_CHILDREN: Mapping[int, int] = {}
 
 MOST_HELD = 256
-"""Waiting requests for which a host pool holds copies, at the most: every victim is looked up among them."""
+"""Waiting requests at most for which a host pool holds copies: every victim is looked up among them."""
 
 
 def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN) -> Node | None:
-    """Return the next node to leave this worker's device. Only the policy changes.
+    """Return the next node to leave this worker's device; only the policy changes.
 
-    ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
-    whose children do may be named too, and leaves after them.
+    ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node may be named
+    too if all of its children leave, and leaves after them.
     """
     return _victim(state, order_of(state, DEVICE, worker_id), _device_evictable(state, worker_id, leaving))
 
@@ -52,18 +52,16 @@ def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, i
 def take_device_excess(
     state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN, *, owner: int = 0, coming: int = 0
 ) -> tuple[Node, int] | None:
-    """Return a node to leave this device because its owner is above its quota there (see
-    :func:`quotas.take_excess`).
-    """
+    """Return a node to leave this device, as its owner is above its quota there (:func:`quotas.take_excess`)."""
     evictable = _device_evictable(state, worker_id, leaving)
     return state.quotas.take_excess(f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
 
 
 def take_host_victim(state: CellState, storage_id: str, behind: str = "") -> Node | None:
-    """Return the next node to leave this storage's host pool. Only the policy and what is held change.
+    """Return the next node to leave this storage's host pool; only the policy and the held copies change.
 
-    What waiting requests count on goes last, and of that what the last of them does; nothing that one before
-    ``behind`` does, if that is given.
+    Copies that waiting requests hold go last, those of the last request first; none of a request up to ``behind``, if
+    given.
     """
     evictable = _host_evictable(state, storage_id)
     held = state.storages[storage_id].fetching.held
@@ -83,8 +81,10 @@ def take_host_victim(state: CellState, storage_id: str, behind: str = "") -> Nod
 
 
 def hold_end(state: CellState, storage: Storage, request_id: str, path: Path) -> None:
-    """Hold the deepest host copy on a waiting request's path; where nodes share, the deepest of a chunk or more, which
-    what is shorter does not keep (:func:`residency.is_host_evictable`).
+    """Hold the deepest host copy on a waiting request's path.
+
+    Where nodes share host memory, the deepest of at least a chunk: shorter copies do not keep those above them
+    (:func:`residency.is_host_evictable`).
     """
     name, least = storage.storage_id, chunk_tokens(state.tree.page_size) if storage.shares else 0
     deepest = 0
@@ -99,9 +99,9 @@ def hold_end(state: CellState, storage: Storage, request_id: str, path: Path) ->
 
 
 def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> None:
-    """Hold a host copy for a waiting request, and nothing else: as long as it stays, so do those above it.
+    """Hold this one host copy for a waiting request, in place of the one before; it keeps those above it.
 
-    0 is none yet. A request keeps its place among those that copies are held for.
+    Node 0 reserves the request's place without a copy. Beyond MOST_HELD requests nothing is held.
     """
     held = storage.fetching.held
     if len(held) >= MOST_HELD and request_id not in held:
@@ -112,7 +112,7 @@ def hold(state: CellState, storage: Storage, request_id: str, node_id: int) -> N
 
 
 def follow_up(storage: Storage, gone: Node) -> None:
-    """Move what counts on a copy that is about to go to the copy above it."""
+    """Move requests that hold a copy which is about to go to the copy above it."""
     held = storage.fetching.held
     for name, node_id in held.items():
         if node_id == gone.id:
@@ -120,14 +120,12 @@ def follow_up(storage: Storage, gone: Node) -> None:
 
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:
-    """Return a node to leave this host pool because its owner is above its quota there (see
-    :func:`quotas.take_excess`).
-    """
+    """Return a node to leave this host pool, as its owner is above its quota there (:func:`quotas.take_excess`)."""
     return state.quotas.take_excess(f"{HOST}/{storage_id}", _host_evictable(state, storage_id), moment(state))
 
 
 def take_host_victim_of(state: CellState, storage_id: str, owner: int) -> Node | None:
-    """Return the node of an owner to leave this host pool for others of its own."""
+    """Return the owner's coldest node in this host pool, to leave for others of its own."""
     evictable = _host_evictable(state, storage_id)
     return state.quotas.coldest(owner, f"{HOST}/{storage_id}", evictable, moment(state))
 
@@ -152,11 +150,10 @@ def _host_evictable(state: CellState, storage_id: str) -> Evictable:
 
 
 def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | None:
-    """Return what a pool's policy names, passing over what is expected back soon; if nothing else is left, what is
-    expected last.
+    """Return the policy's victim that no session is expected to use; if none is left, the one expected last.
 
-    What is passed over leaves the policy's order, and is offered again when its time is over (:func:`forget_return`).
-    Raises InvariantViolated for a policy that names what may not leave.
+    Nodes that are passed over leave the policy's order, and are offered again when their time is over
+    (:func:`forget_return`). Raises InvariantViolated for a policy that names a node that may not leave.
     """
     if not state.returns:
         return _checked(order, evictable, order.victim(evictable, moment(state)))
@@ -175,20 +172,20 @@ def _victim(state: CellState, order: Policy, evictable: Evictable) -> Node | Non
 
 
 def _checked(order: Policy, evictable: Evictable, victim: Node | None) -> Node | None:
-    """Return the victim, unless a policy from elsewhere has named one in use: its pages are being read then."""
+    """Return the victim. Raises InvariantViolated if the policy names one in use, whose pages are being read."""
     if victim is not None and evictable(victim.id) is not victim:
         raise InvariantViolated(f"policy {order.name!r} named node {victim.id}, which may not leave the pool")
     return victim
 
 
-# Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.
+# Tokens at least that a victim is cut to: cuts of a few pages would leave a chain of tiny nodes, with a backup each.
 LEAST_EVICTED_TOKENS = 256
-# Bounds the size of one BackupPages or PromotePages message: 24 bytes a page.
+# Pages at most of one BackupPages or PromotePages message: 24 bytes a page.
 TRANSFER_PAGES = 8192
 
 
 def trim(state: CellState, node: Node, pages: int) -> None:
-    """Cut off the front of a victim that is much larger than the pages that are missing; what is left is to go."""
+    """Cut off the front of a victim that is much larger than the missing pages; the rest is to be evicted."""
     least = -(-LEAST_EVICTED_TOKENS // state.tree.page_size)
     excess = page_count(state.tree, node) - min(max(pages, least), TRANSFER_PAGES)
     if excess > 0 and not node.transfer:

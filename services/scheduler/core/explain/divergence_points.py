@@ -1,9 +1,9 @@
-"""Where a prompt leaves the nearest cached path, to the token, and what that cost. Does not mutate.
+"""The token at which a prompt leaves the nearest cached path, and what that cost. Changes nothing.
 
 The tree matches whole pages. Within the page in which a match ends, the path that agrees with the prompt for most
 tokens is the nearest: the rest of the edge on which it ended or, at the end of a node, one of the node's newest
-children. What both sides have behind the difference, such as the rest of a system prompt behind its date, is found by
-blocks of the cached side that come again in the prompt: so much would have been reused had they not differed.
+children. Tokens that both sides have behind the difference, such as the rest of a system prompt behind its date, are
+found by blocks of the cached side that occur in the prompt: so much would have been reused had they not differed.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 TOLD_TOKENS = 64
-"""Tokens that are told of each side, and of what both have before (and up to a page more)."""
+"""Tokens reported of each side, and of the common part before (and up to a page more)."""
 
 MOST_SIBLINGS = 16
-"""Children of a node, the newest ones, among which the nearest is looked for."""
+"""Newest children of a node that are searched for the nearest."""
 
 MOST_COMPARED = 8192
 """Tokens behind a divergence whose two sides are compared."""
 
 MOST_COMPARED_NODES = 16
-"""Nodes of the cached side that are put together to be compared."""
+"""Nodes of the cached side at most that are concatenated for the comparison."""
 
 BLOCK_BYTES = 16 * TOKEN_BYTES
-"""So much must agree for the two sides to be in step again."""
+"""Bytes that must agree for the two sides to be in step again."""
 
 MOST_RUNS = 8
 _MOST_TRIES = 16
-"""Tokens can be chosen so that a block comes everywhere but where a token begins."""
+"""Bounds searches: tokens can be chosen so that a block occurs everywhere except at the start of a token."""
 _SKIPPED_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Where the cached side is tried for a block that the prompt has too, from where they were in step last."""
+"""Distances behind the last place in step at which the cached side is searched for a block that the prompt has too."""
 
 
 def find_divergence_point(
     state: CellState, request: Request, worker: Worker, found: PrefixMatch, cached: int, spans: list[PromptSpan]
 ) -> DivergencePoint:
-    """Where the prompt of a request that is about to be admitted leaves what is cached, on whatever tier.
+    """Return where the prompt of a request that is about to be admitted leaves what is cached, on any tier.
 
-    ``found`` is what is reused of it, ``cached`` the same in tokens with what is read in part, and ``spans`` says where
-    each part of it comes from. What is only on a disk has no node: it was tried for a fetch before.
+    ``found`` is the reused part, ``cached`` its size in tokens including a sparse prefix, and ``spans`` says where
+    each part comes from. Chunks that are only on a disk have no node: they were tried for a fetch before.
     """
     if not request.may_reuse:
         return DivergencePoint(kind="opted_out")
@@ -108,15 +108,15 @@ def _point(
 
 
 def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | None) -> tuple[Node | None, int]:
-    """Return the node in which whole pages of ``prompt`` end to agree, and at which byte of it; none in an empty
-    namespace.
+    """Return the node in which the match of whole pages of ``prompt`` ends, and the byte offset in it.
 
-    ``used`` is a node on the way. What was matched before may have been cut or evicted to make room.
+    None in an empty namespace. ``used`` is a node on the way. Nodes matched before may have been cut or evicted to make
+    room.
     """
     pages = len(prompt) // tree.page_token_bytes
     if used is not None and used.end <= pages * tree.page_size:
         path = match_below(tree, used, prompt, pages) or [(used, page_count(tree, used))]
-    else:  # What was reused goes on behind the prompt, in an earlier attempt's answer.
+    else:  # The reused part goes on behind the prompt, in an earlier attempt's answer.
         path = match_again(tree, namespace, prompt, pages, *((0, 0) if used is None else (used.id, used.end)))
     if path:
         node, pages = path[-1]
@@ -126,9 +126,7 @@ def _end_of_match(tree: PrefixTree, namespace: str, prompt: bytes, used: Node | 
 
 
 def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> tuple[Node | None, int]:
-    """Return the newest of the children that agree longest with ``prompt[start:]``, and for how many bytes of a
-    page.
-    """
+    """Return the newest of the children that agree longest with ``prompt[start:]``, and the equal bytes of a page."""
     children = node.child_ids
     newest = children if isinstance(children, tuple) else reversed(children)
     ours = prompt[start : start + tree.page_token_bytes]
@@ -144,7 +142,7 @@ def _nearest_child(tree: PrefixTree, node: Node, prompt: bytes, start: int) -> t
 
 
 def _path_behind(tree: PrefixTree, node: Node, offset: int) -> bytes:
-    """Tokens of the cached path from a byte of ``node`` on, by the newest child of each node; a bounded number."""
+    """Return tokens of the cached path from a byte of ``node`` on, by each node's newest child; a bounded number."""
     first = offset // TOKEN_BYTES
     parts = [node.tokens_between(first, first + MOST_COMPARED)]
     size = node.size - first
@@ -157,7 +155,7 @@ def _path_behind(tree: PrefixTree, node: Node, offset: int) -> bytes:
 
 
 def tokens_in_step(ours: bytes, theirs: bytes) -> int:
-    """How many tokens of ``ours`` come in ``theirs`` too, in the same order, by runs of at least a block. Pure."""
+    """Return how many tokens of ``ours`` occur in ``theirs`` in the same order, in runs of at least a block. Pure."""
     found = mine = other = 0
     for _ in range(MOST_RUNS):
         step = _next_in_step(ours, mine, theirs, other)
@@ -170,7 +168,7 @@ def tokens_in_step(ours: bytes, theirs: bytes) -> int:
 
 
 def _next_in_step(ours: bytes, mine: int, theirs: bytes, other: int) -> tuple[int, int] | None:
-    """Where both have a block again, from these bytes on, and from its first token that they have."""
+    """Return the byte offsets at which both next have a common run, from its first token; None without one."""
     if len(ours) - mine < BLOCK_BYTES:
         return None
     for skipped in _SKIPPED_TOKENS:
@@ -187,7 +185,10 @@ def _next_in_step(ours: bytes, mine: int, theirs: bytes, other: int) -> tuple[in
 
 
 def _find_tokens(ours: bytes, block: bytes, start: int) -> int:
-    """Where these tokens come in ``ours``, -1 for nowhere. Their bytes may come between those of others, too."""
+    """Return the byte offset of these tokens in ``ours``, -1 for nowhere.
+
+    Matches across token boundaries are skipped.
+    """
     here = start - 1
     for _ in range(_MOST_TRIES):
         here = ours.find(block, here + 1)
@@ -201,7 +202,7 @@ def _same_before(ours: bytes, here: int, theirs: bytes, there: int) -> bool:
 
 
 def common_bytes(ours: bytes, mine: int, theirs: bytes, other: int) -> int:
-    """Bytes of whole tokens that are equal from these places on. Pure."""
+    """Return how many bytes of whole tokens are equal from these offsets on. Pure."""
     length = min(len(ours) - mine, len(theirs) - other)
     if ours[mine : mine + length] == theirs[other : other + length]:
         return length

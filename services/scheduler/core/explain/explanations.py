@@ -1,4 +1,4 @@
-"""What is written down of an admission so that it can be explained later, and the answer to who asks."""
+"""Records of admissions so that they can be explained later, and the answers to requests for them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def note_admission(
 ) -> None:
     """Note where the prompt of a request that is about to be admitted comes from, and why the rest is computed.
 
-    ``path`` is what the tree matched, ``found`` the part of it that is reused, ``span`` what is read in part behind it.
+    ``path`` is the match in the tree, ``found`` the reused part of it, ``span`` the part behind it that is read
+    sparsely.
     """
     state = step.state
     prompt_tokens = request.submit.prompt_tokens
@@ -77,7 +78,7 @@ def note_admission(
 
 
 def _note_lossy(step: Step, memory: Recollection, request: Request, span: SparseSpan) -> None:
-    """Note that what this request computes behind a prefix that is read in part would be cached if that were whole."""
+    """Note that what this request computes behind a sparse prefix would be cached if the prefix were whole."""
     state, tokens = step.state, request.submit.prompt
     page = state.tree.page_token_bytes
     behind = tokens[span.end * TOKEN_BYTES : len(tokens) // page * page]
@@ -88,7 +89,7 @@ def _note_lossy(step: Step, memory: Recollection, request: Request, span: Sparse
 
 
 def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
-    """Note a chunk of an admitted request's prompt that was restored from hidden states instead of being computed."""
+    """Note a chunk of an admitted request's prompt that was restored from hidden states instead of computed."""
     attempts = memory.admissions.get(request.request_id)
     if not attempts or attempts[-1].attempt != chunk.attempt:
         return
@@ -97,7 +98,7 @@ def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
 
 
 def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
-    """Return what is remembered of these requests, at most MOST_ASKED of them. Does not mutate."""
+    """Return the remembered admissions of these requests, for at most MOST_ASKED of them. Changes nothing."""
     if state.recollection is None:
         return Admissions()
     admissions = state.recollection.admissions
@@ -106,17 +107,17 @@ def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
 
 
 def find_divergences(state: CellState, call: GetDivergences) -> Divergences:
-    """Return the divergence points of the cell that lost most tokens, the costliest first. Does not mutate."""
+    """Return the cell's divergence points that lost most tokens, the costliest first. Changes nothing."""
     memory = state.recollection
     if memory is None:
         return Divergences()
-    # Of equal ones the first that was noted comes first.
+    # Among equals the first noted comes first.
     points = sorted(memory.points.values(), key=lambda each: -each.lost_tokens)
     return Divergences(since_ns=memory.since_ns, points=tuple(points[: min(max(0, call.most), MOST_POINTS_TOLD)]))
 
 
 def overlay(spans: tuple[PromptSpan, ...], start: int, end: int) -> tuple[PromptSpan, ...]:
-    """Return the same spans, but that tokens [start, end) were restored from hidden states. Pure."""
+    """Return the spans with tokens [start, end) marked as restored from hidden states. Pure."""
     after: list[PromptSpan] = []
     for span in spans:
         low, high = max(span.start, start), min(span.end, end)
@@ -134,12 +135,12 @@ def overlay(spans: tuple[PromptSpan, ...], start: int, end: int) -> tuple[Prompt
 
 
 def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[PromptSpan]:
-    """Spans of what is reused, neighbours of one source joined. What was fetched for it counts as what it came from."""
+    """Return the spans of the reused part, neighbours of one source joined. Fetched tokens count as their origin's."""
     spans: list[PromptSpan] = []
     sources: list[Source] = ["device"] * len(found.device)
     sources += ["neighbour" if name else "host" for name in found.sources]
     fetched_to = request.prefetch.brought_to
-    first = max(0, len(found.device) - 1)  # What is on the device is one span, which ends with the last of them.
+    first = max(0, len(found.device) - 1)  # Nodes on the device are one span, which ends with the last of them.
     for node, source in zip(found.nodes[first:], sources[first:], strict=True):
         end = node.end
         if source == "host" and request.prefetch.brought_from < fetched_to:
@@ -158,7 +159,7 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
 
 
 def _add(spans: list[PromptSpan], end: int, source: Source, most: int) -> None:
-    """Tokens behind the last span and before ``end`` came from ``source``."""
+    """Append tokens from the last span's end to ``end``, at most ``most``, as coming from ``source``."""
     start = spans[-1].end if spans else 0
     end = min(end, most)
     if start >= end:

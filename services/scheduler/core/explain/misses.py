@@ -1,8 +1,8 @@
-"""Why a part of a request's prompt is computed though there is a cache, told at its admission. Does not mutate.
+"""Why a part of a request's prompt is computed though there is a cache, found at its admission. Changes nothing.
 
-From the end of what it reuses on, in this order: nodes that its worker does not reach, what a fetch was bringing, what
-others are computing, what is remembered to have left (:mod:`recollection`), and then nothing is known. The end of a
-prompt that fills no page, or whose last token ends one, is computed in any case.
+From the end of the reused part on, in this order: nodes that its worker cannot use, chunks of a fetch in flight, tokens
+that others are computing, remembered departures (:mod:`recollection`), and then nothing is known. The end of a prompt
+that fills no page, or whose last token ends one, is computed in any case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_SPANS = 64
 MOST_NAMESPACES = 16
-"""Other namespaces in which the same tokens are looked for: the newest ones."""
+"""Other namespaces at most, the newest, that are searched for the same tokens."""
 
 _REASON_OF: dict[str, Reason] = {
     "evicted": "evicted",
@@ -48,7 +48,7 @@ class Missed:
     spans: list[PromptSpan] = field(default_factory=list)
 
     def reach(self, end: int, reason: Reason, gone: Departed | None = None) -> None:
-        """Tokens up to ``end`` are computed for this reason, as far as nothing was said of them before."""
+        """Give this reason for tokens from ``position`` up to ``end``, if any are left."""
         end = min(end, self.limit)
         if end <= self.position:
             return
@@ -83,10 +83,10 @@ def missed_spans(
     found: PrefixMatch,
     cached: int,
 ) -> list[PromptSpan]:
-    """Why tokens of the prompt from ``cached`` on are computed.
+    """Return why tokens of the prompt from ``cached`` on are computed, as consecutive spans.
 
-    ``path`` is what the tree matched, ``found`` the part of it that is reused. To be asked while the request still
-    waits: being admitted, it forgets what it waited for.
+    ``path`` is the match in the tree, ``found`` the reused part of it. To be called while the request still waits: when
+    it is admitted, it forgets what it waited for.
     """
     prompt_tokens = request.submit.prompt_tokens
     page_size = state.tree.page_size
@@ -111,7 +111,7 @@ def missed_spans(
 def _not_reached(
     state: CellState, request: Request, worker: Worker, path: Path, found: PrefixMatch, missed: Missed
 ) -> None:
-    """Nodes that the tree has and the worker cannot use, or does not."""
+    """Note nodes that the tree has and the worker cannot use, or does not."""
     storage_id = state.storage_id_of(worker)
     used = len(found.device) + len(found.joined) + len(found.loaded)
     for node, pages in path[used:]:
@@ -126,18 +126,18 @@ def _not_reached(
 
 
 def _on_its_way(request: Request, missed: Missed) -> None:
-    """Note what is being fetched for it, as KV or as hidden states, and is not waited for any longer."""
+    """Note chunks in flight for it, as KV or as hidden states, that it does not wait for any longer."""
     reason: Reason = "deadline" if request.patience.is_fetch_over else "pending"
     if request.prefetch.fetch:
         missed.reach(request.prefetch.end, reason)
     if request.hidden.run is not None and request.hidden.run.depth <= missed.position < request.hidden.run.arrived:
-        missed.reach(request.hidden.run.goal, "pending")  # What is restored of it is noted when it is.
+        missed.reach(request.hidden.run.goal, "pending")  # Restored chunks are noted when they are restored.
     if request.hidden.refusals:
         missed.reach(missed.limit, "failed")
 
 
 def _being_computed(state: CellState, request: Request, worker: Worker, missed: Missed) -> None:
-    """Note what another has announced to compute: it was too little to wait for, or the wait's deadline passed."""
+    """Note tokens that another request computes: too few to wait for, or the wait's deadline passed."""
     page_size = state.tree.page_size
     path = transient.match(state.transient, request.submit.namespace, request.tokens, missed.limit // page_size)
     end = sum(pages for _, pages in path) * page_size
@@ -152,11 +152,11 @@ def _being_computed(state: CellState, request: Request, worker: Worker, missed: 
 
 
 def _gone(state: CellState, memory: Recollection, request: Request, found: PrefixMatch, missed: Missed) -> None:
-    """Note what is remembered to have left, span after span, and a reason for the rest."""
+    """Note remembered departures, span after span, and a reason for the rest."""
     tokens = request.submit.prompt
     known = found.nodes
     for node in known if memory.departed else ():
-        # A part of it may have come back since: then the rest left with what is here again.
+        # A part of it may be cached again: then the rest left together with that part.
         departed = memory.departed.get(node.digest)
         if departed is not None:
             _take(state, departed, tokens, node.depth, missed)
@@ -174,7 +174,10 @@ def _gone(state: CellState, memory: Recollection, request: Request, found: Prefi
 
 
 def _departed_at(state: CellState, memory: Recollection, digest: int, tokens: bytes, position: int) -> Departed | None:
-    """Return what left that began here. A node is known by its head, which may be shorter where pages are small."""
+    """Return the departed span that began here, or None.
+
+    A node is known by its head, which may be shorter where pages are small.
+    """
     departed = memory.departed
     if not departed:
         return None
@@ -190,7 +193,7 @@ def _departed_at(state: CellState, memory: Recollection, digest: int, tokens: by
 
 
 def _take(state: CellState, departed: Departed, tokens: bytes, start: int, missed: Missed) -> bool:
-    """Explain what a span that began at token ``start`` has in common with ``tokens``; whether that was anything."""
+    """Explain the tokens that a departed span from token ``start`` shares with ``tokens``; return whether any."""
     before = missed.position
     missed.reach(
         start + _common_tokens(state, departed.tokens, tokens, start), _REASON_OF[departed.departure], departed
@@ -199,7 +202,7 @@ def _take(state: CellState, departed: Departed, tokens: bytes, start: int, misse
 
 
 def _common_tokens(state: CellState, span: bytes, tokens: bytes, start: int) -> int:
-    """Tokens of whole pages that ``span`` has in common with ``tokens`` from ``start`` on."""
+    """Return how many tokens, in whole pages, ``span`` shares with ``tokens`` from ``start`` on."""
     offset, page = start * TOKEN_BYTES, state.tree.page_token_bytes
     if tokens.startswith(span, offset):
         return len(span) // TOKEN_BYTES
@@ -216,12 +219,12 @@ def _common_tokens(state: CellState, span: bytes, tokens: bytes, start: int) -> 
 def _unknown(
     state: CellState, memory: Recollection, request: Request, digest: int, tokens: bytes, position: int
 ) -> Reason:
-    """Return the reason for tokens from ``position`` on without any memory of them."""
+    """Return the reason for tokens from ``position`` on that no departure explains."""
     if _is_elsewhere(state, request, position):
         return "other_salt"
     if memory.is_whole:
         return "never_stored"
-    # Uses are remembered for longer than how things left, and by snapshots too.
+    # Uses are remembered for longer than departures, and by snapshots too.
     length = max(state.tree.page_size, HEAD_TOKENS)
     head = tokens[position * TOKEN_BYTES : (position + length) * TOKEN_BYTES]
     frequency, _ = state.hotness.lookup(extend(digest, head))
@@ -229,7 +232,7 @@ def _unknown(
 
 
 def _is_elsewhere(state: CellState, request: Request, position: int) -> bool:
-    """Whether the newest other namespaces have more of the same tokens."""
+    """Return whether one of the newest other namespaces matches more of the same tokens."""
     tree = state.tree
     most = min((request.token_count - 1) // tree.page_size, position // tree.page_size + 1)  # One page more is enough.
     for namespace in islice(reversed(tree.roots), MOST_NAMESPACES):

@@ -1,10 +1,10 @@
-"""What the core remembers only to explain itself: what left the cell's memory and how, and recent admissions.
+"""The core's memory for explanations: spans that left the cell's memory and how, and recent admissions.
 
-It decides nothing, so no snapshot holds it (:mod:`snapshot`): a scheduler that has restarted says that it does not
-know. All of it is bounded, and what was noted first is forgotten first.
+It decides nothing, so no snapshot holds it (:mod:`snapshot`): a restarted scheduler answers that it does not know. All
+of it is bounded, and the oldest is forgotten first.
 
-What left is kept as a node was: the tokens of its span, under its digest, so that later the very tokens decide how much
-of a prompt it was (:mod:`misses`). The bytes of its label are the node's own, which cost nothing to keep but memory.
+A departed node is kept as the tokens of its span, under its digest, so that later the very tokens decide how much of a
+prompt it was (:mod:`misses`). The bytes of its label are the node's own: keeping them costs no copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_ATTEMPTS = 4
 MOST_WAITS = 32
 MOST_POINTS = 64
 POINT_TOKENS = 16
-"""Tokens before its page by which a divergence point is known, beside namespace and depth."""
+"""Tokens before its page that identify a divergence point, with namespace and depth."""
 
 PointKey = tuple[str, int, bytes]
 
@@ -45,26 +45,26 @@ class Departed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> bytes:
-        """Its tokens, packed int32."""
+        """Tokens of the span, packed int32."""
         return tokens_of(self.label, 0, len(self.label), is_wide=self.is_wide)
 
 
 class Recollection(msgspec.Struct):
-    """``is_whole`` while nothing that left has been forgotten since the very first input."""
+    """Departed spans and admissions; ``is_whole`` while no departure since the very first input was forgotten."""
 
-    # By the digest of a node, oldest first. The oldest of a plain dictionary is found behind all that went before it.
+    # By the digest of a node, oldest first. To find the oldest, a plain dictionary steps over all that were removed.
     departed: OrderedDict[int, Departed] = msgspec.field(default_factory=OrderedDict)
     departed_bytes: int = 0
     admissions: dict[str, list[Admission]] = {}  # By request, its attempts in order; oldest request first.
-    waits: dict[str, list[Wait]] = {}  # Of requests that are not over.
-    points: dict[PointKey, CostlyPoint] = {}  # Those at which most tokens were lost, as far as a bounded table knows.
-    since_ns: int = 0  # When the first of them was noted.
+    waits: dict[str, list[Wait]] = {}  # Waits of requests that are not over.
+    points: dict[PointKey, CostlyPoint] = {}  # Points that lost most tokens, as far as a bounded table knows.
+    since_ns: int = 0  # Time of the first point.
     is_whole: bool = True
 
     def note_departed(
         self, digest: int, tokens: bytes, departure: Departure, tier: str, policy: str, at_ns: int
     ) -> None:
-        """Remember that a span is resident nowhere any more."""
+        """Remember that a span is resident nowhere any more; the oldest are forgotten beyond the bounds."""
         self._note(digest, Departed(tokens, departure, tier, policy, at_ns))
 
     def _note(self, digest: int, gone: Departed) -> None:
@@ -79,9 +79,9 @@ class Recollection(msgspec.Struct):
             self.is_whole = False
 
     def note_gone(self, gone: list[Node], departure: Departure, tier: str, policy: str, at_ns: int) -> None:
-        """Note the same of nodes that left the tree together.
+        """Remember nodes that left the tree together.
 
-        Of more than can be remembered, only the last are noted: the others would be forgotten at once.
+        Of more than MOST_DEPARTED only the last are noted: the others would be forgotten at once.
         """
         if len(gone) > MOST_DEPARTED:
             self.is_whole, gone = False, gone[-MOST_DEPARTED:]
@@ -89,7 +89,7 @@ class Recollection(msgspec.Struct):
             self._note(node.digest, Departed(node.label, departure, tier, policy, at_ns, is_wide=node.rare.is_wide))
 
     def note_wait(self, request_id: str, wait: Wait) -> None:
-        """Remember that a waiting request stood aside for a while; past the bound, waits are one of the last kind."""
+        """Remember a wait of a request; beyond MOST_WAITS the last entry is extended and takes this one's kind."""
         if wait.end_ns <= wait.start_ns:
             return
         waits = self.waits.setdefault(request_id, [])
@@ -99,7 +99,7 @@ class Recollection(msgspec.Struct):
             waits[-1] = msgspec.structs.replace(wait, start_ns=waits[-1].start_ns)
 
     def note_admitted(self, admission: Admission) -> None:
-        """Remember an attempt of a request."""
+        """Remember an attempt of a request, at most MOST_ATTEMPTS of each: the first and the latest."""
         attempts = self.admissions.get(admission.request_id)
         if attempts is None:
             self.admissions[admission.request_id] = [admission]
@@ -107,16 +107,14 @@ class Recollection(msgspec.Struct):
                 del self.admissions[next(iter(self.admissions))]
             return
         if len(attempts) == MOST_ATTEMPTS:
-            del attempts[
-                1
-            ]  # The first says most: its waits and its prompt are the ones that the caller's first token had.
+            del attempts[1]  # The first one tells most: its waits and prompt spans led to the caller's first token.
         attempts.append(admission)
 
     def note_point(self, namespace: str, point: DivergencePoint, request_id: str, at_ns: int) -> None:
-        """Count what a prompt lost at a divergence point; the latest prompt there stands for all.
+        """Add a prompt's loss to its divergence point; the latest prompt there stands for all.
 
-        Where the table is full, a new point takes the place of the cheapest, and goes on from what that had lost
-        (Space-Saving: Metwally, Agrawal and El Abbadi, ICDT 2005, section 3, with weights).
+        Where the table is full, a new point replaces the cheapest, and continues from what that had lost (Space-Saving:
+        Metwally, Agrawal and El Abbadi, ICDT 2005, section 3, with weights).
         """
         if not self.since_ns:
             self.since_ns = at_ns

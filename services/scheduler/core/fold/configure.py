@@ -1,4 +1,4 @@
-"""What operators order: settings are taken over, each within its bounds, and a flush drops what nothing uses."""
+"""Operators' orders: settings are applied, each within its bounds, and a flush drops unlocked pages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _LEAST_ZERO = (
     "max_running",
 )
 _WIDTHS = {"fingerprint_bits": (4, 32), "clock_bits": (2, 16), "frequency_bits": (2, 32), "depth_bits": (2, 32)}
-_RANKING = ("admission", "promotion", "hotness_expression")  # What indexes of candidates rank by, or exist for.
+_RANKING = ("admission", "promotion", "hotness_expression")  # Settings that the indexes of candidates depend on.
 _EXPRESSIONS = ("eviction_expression", "hotness_expression")
 
 
@@ -75,7 +75,7 @@ def configure(step: Step, config: CellConfig) -> None:
     An unknown policy, schedule or admission, a bad expression or a bad layer mix is counted and leaves the old one in
     force; a number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools'
     policies begin anew when they are made from other settings than before, or when the hotness filter's values change
-    their meaning; in a large tree the old ones go on until the new ones were told of all nodes.
+    their meaning; in a large tree the old ones stay in force until the new ones know all nodes.
     """
     state = step.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
@@ -126,7 +126,7 @@ _LOWER_TIERS = ("disk", "remote")
 
 
 FLUSH_UNITS = 1 << 15
-"""What one step does of a flush: so many nodes are looked at, or 1/16 as many dropped (20 to 50 ms)."""
+"""Work of one step of a flush: the number of nodes it visits, or 1/16 as many that it drops (20 to 50 ms)."""
 
 FLUSH_PAUSE_MS = 20
 _UNITS_DROPPED, _CHILDREN_A_UNIT = 16, 16
@@ -136,7 +136,8 @@ _TIMER = "flush"
 def flush(step: Step, message: FlushCache) -> None:
     """Drop every unlocked page of the named tiers and namespace without a pin or lease, and back nothing up.
 
-    Of a large tree a slice at a time, so what was locked when its turn came stays, and what came meanwhile may.
+    A large tree is flushed a slice at a time: a node that is locked when its turn comes stays, and one that came since
+    may.
     """
     lower = tuple(tier for tier in _LOWER_TIERS if tier in message.tiers)
     if lower:
@@ -154,7 +155,7 @@ def flush(step: Step, message: FlushCache) -> None:
 
 
 def go_on_flushing(step: Step) -> None:
-    """Drop some of what is being flushed; a timer goes on with the rest."""
+    """Do one step's work of the flushes; a timer goes on with the rest."""
     state = step.state
     units = FLUSH_UNITS
     while state.flushes and units > 0:
@@ -166,10 +167,10 @@ def go_on_flushing(step: Step) -> None:
 
 
 def _flush_some(step: Step, flush: Flush, most: int) -> int:
-    """Go on with one tier of a namespace, children before their parent; returns units of work."""
+    """Flush some nodes of one tier of a namespace, children before their parent; return units of work."""
     nodes, left = step.state.tree.nodes, flush.left
     units = 0
-    # What a pin waits for gets its copy when it is evicted. Dropped without one, there would be nothing to keep.
+    # Nodes that a pin waits for are copied to the host when they are evicted; dropping one without a copy loses it.
     awaited = _awaited(step.state) if flush.tier == DEVICE else {}
     while left and units < most:
         node_id = left.pop()
@@ -188,7 +189,7 @@ def _flush_some(step: Step, flush: Flush, most: int) -> int:
 
 
 def _flush_lower(step: Step, namespace: str, tiers: tuple[str, ...]) -> None:
-    """Have the storages delete chunks; the catalogue follows when they say that they did."""
+    """Have the storages delete chunks; the catalogue changes when they report that they did."""
     cancel_fetches(step, namespace)
     for storage in step.state.storages.values():
         if storage.disk.budget_bytes or storage.disk.has_remote:
@@ -197,7 +198,7 @@ def _flush_lower(step: Step, namespace: str, tiers: tuple[str, ...]) -> None:
 
 
 def _awaited(state: CellState) -> dict[str, set[int]]:
-    """Nodes that pins of the storages of each machine want copies of."""
+    """Return, by machine, the ids of nodes that pins of its storages want copies of."""
     awaited: dict[str, set[int]] = {}
     if state.pins:
         for storage in state.storages.values():
@@ -206,7 +207,7 @@ def _awaited(state: CellState) -> dict[str, set[int]]:
 
 
 def _flush_device(step: Step, node: Node, awaited: Mapping[str, set[int]]) -> int:
-    """Drop a node from the devices that it may leave; returns from how many."""
+    """Drop a node from the devices that it may leave; return from how many."""
     state = step.state
     dropped = 0
     for name in list(node.device):
@@ -225,7 +226,7 @@ def _has_copy(state: CellState, node: Node, worker: Worker) -> bool:
 
 
 def _flush_host(step: Step, node: Node, _awaited: Mapping[str, set[int]]) -> int:
-    """Drop a node's host copies that may go; returns how many."""
+    """Drop a node's host copies that may be dropped; return how many."""
     state = step.state
     dropped = 0
     for name in list(copies_of(state, node)):

@@ -1,4 +1,4 @@
-"""What must hold between steps, checked from scratch. For tests; slow in proportion to the whole state."""
+"""Invariants that hold between steps, checked from scratch. For tests; slow in proportion to the whole state."""
 
 from __future__ import annotations
 
@@ -93,16 +93,16 @@ def _check_tree(state: CellState) -> None:
             require(child is not None and child_of(tree, node, child.tokens, 0) is child, f"{child_id} is not found")
         if node.parent:
             _check_node(state, node)
-    require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
+    require(reachable + len(tree.roots) == len(tree.nodes), "a node is not its parent's child")
 
 
 def _check_lost(state: CellState) -> None:
     """Check that a lost pool that is not struck yet has no successor, and will be struck."""
     require(not state.lost or "strike" in state.timers, "lost pools would never be struck")
-    require(bool(state.lost) or not state.arriving, "a worker waits to be let in for nothing")
+    require(bool(state.lost) or not state.arriving, "a worker waits to join although no pool is lost")
     for key in state.lost:
         tier, _, name = key.partition("/")
-        require(tier != DEVICE or name not in state.workers, f"{name} is there and its pool is lost")
+        require(tier != DEVICE or name not in state.workers, f"{name} has joined while its earlier pool is lost")
         storage = state.storages.get(name) if tier == HOST else None
         require(storage is None or storage.pool is None, f"{name} has a pool, and one that is lost")
         require(key not in state.orders, f"there is a policy for the lost pool {key}")
@@ -112,9 +112,9 @@ def _check_node(state: CellState, node: Node) -> None:
     tree = state.tree
     name = f"node {node.id}"
     pages = page_count(tree, node)
-    require(pages > 0 and node.size == pages * tree.page_size, f"{name} is no span of whole pages")
+    require(pages > 0 and node.size == pages * tree.page_size, f"{name} is not a span of whole pages")
     is_left = any(node.id in pool.left for pool in state.lost.values())
-    require(bool(node.device or node.loading or node.host) or is_left, f"{name} is resident nowhere")
+    require(bool(node.device or node.loading or node.host) or is_left, f"{name} is in no pool")
     parent = tree.nodes[node.parent]
     require(node.depth == parent.end, f"{name} begins elsewhere")
     require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
@@ -150,7 +150,7 @@ def _check_node(state: CellState, node: Node) -> None:
 
 
 def _check_pool(name: str, pool: PagePool, owned: list[bytes]) -> None:
-    """Each page is free or owned exactly once."""
+    """Check that each page is free or owned exactly once."""
     require(len(pool.free_map) == pool.total, f"{name} has a map of another size")
     seen = bytearray(pool.free_map)
     require(pool.free == sum(seen), f"{name} miscounts its free pages")
@@ -207,7 +207,7 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
 
 
 def _check_locks(state: CellState, worker: Worker) -> None:
-    """Each device lock has its user: a running request, a save, or a neighbour's load."""
+    """Check that each device lock has its user: a running request, a save, or a neighbour's load."""
     locks = locks_beside_requests(state, worker)
     for request_id in worker.work.running:
         node_id = state.requests[request_id].node
@@ -217,7 +217,10 @@ def _check_locks(state: CellState, worker: Worker) -> None:
     for node in state.tree.nodes.values():
         held = node.locks.get(worker.worker_id, 0)
         require(held == locks.get(node.id, 0), f"node {node.id} has {held} locks of {worker.worker_id}")
-        require(not held or worker.worker_id in node.device or worker.worker_id in node.loading, "a lock on nothing")
+        require(
+            not held or worker.worker_id in node.device or worker.worker_id in node.loading,
+            "a node is locked where it is not resident",
+        )
         require(worker.worker_id not in node.locks or held > 0, f"node {node.id} keeps an empty lock")
 
 
@@ -237,7 +240,7 @@ def _check_worker(state: CellState, worker: Worker) -> None:
 
 
 def _pages_leaving(state: CellState, worker: Worker) -> int:
-    """Unlocked pages of this worker's nodes in backups whose deadline has not passed."""
+    """Return the number of unlocked pages of this worker's nodes in backups whose deadline has not passed."""
     name = worker.worker_id
     nodes = [
         state.tree.nodes[node_id]
@@ -272,7 +275,9 @@ def _check_transfers(state: CellState) -> None:
         for storage_id in entry.storages:
             host_locks[node_id, storage_id] = host_locks.get((node_id, storage_id), 0) + 1
     for node in state.tree.nodes.values():
-        require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
+        require(
+            node.transfer == members.get(node.id, 0), f"node {node.id} names another backup than the one that lists it"
+        )
         require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
         for storage_id, held in node.host_locks.items():
             if f"{HOST}/{storage_id}" in state.lost:
@@ -283,7 +288,7 @@ def _check_transfers(state: CellState) -> None:
 
 
 def _check_pins(state: CellState) -> None:
-    """Each pin counts the pages that it locks, and together they keep to their budget."""
+    """Check that each pin counts the pages that it locks, and that together they fit the pool."""
     for pin in state.pins.values():
         path = ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []
         require(pin.pages == sum(page_count(state.tree, node) for node in path), f"pin {pin.pin_id} miscounts")
@@ -297,7 +302,7 @@ def _check_pins(state: CellState) -> None:
 
 
 def _check_order(state: CellState, transfer: Transfer) -> None:
-    """Check that a node of a backup stands behind its children in it, which leave first."""
+    """Check that in a backup a node stands behind its children, which leave first."""
     place = {node_id: index for index, node_id in enumerate(transfer.nodes)}
     for node_id in transfer.nodes:
         above = state.tree.nodes[node_id].parent
@@ -305,7 +310,7 @@ def _check_order(state: CellState, transfer: Transfer) -> None:
 
 
 def _check_requests(state: CellState) -> None:
-    """Each request is in exactly one place, and its pages are what its state says."""
+    """Check that each request is in exactly one place, and that its pages fit its state."""
     places: dict[str, int] = {}
     for worker in state.workers.values():
         for request_id in (*waiting_at(worker), *worker.work.running):
@@ -335,7 +340,7 @@ def _check_requests(state: CellState) -> None:
 
 
 def _check_adapters(state: CellState) -> None:
-    """Each adapter counts its requests, stays while it has any or a name, and is at the workers that need it."""
+    """Check that each adapter counts its requests, is kept only for them or a name, and is where it is needed."""
     counts = dict.fromkeys(state.adapters, 0)
     for request in state.requests.values():
         if request.submit.adapter:
@@ -347,7 +352,7 @@ def _check_adapters(state: CellState) -> None:
     names: list[str] = []
     for digest, adapter in state.adapters.items():
         require(adapter.requests == counts[digest], f"adapter {digest} miscounts its requests")
-        require(bool(adapter.names or adapter.requests), f"adapter {digest} stays without use")
+        require(bool(adapter.names or adapter.requests), f"adapter {digest} is kept without a request or a name")
         names += adapter.names
     require(len(names) == len(set(names)), "two adapters have one name")
     for worker in state.workers.values():
@@ -355,7 +360,7 @@ def _check_adapters(state: CellState) -> None:
 
 
 def _check_last_match(state: CellState, request: Request) -> None:
-    """Where the last match ended is still on the way of the request's tokens, if the node lives."""
+    """Check that the node where the last match ended, if it lives, is on the path of the request's tokens."""
     node = state.tree.nodes.get(request.match.node)
     if node is not None:
         path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
@@ -382,7 +387,7 @@ def _check_page_table(state: CellState, request_id: str) -> None:
 def _check_timers(state: CellState) -> None:
     for timer_id, timer in state.timers.items():
         if timer.kind == "strike":
-            require(bool(state.lost), f"timer {timer_id} is for nothing that is lost")
+            require(bool(state.lost), f"timer {timer_id} is for no lost pool")
         elif timer.kind == "flush":
             require(bool(state.flushes), f"timer {timer_id} is for no flush")
         elif timer.kind == "renew":
@@ -425,9 +430,12 @@ def _check_timers(state: CellState) -> None:
 
 
 def _check_hotness(state: CellState) -> None:
-    """Check that the filter counts its entries right and knows every node, unless there was once no room for one."""
+    """Check that the filter counts its entries right and knows every node, unless it once overflowed."""
     hotness = state.hotness
     require(hotness.occupied == hotness.count_entries(), "the hotness filter miscounts its entries")
     if "hotness_overflows" not in state.counters:
         for node in state.tree.nodes.values():
-            require(not node.parent or hotness.lookup(node.digest)[0] > 0, f"how hot node {node.id} is, is not known")
+            require(
+                not node.parent or hotness.lookup(node.digest)[0] > 0,
+                f"the hotness filter does not know node {node.id}",
+            )

@@ -1,4 +1,4 @@
-"""Which message goes where: a handler for each kind of input but timers.
+"""Handlers of all kinds of inputs but timers.
 
 This file only turns away what is stale, and cleans up behind an input that is left out of the fold.
 """
@@ -61,12 +61,28 @@ def _worker(step: Step, worker_id: str, incarnation: str) -> Worker | None:
     return None
 
 
-def _storage(step: Step, storage_id: str, incarnation: str) -> Storage | None:
-    storage = step.state.storages.get(storage_id)
-    if storage is not None and storage.incarnation == incarnation:
-        return storage
-    _stale(step)
-    return None
+def _of_worker(handle: Callable[[Step, Worker, Any], None]) -> Callable[[Step, Any], None]:
+    """Return the handler of what workers say; a word of an incarnation that is no member is stale."""
+
+    def handler(step: Step, message: Any) -> None:
+        worker = _worker(step, message.worker_id, message.incarnation)
+        if worker is not None:
+            handle(step, worker, message)
+
+    return handler
+
+
+def _of_storage(handle: Callable[[Step, Storage, Any], None]) -> Callable[[Step, Any], None]:
+    """Return the handler of what storages say; a word of an incarnation that is no member is stale."""
+
+    def handler(step: Step, message: Any) -> None:
+        storage = step.state.storages.get(message.storage_id)
+        if storage is not None and storage.incarnation == message.incarnation:
+            handle(step, storage, message)
+        else:
+            _stale(step)
+
+    return handler
 
 
 def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
@@ -78,7 +94,7 @@ def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
 
 
 def _runs_at(step: Step, worker: Worker, request_id: str, attempt: int) -> Request | None:
-    """Return the request, if this attempt of it runs there."""
+    """Return the request, if this attempt of it runs at the worker; otherwise count a stale input and return None."""
     request = step.state.requests.get(request_id)
     if (
         request is None
@@ -120,10 +136,8 @@ def _worker_draining(step: Step, message: worker_events.WorkerDraining) -> None:
         begin_drain(step, worker, message)
 
 
-def _batch_done(step: Step, message: worker_events.BatchDone) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is None:
-        return
+@_of_worker
+def _batch_done(step: Step, worker: Worker, message: worker_events.BatchDone) -> None:
     for batch in worker.work.batches:
         if batch.plan == message.plan:
             batch_done(step, worker, batch, message)
@@ -131,10 +145,8 @@ def _batch_done(step: Step, message: worker_events.BatchDone) -> None:
     _stale(step)
 
 
-def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is None:
-        return
+@_of_worker
+def _lease_requested(step: Step, worker: Worker, message: worker_events.LeaseRequested) -> None:
     asked: tuple[worker_events.LeaseRequested | worker_events.LeaseWanted, ...] = (message, *message.others)
     for wanted in asked:
         request = _runs_at(step, worker, wanted.request_id, wanted.attempt)
@@ -142,10 +154,8 @@ def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
             request_lease(step, worker, request, wanted.generated)
 
 
-def _request_finished(step: Step, message: worker_events.RequestFinished) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is None:
-        return
+@_of_worker
+def _request_finished(step: Step, worker: Worker, message: worker_events.RequestFinished) -> None:
     ended: tuple[worker_events.RequestFinished | worker_events.FinishedToo, ...] = (message, *message.others)
     for each in ended:
         request = _runs_at(step, worker, each.request_id, each.attempt)
@@ -153,62 +163,37 @@ def _request_finished(step: Step, message: worker_events.RequestFinished) -> Non
             request_finished(step, worker, request, each)
 
 
-def _request_preempted(step: Step, message: worker_events.RequestPreempted) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is None:
-        return
+@_of_worker
+def _request_preempted(step: Step, worker: Worker, message: worker_events.RequestPreempted) -> None:
     request = _runs_at(step, worker, message.request_id, message.attempt)
     if request is not None:
         request_preempted(step, worker, request, message)
 
 
-def _pages_promoted(step: Step, message: worker_events.PagesPromoted) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is not None:
-        pages_promoted(step, worker, message)
+@_of_worker
+def _text_missing(step: Step, worker: Worker, message: worker_events.TextMissing) -> None:
+    text_missing(step, worker, _runs_at(step, worker, message.request_id, message.attempt))
 
 
-def _hidden_saved(step: Step, message: worker_events.HiddenSaved) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is not None:
-        hidden_saved(step, worker, message)
-
-
-def _text_missing(step: Step, message: worker_events.TextMissing) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is not None:
-        text_missing(step, worker, _runs_at(step, worker, message.request_id, message.attempt))
-
-
-def _adapter_attached(step: Step, message: worker_events.AdapterAttached) -> None:
-    worker = _worker(step, message.worker_id, message.incarnation)
-    if worker is not None and adapters.attached(step, worker, message):
+@_of_worker
+def _adapter_attached(step: Step, worker: Worker, message: worker_events.AdapterAttached) -> None:
+    if adapters.attached(step, worker, message):
         place_unplaced(step, message.digest)
 
 
-def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        remove_storage(step, storage)
+@_of_storage
+def _storage_gone(step: Step, storage: Storage, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
+    remove_storage(step, storage)
 
 
-def _storage_draining(step: Step, message: storage_events.StorageDraining) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        grace_ms = min(max(0, message.grace_ms), MOST_GRACE_MS)
-        begin_handing_on(step, storage, grace_ms, is_storage_leaving=True)
+@_of_storage
+def _storage_draining(step: Step, storage: Storage, message: storage_events.StorageDraining) -> None:
+    grace_ms = min(max(0, message.grace_ms), MOST_GRACE_MS)
+    begin_handing_on(step, storage, grace_ms, is_storage_leaving=True)
 
 
-def _host_pool_created(step: Step, message: storage_events.HostPoolCreated) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        host_pool_created(step, storage, message)
-
-
-def _backup_done(step: Step, message: storage_events.BackupDone) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is None:
-        return
+@_of_storage
+def _backup_done(step: Step, storage: Storage, message: storage_events.BackupDone) -> None:
     transfer = step.state.transfers.get(message.transfer_id)
     if transfer is None or transfer.storage_id != storage.storage_id:
         _stale(step)
@@ -217,10 +202,8 @@ def _backup_done(step: Step, message: storage_events.BackupDone) -> None:
     finish_backup(step, transfer, is_ok=message.ok)
 
 
-def _chunks_saved(step: Step, message: storage_events.ChunksSaved) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is None:
-        return
+@_of_storage
+def _chunks_saved(step: Step, storage: Storage, message: storage_events.ChunksSaved) -> None:
     save, hidden_save = step.state.saves.get(message.save_id), step.state.hidden_saves.get(message.save_id)
     if save is not None and save.storage_id == storage.storage_id:
         finish_save(step, storage, save, message)
@@ -232,24 +215,21 @@ def _chunks_saved(step: Step, message: storage_events.ChunksSaved) -> None:
     save_put_off(step, storage)
 
 
-def _chunks_listed(step: Step, message: storage_events.ChunksListed) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        chunks_added(step.state, storage, message.chunks, message.form)
-        save_put_off(step, storage)  # Much of what stands in line may turn out to be there.
+@_of_storage
+def _chunks_listed(step: Step, storage: Storage, message: storage_events.ChunksListed) -> None:
+    chunks_added(step.state, storage, message.chunks, message.form)
+    save_put_off(step, storage)  # Many chunks that wait to be saved may turn out to be there.
 
 
-def _chunks_fetched(step: Step, message: storage_events.ChunksFetched) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        chunks_fetched(step, storage, message)
-        request_hidden_pool(step, storage)  # Its disk may turn out to be slow.
+@_of_storage
+def _chunks_fetched(step: Step, storage: Storage, message: storage_events.ChunksFetched) -> None:
+    chunks_fetched(step, storage, message)
+    request_hidden_pool(step, storage)  # Its disk may turn out to be slow.
 
 
-def _chunks_dropped(step: Step, message: storage_events.ChunksDropped) -> None:
-    storage = _storage(step, message.storage_id, message.incarnation)
-    if storage is not None:
-        chunks_gone(step.state, storage, message.chunks, message.form)
+@_of_storage
+def _chunks_dropped(step: Step, storage: Storage, message: storage_events.ChunksDropped) -> None:
+    chunks_gone(step.state, storage, message.chunks, message.form)
 
 
 def _scheduler_started(step: Step, message: cell_events.SchedulerStarted) -> None:
@@ -262,16 +242,8 @@ def _configured(step: Step, message: cell_events.CellConfigured) -> None:
     attach_neighbours(step)
 
 
-def _input_failed(step: Step, message: cell_events.InputFailed) -> None:
-    step.state.count("inputs_failed")
-
-
-def _skip_ordered(step: Step, message: cell_events.SkipInput) -> None:
-    step.state.count("skips_ordered")
-
-
 def _input_skipped(step: Step, message: cell_events.InputSkipped) -> None:
-    """Leave out an input. Its sender begins anew, since nothing may wait for what it would have led to."""
+    """Note an input that is left out. Its sender begins anew, since no process may wait for its outputs."""
     state = step.state
     if message.seq in state.quarantined:
         _stale(step)
@@ -317,7 +289,7 @@ LOCAL = (
     cell_events.InputFailed,
     cell_events.SkipInput,
 )
-"""Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
+"""Inputs after which only touched workers are served; with many workers, serving all takes most of a step's time."""
 
 HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     requests.SubmitRequest: submit,
@@ -331,13 +303,13 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     worker_events.LeaseRequested: _lease_requested,
     worker_events.RequestFinished: _request_finished,
     worker_events.RequestPreempted: _request_preempted,
-    worker_events.PagesPromoted: _pages_promoted,
-    worker_events.HiddenSaved: _hidden_saved,
+    worker_events.PagesPromoted: _of_worker(pages_promoted),
+    worker_events.HiddenSaved: _of_worker(hidden_saved),
     worker_events.TextMissing: _text_missing,
     worker_events.AdapterAttached: _adapter_attached,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
-    storage_events.HostPoolCreated: _host_pool_created,
+    storage_events.HostPoolCreated: _of_storage(host_pool_created),
     storage_events.BackupDone: _backup_done,
     storage_events.ChunksListed: _chunks_listed,
     storage_events.ChunksSaved: _chunks_saved,
@@ -349,8 +321,8 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     cell_events.WorkerLost: _worker_gone,
     cell_events.StorageLost: _storage_gone,
     cell_events.GatewayLost: lambda step, message: cancel_gateway(step, message.gateway_id),
-    cell_events.InputFailed: _input_failed,
-    cell_events.SkipInput: _skip_ordered,
+    cell_events.InputFailed: lambda step, message: step.state.count("inputs_failed"),
+    cell_events.SkipInput: lambda step, message: step.state.count("skips_ordered"),
     cell_events.InputSkipped: _input_skipped,
     cell_events.FlushCache: flush,
     cell_events.PinPrefix: pin_prefix,

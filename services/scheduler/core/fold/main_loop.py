@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def step(state: CellState, stamped: Stamped) -> list[Output]:
-    """Fold one input into ``state`` (in place) and return what follows from it.
+    """Fold one input into ``state`` (in place) and return its outputs.
 
     Never raises for a stale, repeated or senseless input: it is counted and ignored. InvariantViolated and
     IllegalTransition mean a fault of the core itself.
@@ -38,7 +38,7 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
     taken = Step(state, stamped.seq, stamped.time_ns)
     if state.retired:
-        state.retired.pop()  # One an input: a large policy is tens of milliseconds of freeing.
+        state.retired.pop()  # One for each input: freeing a large policy takes tens of milliseconds.
     kind = type(stamped.input)
     if isinstance(stamped.input, TimerFired):
         timer_fired(taken, stamped.input.timer_id)
@@ -57,14 +57,14 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
 
 
 def pending_timers(state: CellState) -> list[SetTimer]:
-    """Return the timers that a shell must keep after recovery."""
+    """Return a SetTimer for every timer in the state, which a shell must keep after recovery."""
     return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
 
 
 def _serve_workers(step: Step, *, everywhere: bool) -> None:
-    """Give workers what they can take now; then let idle workers take over what others have no time for.
+    """Give workers what they can take now; then let idle workers take over requests that others have no time for.
 
-    Unless it is ``everywhere``, only workers that the step touched can have something new to do.
+    Unless ``everywhere``, only workers that the step touched are served.
     """
     workers = step.state.workers
     is_busy = everywhere
@@ -81,7 +81,7 @@ def _serve_workers(step: Step, *, everywhere: bool) -> None:
 
 
 def _serve(step: Step, worker: Worker) -> bool:
-    """Leases, batches, room ahead of need, and copies at rest; returns whether that was much for one step."""
+    """Serve leases, batches, room ahead of need, and copies at rest; return whether that was much for one step."""
     state, drain = step.state, worker.drain
     if drain is not None and drain.is_over:
         return False
@@ -91,14 +91,14 @@ def _serve(step: Step, worker: Worker) -> bool:
         wake_due(state, worker)
     admissions = state.admissions
     is_batch_sent = send_batches(step, worker)
-    if drain is not None:  # Nothing comes that room or promotions would be for.
+    if drain is not None:  # No new request comes that would need room or promotions.
         return go_on_draining(step, worker) or is_batch_sent
     is_evicting = False
     if state.storages:
         is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=state.admissions - admissions)
     is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
-    # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
-    # what is within quotas, so an owner above one gives way before.
+    # A promotion put off here stays due for the worker's next input: the step has done enough. Promoted pages displace
+    # pages within quotas, so those above a quota are evicted before.
     if worker.moves.is_promotion_due and not is_batch_sent and not is_trimming:
         promote(step, worker)
     is_copying = bool(worker.moves.uncopied) and not is_batch_sent and copy_at_rest(step, worker)

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node, PrefixTree
 
     Announce = Callable[[str], None]
-    """Told, in a sentence, what of a snapshot was not taken over."""
+    """Called with a sentence for each part of a snapshot that was not taken over."""
 
 EARLIER_VERSION = 12
-"""It is still read. A node had a dictionary of pages for each tier then, one of its children by longer keys, and what
-few nodes have beside the rest. No release wrote 13.
+"""An earlier version that is still read. Its nodes have a dictionary of pages for each tier, longer keys for children,
+and rare fields beside the others. No release wrote 13.
 """
 _VERSION = 14
 _TIERS = ("d", "l", "h")  # Device, loading and host, in the order in which a node has their pages.
@@ -47,11 +47,11 @@ _RARE, _RARELY = "v", ("n", "r", "y", "q", "m", "o")
 
 
 class _KeptPolicy(msgspec.Struct, array_like=True):
-    """The eviction policy of a pool: its name, the version of its state, and that in the policy's own bytes."""
+    """The eviction policy of a pool: its name, the version of its state, and that state in the policy's own bytes."""
 
     name: str
     state_version: int
-    state: memoryview  # Of decoded ones: in the snapshot's bytes, so that they are not all there twice.
+    state: memoryview  # Of decoded ones: a view of the snapshot's bytes, so that they are not held twice.
 
 
 class _Versioned(msgspec.Struct):
@@ -62,14 +62,16 @@ class _Snapshot(_Versioned):
     state: CellState  # Without ``orders``, its own and those of a renewal.
     orders: dict[str, _KeptPolicy]
     coming: dict[str, _KeptPolicy]  # Those of ``state.renewal``.
-    token_bytes: int = TOKEN_BYTES  # Of labels that are not said to be wide; before there were narrow ones, of all.
+    token_bytes: int = (
+        TOKEN_BYTES  # Bytes of a token in labels not marked wide; the default is for snapshots without narrow labels.
+    )
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
 _FIRST = _ENCODER.encode(_Versioned(_VERSION))
-"""A map of one entry: what a snapshot begins with is the same but for the number of entries and the version. Looking
-for the version in the whole takes a quarter of a second where the tree has a million nodes.
+"""A map of one entry. A snapshot begins with the same bytes but for the number of entries and the version. Decoding a
+whole snapshot for its version takes a quarter of a second where the tree has a million nodes.
 """
 _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
@@ -77,7 +79,7 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 def encode_state(state: CellState) -> bytes:
     """Encode the whole state. A fold that goes on from it gives the same outputs as one that never stopped.
 
-    What is remembered for explanations alone is left out: it grows large, and no output depends on it.
+    The memory for explanations is left out: it grows large, and no output depends on it.
     """
     renewal, coming = state.renewal, _coming(state)
     if renewal is not None:
@@ -99,12 +101,12 @@ def _coming(state: CellState) -> Mapping[str, Policy]:
 def decode_state(data: bytes | memoryview, announce: Announce = lambda told: None) -> CellState:
     """Undo :func:`encode_state`.
 
-    Where a policy's state has another version than today's, which is another release's, every pool's policy starts anew
-    with what is resident, as after a change of policy: what is cached is worth more than what was learned of it.
-    ``announce`` is told so, in a sentence for each policy.
+    Where the version of a policy's state differs from this release's, every pool's policy starts anew with the resident
+    nodes, as after a change of policy: what is cached is worth more than what was learned of it. ``announce`` is called
+    with a sentence for each such policy.
 
-    Raises CodecError for bytes that are no snapshot of this version or the one before, and PolicyMissing where they
-    name a policy, a schedule or an admission that is not registered here.
+    Raises CodecError for bytes that are not a snapshot of this version or :data:`EARLIER_VERSION`, and PolicyMissing
+    where they name a policy, a schedule or an admission that is not registered here.
     """
     try:
         version = _version(data)
@@ -134,8 +136,9 @@ def decode_state(data: bytes | memoryview, announce: Announce = lambda told: Non
 
 
 def _version(data: bytes | memoryview) -> int:
-    """Return the version alone: the types of another version's state are not known. Raises CodecError where none comes
-    first, and what :data:`UNDECODABLE` has for one that is no number.
+    """Return the version alone: the types of another version's state are not known.
+
+    Raises CodecError where the version does not come first, and one of :data:`UNDECODABLE` where it is not a number.
     """
     first = bytes(data[: len(_FIRST)])
     if first[1:-1] != _FIRST[1:-1]:
@@ -146,8 +149,7 @@ def _version(data: bytes | memoryview) -> int:
 def renewed(data: bytes | memoryview) -> bytes:
     """Return a snapshot of :data:`EARLIER_VERSION` in today's form.
 
-    Raises CodecError where the nodes are none of that version, and what :data:`UNDECODABLE` has for bytes of another
-    kind.
+    Raises CodecError where the nodes are not of that version, and one of :data:`UNDECODABLE` for bytes of another kind.
     """
     told = msgspec.msgpack.decode(data)
     try:
@@ -182,9 +184,9 @@ def _renew(node: dict[str, Any], nodes: dict[int, Any], page_bytes: int) -> None
 
 
 def _narrow_labels(tree: PrefixTree) -> None:
-    """Give nodes that have packed int32 tokens the labels that this tree would have given them.
+    """Give nodes with packed int32 tokens the labels that this tree would have given them.
 
-    Raises CodecError for a node whose tokens are not whole.
+    Raises CodecError for a node whose bytes are not whole tokens.
     """
     for node in tree.nodes.values():
         if len(node.label) % TOKEN_BYTES:
@@ -230,9 +232,9 @@ def _decoded(kept: dict[str, _KeptPolicy]) -> dict[str, Policy]:
 
 
 def _share(nodes: dict[int, Node]) -> None:
-    """Let everything that names a node hold the same number object again, and nodes the same names and counts.
+    """Share objects again: one number object for every mention of a node, and equal names and counts of nodes.
 
-    Decoding makes an object of its own for every mention: of ids three more for each node, of 32 bytes.
+    Decoding makes an object for every mention: three more ids of 32 bytes for each node.
     """
     for node_id, node in nodes.items():
         node.id = node_id

@@ -1,6 +1,6 @@
-"""What operators see of a cell: its status as published, with what each tenant has, and what is cached, node by node.
+"""Operators' views of a cell: its status as published, with each tenant's load, and the listing of cached nodes.
 
-Nothing here mutates or decides.
+Nothing here decides or changes the state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def status(state: CellState, scheduler_id: str) -> CellStatus:
-    """Return the cell's present status. Does not mutate."""
+    """Return the cell's present status. Does not change the state."""
     pools = [_device(worker.worker_id, worker.pool) for worker in state.workers.values()]
     pools += [
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
@@ -122,7 +122,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
 
 
 def _adapters(state: CellState) -> Iterator[AdapterStatus]:
-    """By name, in the order in which adapters came."""
+    """Yield one status for each name, in the order in which adapters came."""
     for adapter in state.adapters.values():
         held = {worker.worker_id: worker.adapters.get(adapter.digest) for worker in state.workers.values()}
         for name in adapter.names:
@@ -137,7 +137,7 @@ def _adapters(state: CellState) -> Iterator[AdapterStatus]:
 
 
 def _serving(state: CellState) -> list[Worker]:
-    """Return the workers that new requests go to, or all where none takes any."""
+    """Return the workers that new requests go to, or all workers where all drain."""
     return [worker for worker in state.workers.values() if worker.drain is None] or list(state.workers.values())
 
 
@@ -177,8 +177,9 @@ def _hidden_pool(storage: Storage, pool: PagePool) -> PoolStatus:
 
 
 def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
-    """Return running and waiting requests of every tenant that has any; those beyond ``OWNERS_TOLD`` count as tenant
-    "".
+    """Return running and waiting requests of every tenant that has any.
+
+    The largest ``OWNERS_TOLD`` are listed; those beyond count as tenant "".
     """
     running: dict[str, int] = {}
     for worker in state.workers.values():
@@ -198,9 +199,10 @@ def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
 
 
 def owner_bytes(state: CellState) -> tuple[OwnerBytes, ...]:
-    """Bytes on devices and in host memory by owner, and what has no owner; disks are not known here.
+    """Return bytes on devices and in host memory by owner; disks are not known here.
 
-    As quotas count them: what is being loaded or copied for an owner is its own already, and no other's.
+    The first row, with owner "", is pages without an owner. Bytes count as for quotas: pages being loaded or copied for
+    an owner are its own already, and no other's.
     """
     if state.geometry is None:
         return ()
@@ -232,16 +234,16 @@ def _pages(account: Account, tier: str) -> int:
 
 MOST_NODES = 1024
 MOST_IDS = 16_384
-"""Ids that are looked at for one page, so that a page holds up the fold for milliseconds however large the tree is."""
+"""Ids that are visited for one page, so that a page holds up the fold for milliseconds however large the tree is."""
 _HEAD_TOKENS = 16
 
 
 def list_cache(state: CellState, call: ListCache) -> CacheListing:
-    """One page of the listing: nodes by id (the order in which they were made), and all pins. Does not mutate.
+    """Return one page of the listing: nodes by id (the order in which they were made), and all pins.
 
     Ids are counted up, for sorting would touch every node. Those that are gone or of other namespaces are passed over,
-    ``MOST_IDS`` at the most, so a page may be short, or empty, before the end. ``host_tokens`` and the like are not
-    added up here: a node is as long as it is, on each tier that has it.
+    at most ``MOST_IDS``, so a page may be short, or empty, before the end. ``host_tokens`` and the like are not added
+    up here: a node has the same length on each tier that has it. Does not change the state.
     """
     tree = state.tree
     most = min(max(1, call.max_nodes), MOST_NODES)
@@ -263,7 +265,7 @@ def list_cache(state: CellState, call: ListCache) -> CacheListing:
 
 
 def _leases(state: CellState, namespace: str) -> Iterator[LeaseStatus]:
-    """Cache leases of a namespace, "" of all. Does not mutate."""
+    """Yield the cache leases of a namespace; "" is all."""
     for lease in state.cache_leases.leases.values():
         if namespace in ("", lease.namespace):
             yield LeaseStatus(
@@ -295,7 +297,7 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
 
 
 def _chunks_by_storage(tree: PrefixTree, node: Node, disks: dict[str, dict[bytes, None]]) -> dict[str, int]:
-    """By storage, the chunks that end in this node and that its disk has, where the identities are known already."""
+    """Return, by storage, how many chunks ending in this node its disk has; {} without identities."""
     if not node.identities:
         return {}
     names = chunks_ending_in(tree, node)

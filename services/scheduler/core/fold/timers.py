@@ -1,4 +1,4 @@
-"""Timers that came due."""
+"""Handlers of timers that are due."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def timer_fired(step: Step, timer_id: str) -> None:
-    """Do what the timer was set for, unless that is over already."""
+    """Do what the timer was set for; one that was cancelled meanwhile counts as a stale input."""
     timer = step.state.timers.pop(timer_id, None)
     if timer is None:
         step.state.count("stale_inputs")
@@ -56,14 +56,6 @@ def _prefetch(step: Step, timer: Timer) -> None:
     expire_fetch_wait(step, request)
 
 
-def _fetch(step: Step, timer: Timer) -> None:
-    expire_fetch(step, step.state.fetches[int(timer.subject)])
-
-
-def _hidden_fetch(step: Step, timer: Timer) -> None:
-    hidden_fetch_expired(step, step.state.hidden_fetches[int(timer.subject)])
-
-
 def _resume(step: Step, timer: Timer) -> None:
     request = step.state.requests[timer.subject]
     fail(step, request, Unavailable.code, "the gateway did not say from where to resume")
@@ -83,22 +75,6 @@ def _save(step: Step, timer: Timer) -> None:
         expire_hidden_save(step, step.state.hidden_saves[int(timer.subject)])
 
 
-def _hidden_lease(step: Step, timer: Timer) -> None:
-    expire_lease(step, step.state.leases[int(timer.subject)])
-
-
-def _pin(step: Step, timer: Timer) -> None:
-    expire_pin(step, step.state.pins[timer.subject])
-
-
-def _cache_lease(step: Step, timer: Timer) -> None:
-    expire_cache_lease(step, step.state.cache_leases.leases[int(timer.subject)])
-
-
-def _reads(step: Step, timer: Timer) -> None:
-    end_late_reads(step, timer.subject)
-
-
 def _drain(step: Step, timer: Timer) -> None:
     step.touch(timer.subject)
     expire_drain(step, step.state.workers[timer.subject])
@@ -108,15 +84,15 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "deadline": _deadline,
     "deferral": _deferral,
     "prefetch": _prefetch,
-    "fetch": _fetch,
-    "hidden_fetch": _hidden_fetch,
+    "fetch": lambda step, timer: expire_fetch(step, step.state.fetches[int(timer.subject)]),
+    "hidden_fetch": lambda step, timer: hidden_fetch_expired(step, step.state.hidden_fetches[int(timer.subject)]),
     "resume": _resume,
     "backup": _backup,
-    "pin": _pin,
-    "cache_lease": _cache_lease,
+    "pin": lambda step, timer: expire_pin(step, step.state.pins[timer.subject]),
+    "cache_lease": lambda step, timer: expire_cache_lease(step, step.state.cache_leases.leases[int(timer.subject)]),
     "save": _save,
-    "hidden_lease": _hidden_lease,
-    "reads": _reads,
+    "hidden_lease": lambda step, timer: expire_lease(step, step.state.leases[int(timer.subject)]),
+    "reads": lambda step, timer: end_late_reads(step, timer.subject),
     "drain": _drain,
     "strike": lambda step, timer: strike_more(step),
     "flush": lambda step, timer: go_on_flushing(step),

@@ -1,10 +1,10 @@
-"""Fetches of hidden states, disk to hidden pool: what the storage says of them, and how they end.
+"""Fetches of hidden states, disk to hidden pool: the storage's answers to them, and how they end.
 
-What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
-states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
-lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's hidden
-states are not fetched again. Where it was unknown whether there were any, ending early is an answer and no fault: the
-request asks for the other form, or computes.
+Chunks that have arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of
+hidden states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the
+storage is lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's
+hidden states are not fetched again. Where it was unknown whether there were any, ending early is an answer and no
+fault: the request asks for the other form, or computes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
-    """Hidden states have arrived, or no more come; returns the request for which other means are to be found now."""
+    """Note chunks that arrived, or the end of a fetch; return the request if it now needs another way to restore."""
     state = step.state
     chunks_gone(state, storage, message.missing, HIDDEN)
     request = state.requests.get(fetch.request_id)
@@ -47,8 +47,9 @@ def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: Ch
 
 
 def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
-    """End a fetch at its deadline: its request goes on with what has arrived; returns it if other means are to be
-    found.
+    """End a fetch at its deadline; return its request if it now needs another way to restore.
+
+    Otherwise it goes on with what has arrived.
     """
     state = step.state
     state.count("fetch_deadlines")
@@ -60,7 +61,7 @@ def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
 
 
 def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
-    """Call a fetch off; the pages that it may still write to stay with it until the storage answers."""
+    """Cancel a fetch; the pages that it may still write to stay with it until the storage answers."""
     state = step.state
     fetch.call_off()
     step.cancel_timer(fetch.timer_id)
@@ -72,7 +73,7 @@ def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
 
 
 def cancel_hidden_fetches(step: Step, namespace: str) -> None:
-    """Hidden states of a namespace, or of all if it is "", are to be forgotten: who waits for them computes instead."""
+    """Cancel fetches of a namespace's hidden states, or of all if it is "": waiting requests compute instead."""
     for request in step.state.requests.values():
         if request.hidden.run is None or namespace not in ("", request.submit.namespace):
             continue
@@ -85,8 +86,9 @@ def cancel_hidden_fetches(step: Step, namespace: str) -> None:
 
 
 def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
-    """Drop the fetches of a hidden pool that is gone, with the storage or for another one: its pages are not given
-    back.
+    """Drop the fetches of a hidden pool that is gone or replaced: its pages are not given back.
+
+    Where the storage is still there, it is told to cancel them.
     """
     state = step.state
     for fetch in [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]:
@@ -103,7 +105,7 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
 
 
 def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, chunks: int) -> None:
-    """So many chunks of a fetch are in the hidden pool."""
+    """Note that the first ``chunks`` chunks of a fetch are in the hidden pool, and wake the request."""
     size = chunk_tokens(step.state.tree.page_size)
     begin = run.end - fetch.chunks * size
     arrived = begin + chunks * size
@@ -116,7 +118,10 @@ def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, ch
 
 
 def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
-    """Finish a fetch that the storage is done with: its pages are not written any more."""
+    """Finish a fetch that the storage is done with: its pages are not written any more.
+
+    Returns the request if it now needs another way to restore.
+    """
     state = step.state
     step.cancel_timer(fetch.timer_id)
     free_pages(state, storage.storage_id, fetch.pages)
@@ -148,7 +153,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
 
 
 def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
-    """Extend the run: the object store had all that it was asked for."""
+    """Extend the run: the object store had all chunks that it was asked for."""
     step.state.count("store_questions_answered")
     storage.fetching.blanks.note_something(HIDDEN)
     go_on_asking(request, run, step.state.tree.page_size)
@@ -158,9 +163,7 @@ def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -
 def _was_not_there(
     step: Step, storage: Storage, request: Request, run: HiddenRun, fetch: HiddenFetch
 ) -> Request | None:
-    """Cut the run: the object store had less than it was asked for, or nothing. Followers need not ask for it again
-    either.
-    """
+    """Cut the run: the object store lacked some or all of the chunks. Followers need not ask for them again."""
     state = step.state
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
     if has_come or run.chunks > fetch.chunks:
@@ -180,13 +183,13 @@ def _was_not_there(
 
 
 def _end_early(step: Step, request: Request) -> Request | None:
-    """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
+    """End a fetch that brought less than was ordered. The rest is fetched as KV if possible, or computed."""
     request.hidden.refusals += 1
     return _go_on_without(step, request)
 
 
 def _go_on_without(step: Step, request: Request) -> Request | None:
-    """Nothing more of a request's hidden states come; returns it if it waits and has nothing left of it."""
+    """Expect no more hidden states for a request; return it if it waits and its run is empty."""
     state = step.state
     _stop_waiting(step, request)
     end_run(state, request)
@@ -194,7 +197,7 @@ def _go_on_without(step: Step, request: Request) -> Request | None:
 
 
 def _stop_waiting(step: Step, request: Request) -> None:
-    """Queue again all that waited for a part of its run."""
+    """Queue a request again that waits for a part of its run."""
     if request.hidden.run is not None and request.wait.fetch:
         wake(step.state, request)
     if request.hidden.run is not None:

@@ -1,9 +1,9 @@
-"""In which form prefixes are kept below host memory: KV, or hidden states from which it is restored sooner (HCache
-4.1.2).
+"""The form in which prefixes are kept below host memory: KV, or hidden states that restore it sooner (HCache 4.1.2).
 
 Hidden states have one geometry for as long as a storage lives, for chunks of another would never be found. A disk that
-holds some keeps their form. Else it is chosen by what was measured before anything was served, of the worker's profile
-and of the disk: what is observed under load moves the choice of a way back, and never what is kept.
+holds some keeps their form. Otherwise the form is chosen by figures from before anything was served, of the worker's
+profile and of the disk: speeds observed under load change how a prefix is restored, and never what is kept. A disk that
+keeps sparse copies keeps KV, from which they are made.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
 
 
 TYPICAL_TOKENS = 4096
-"""Of the prefix that decides whether hidden states are worth keeping."""
+"""Length of the prefix that decides whether hidden states are worth keeping."""
 
 COMPARED_TOKENS = (1024, TYPICAL_TOKENS, 16_384)
-"""Of the prefixes by which forms are compared. Computing a layer takes longer than in proportion, so a form with many
-layers from tokens that is best for short prefixes can be far from it for long ones.
-"""
+"""Lengths of the prefixes by which forms are compared. Computing a layer grows faster than in proportion, so a form
+with many layers from tokens that is best for short prefixes can be far from it for long ones."""
 
 _WORTH_A_CHANGE = 0.9
 """Hidden states must be restored in at most this part of KV's time: KV is shared in host memory and needs no
-computing.
-"""
+computing."""
 
 _WORTH_A_MIX = 0.8
-"""A form of several methods must take at most this part of the time of a single one: what they cost beside one another,
-a pass through the model for each part and cores that both want, is in no profile. One layer from tokens that promised
-12 % less took 18 % more.
-"""
+"""A form of several methods must take at most this part of the time of a single one: the cost of combining them, a pass
+through the model for each part and cores that both want, is in no profile. One layer from tokens that promised 12 %
+less took 18 % more."""
 
 _LAYERS = re.compile(r"([0-9]{1,4})/([0-9]{1,4})/([0-9]{1,4})")
 
 
 def parse_form(text: str) -> tuple[int, int, int] | None:
-    """Layers absent, from hidden states and as KV; None for "off" and "auto". Raises ConfigError for anything else."""
+    """Return the numbers of layers absent, from hidden states and as KV; None for "off" and "auto".
+
+    Raises ConfigError for other text.
+    """
     if text in ("off", "auto"):
         return None
     found = _LAYERS.fullmatch(text)
@@ -72,13 +72,16 @@ def parse_form(text: str) -> tuple[int, int, int] | None:
 
 
 def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
-    """Return the geometry of hidden states to keep at this storage, None where KV is to be kept. Does not mutate."""
+    """Return the geometry of hidden states to keep at this storage; None where KV is to be kept. Changes nothing."""
     geometry, text = state.geometry, state.config.hidden_form
     if geometry is None or text == "off":
         return None
     layers = parse_form(text)
     if layers is None:
-        return form_on_disk(state, storage) or _best_geometry(state, storage, geometry)
+        on_disk = form_on_disk(state, storage)
+        if on_disk is not None or storage.sparse.is_kept:
+            return on_disk
+        return _best_geometry(state, storage, geometry)
     if sum(layers) != geometry.layers:
         return None
     hidden = next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
@@ -86,8 +89,9 @@ def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
 
 
 def form_on_disk(state: CellState, storage: Storage) -> KvGeometry | None:
-    """Return the form of most chunks on the storage's disk when it joined, among those that its node can restore; None
-    where there are none. Does not mutate.
+    """Return the form of most chunks that the storage's disk held when it joined, of those its node can restore.
+
+    None where there are none. Changes nothing.
     """
     restorers = restorers_of(state, storage)
     if state.geometry is None or not restorers or restorers[0].restoration is None:
@@ -97,12 +101,15 @@ def form_on_disk(state: CellState, storage: Storage) -> KvGeometry | None:
 
 
 def is_worth_keeping(state: CellState, storage: Storage) -> bool:
-    """Whether what is computed now should be saved as hidden states. An explicit form is not judged, that of a disk
-    which held it before is. Does not mutate.
+    """Return whether KV computed now should be saved as hidden states. Changes nothing.
+
+    A configured form is taken as it is; a form that the disk held before is judged again. Sparse copies need KV.
     """
     text, geometry = state.config.hidden_form, state.geometry
     if text != "auto":
         return text != "off"
+    if storage.sparse.is_kept:
+        return False
     if storage.hidden.handle is None or geometry is None:
         return wanted_hidden(state, storage) is not None
     figures = _figures(state, storage)
@@ -115,19 +122,19 @@ def is_worth_keeping(state: CellState, storage: Storage) -> bool:
 
 
 def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
-    """Whether this worker makes KV of such pages: from hidden states only if it says that its model allows that."""
+    """Return whether this worker can restore KV from pages of this geometry; its model decides for hidden states."""
     width = worker.restoration.hidden if worker.restoration is not None else 0
     return not geometry.from_hidden or width == geometry.hidden
 
 
 def restorers_of(state: CellState, storage: Storage) -> list[Worker]:
-    """Return the workers of the storage's node that reported their cost of restoring. Does not mutate."""
+    """Return the workers of the storage's node that reported their cost of restoring. Changes nothing."""
     return [one for one in state.workers.values() if one.node == storage.node and one.restoration is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What a form is planned with: measured costs, rounded, and bytes a microsecond of the disk, 0 if not known yet."""
+    """Figures to plan a form with: rounded measured costs, and the disk's bytes per microsecond (0: not known yet)."""
 
     costs: LayerCosts
     hidden: int
@@ -135,7 +142,7 @@ class _Figures:
 
 
 def _figures(state: CellState, storage: Storage) -> _Figures | None:
-    """Those of the first of the node's workers; its others are taken to be alike. None without any. Does not mutate."""
+    """Return the figures of the node's first worker, which stands for all; None without any. Changes nothing."""
     restorers = restorers_of(state, storage)
     costs = profiled_costs(state, restorers[0]) if restorers else None
     if costs is None or restorers[0].restoration is None:
@@ -146,7 +153,7 @@ def _figures(state: CellState, storage: Storage) -> _Figures | None:
 
 
 def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
-    """Return what restores soonest; None where that is KV, and while the disk's speed is unknown."""
+    """Return the geometry that restores soonest; None where that is KV, and while the disk's speed is unknown."""
     figures = _figures(state, storage)
     if figures is None or not figures.bytes_per_us:
         return None
@@ -157,7 +164,7 @@ def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeom
 
 @lru_cache(maxsize=256)
 def _pays(costs: LayerCosts, bytes_per_us: float, layers: tuple[int, int, int]) -> bool:
-    """Whether a typical prefix comes back from this form sooner than from KV, where keeping any is worth it."""
+    """Return whether this form restores a typical prefix sooner than KV, and keeping any form is worth it."""
     if worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us).form == "nothing":
         return False
     times = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
@@ -167,10 +174,10 @@ def _pays(costs: LayerCosts, bytes_per_us: float, layers: tuple[int, int, int]) 
 
 @lru_cache(maxsize=256)
 def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, may_mix: bool) -> Partition | None:
-    """Layers by what is kept of them, None where nothing is worth it, or nothing but KV.
+    """Return the layers by what is kept of them; None where nothing is worth keeping, or nothing but KV.
 
-    Of all forms, the fastest for a typical prefix among those that are no slower than the best single method for any
-    of the compared lengths; where there is none, the one that is slower by the least factor. A prefix that is computed
+    Of all forms, the fastest for a typical prefix among those that are no slower than the best single method for any of
+    the compared lengths; where there is none, the one that is slower by the least factor. A prefix that is computed
     sooner than it is restored will be computed, whatever is kept of it.
     """
     found = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=may_keep_hidden)
@@ -196,8 +203,10 @@ def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, 
 
 
 def _forms(layers: int, times: LayerTimes, loaded: int, *, may_keep_hidden: bool, may_mix: bool) -> Iterator[Partition]:
-    """Forms worth comparing: KV behind any number of layers from tokens, and hidden states behind them, alone or before
-    ``loaded`` layers of KV. Unless they ``may_mix``, a page cannot hold hidden states beside KV.
+    """Yield forms worth comparing.
+
+    KV behind any number of layers from tokens, and hidden states behind them, alone or before ``loaded`` layers of KV.
+    Unless they ``may_mix``, a page cannot hold hidden states beside KV.
     """
     for tokens in range(layers):
         yield made(times, tokens=tokens, kv=layers - tokens, ends_early=True)
@@ -207,19 +216,19 @@ def _forms(layers: int, times: LayerTimes, loaded: int, *, may_keep_hidden: bool
 
 
 def _best_single(layers: int, times: LayerTimes, *, may_keep_hidden: bool) -> float:
-    """Microseconds of the fastest method alone."""
+    """Return the microseconds of the fastest single method."""
     methods = [kv_only(layers, times), tokens_only(layers, times)]
     methods += [hidden_only(layers, times)] if may_keep_hidden else []
     return min(method.time_us for method in methods)
 
 
 def _taken(one: Partition, times: LayerTimes) -> float:
-    """Microseconds of the partition where layers take these times."""
+    """Return the microseconds of the partition where layers take these times."""
     return made(times, tokens=one.tokens, hidden=one.hidden, kv=one.kv, ends_early=True).time_us
 
 
 def _rounded(costs: LayerCosts) -> LayerCosts:
-    """Costs as far as they matter here. The search takes a while, and measured costs never stand quite still."""
+    """Return the costs to two digits. The search takes a while, and measured costs always move a little."""
     return replace(
         costs,
         hidden_us=_two_digits(costs.hidden_us),
@@ -233,12 +242,12 @@ def _two_digits(value: float) -> float:
 
 
 def _width(kv: KvGeometry) -> int:
-    """Values of K of a token in one layer."""
+    """Return the number of K values of one token in one layer."""
     return kv.kv_heads * kv.head_dim
 
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
-    """Return the geometry of a storage's hidden pages, if there is a pool and this worker can restore from them."""
+    """Return the geometry of a storage's hidden pages; None without a pool, or where this worker cannot use it."""
     if storage.hidden.pool is None or storage.hidden.handle is None:
         return None
     layout = storage.hidden.handle.geometry

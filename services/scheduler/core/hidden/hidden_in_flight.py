@@ -1,11 +1,10 @@
-"""Hidden states on their way: what is being restored for a request, and what is being saved of it. Plain data of a
-snapshot.
+"""Hidden states in flight: those being restored for a request, and those being saved of it. Plain snapshot data.
 
-A run has stretches, the parts of a sequence with hidden states on a disk, and holes between them that are
-computed. A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so no request
-passes all of it through the model at once and its hidden states are not saved: each turn leaves a hole. A run of
-hidden states goes on behind it once the hole's tokens are computed, by chunks as any others are. What follows works on
-positions in tokens from the root; pages of a run are packed without its holes.
+A run has stretches, the parts of a sequence with hidden states on a disk, and holes between them that are computed. A
+turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so no request passes all of it
+through the model at once and its hidden states are not saved: each turn leaves a hole. A run of hidden states continues
+behind it once the hole's tokens are computed, in chunks as any others. The functions below work on positions in tokens
+from the root; pages of a run are packed without its holes.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
 Further = Literal["disk", "asked", "store", "goal"]
 """How a run of hidden states goes on: as far as the disk is known to have it; as far as the object store has it, which
-is being asked for the first of it (``asked``) or has proved to have some (``store``); or no further than its goal."""
+is asked for the first part (``asked``) or has proved to have some (``store``); or no further than its goal."""
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Tokens [start, end) without hidden states in a run, with hidden states before or behind them. They are
-    computed.
-    """
+    """Tokens [start, end) of a run without hidden states, which are computed. Hidden states lie before or behind."""
 
     start: int
     end: int
@@ -43,12 +40,12 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class HiddenRun(msgspec.Struct):
-    """Hidden states of a request's tokens [depth, end) on its way from below host memory to its worker, less the holes.
+    """Hidden states of a request's tokens [depth, end), less the holes, in flight to its worker.
 
-    More of it follows up to ``goal`` as its pages come back, for a hidden pool may hold less than a prefix.
-    ``pages`` (packed, one entry a page from ``depth`` on, none for holes) are leased pages of the storage's hidden
-    pool; those of tokens up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to
-    the others. A hole counts as arrived once what is behind it is being fetched.
+    More follows up to ``goal`` as pages are given back, for a hidden pool may hold less than a prefix. ``pages``
+    (packed, one entry for each page from ``depth`` on, none for holes) are leased pages of the storage's hidden pool;
+    those of tokens up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the
+    others. A hole counts as arrived once the chunks behind it are being fetched.
     """
 
     storage_id: str
@@ -57,14 +54,14 @@ class HiddenRun(msgspec.Struct):
     end: int
     arrived: int
     pages: bytes
-    identities: bytes  # 16 bytes a page.
+    identities: bytes  # 16 bytes for each page.
     recomputed: int  # Layers that are computed from tokens.
-    kind: str = ""  # What was planned, in the words of :func:`planner.plan_kind`,
-    predicted_us: float = 0.0  # and how long it should take; 0 once it is not carried out as planned.
+    kind: str = ""  # Kind of the plan, see :func:`planner.plan_kind`.
+    predicted_us: float = 0.0  # Time that the plan predicts; 0 once the run departs from it.
     began_ns: int = 0
-    disk_us: float = 0.0  # What its fetches took that are over,
-    restored_us: float = 0.0  # and what its worker took to restore so far.
-    chunks: int = 0  # Ordered so far, those included that were given back.
+    disk_us: float = 0.0  # Time of its finished fetches.
+    restored_us: float = 0.0  # Time that its worker took to restore so far.
+    chunks: int = 0  # Chunks ordered so far, including those given back.
     goal: int = 0
     above: bytes = b""  # Identity of the last page that was given back.
     holes: list[Hole] = []  # In order, between ``depth`` and ``goal``.
@@ -72,27 +69,28 @@ class HiddenRun(msgspec.Struct):
 
 
 class HiddenFetch(UnderWay):
-    """A FetchChunks of hidden states that is not over. It is for one request; once that is gone its pages wait for
-    the end.
+    """A FetchChunks order for hidden states that is not over.
+
+    It is for one request; once that is gone, the pages stay here until the fetch is over.
     """
 
     fetch_id: int
     storage_id: str
-    request_id: str  # "" once it is not waited for.
+    request_id: str  # "" once no request waits for it.
     timer_id: str
-    chunks: int  # Ordered.
-    pages: bytes = b""  # To be given back when it is over, because no request has them any more.
-    queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
+    chunks: int  # Number of chunks ordered.
+    pages: bytes = b""  # Freed when it is over, because no request has them any more.
+    queued_bytes: float = 0.0  # Bytes of fetches in flight when it was ordered.
     is_question: bool = False  # It names chunks that only the object store may have: no fault if they do not come.
-    followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
+    followers: dict[str, None] = {}  # Other requests that waited for it, because they share its chunks.
 
 
 class OpenHiddenLease(UnderWay):
     """A HiddenLease, from its order to the worker's ``HiddenSaved``.
 
-    ``names`` are the chunks, 16 bytes each, that are known to be saved under it: no other saves
-    them meanwhile. ``pages`` are of whole chunks, one behind the other from ``depth`` on.
-    Called off, what was computed under it is not to be trusted.
+    ``names`` are the chunks, 16 bytes each, that are known to be saved under it: no other lease saves them meanwhile.
+    ``pages`` are of whole chunks, one behind the other from ``depth`` on. Once it is called off, hidden states saved
+    under it are not to be trusted.
     """
 
     lease_id: int
@@ -104,37 +102,36 @@ class OpenHiddenLease(UnderWay):
     parent: bytes
     pages: bytes
     names: bytes = b""
-    request_id: str = ""  # Whose tokens they are; "" once that request left the worker.
-    timer_id: str = ""  # Runs from then on.
-    value: float = 0.0  # How hot the sequence was when it was looked at last.
+    request_id: str = ""  # The request that computes them; "" once it left the worker.
+    timer_id: str = ""  # Set when the request leaves.
+    value: float = 0.0  # Hotness of the sequence when it was last looked up.
 
 
 class HiddenSave(UnderWay):
-    """A SaveChunks of hidden states that the storage has not answered. It holds its pages of the hidden pool until
-    then.
-    """
+    """A SaveChunks order for hidden states, not answered yet; it holds its pages of the hidden pool until then."""
 
     save_id: int
     storage_id: str
-    lease_id: int  # Of the lease under which the hidden states were saved.
+    lease_id: int  # The lease under which a worker wrote the hidden states.
     names: bytes  # 16 bytes each.
     pages: bytes
     timer_id: str
 
 
 Stretch = tuple[int, int]
-"""[start, end)."""
+"""First and past-the-end position: [start, end)."""
 
 MOST_STRETCHES = 64
-"""Of one run behind its first. Bounds what is weighed and what a run keeps."""
+"""Stretches at most of one run behind its first. Bounds the planning and the size of a run."""
 
 LONGEST_HOLE = 16
-"""Chunks of a hole at the most. Bounds the names that are worked out of a new prompt."""
+"""Chunks of a hole at most. Bounds the names that are computed of a new prompt."""
 
 
 def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
-    """Chunks from ``end`` up to ``most`` with hidden states on the disk, in stretches. Does not mutate;
-    O(chunks).
+    """Return stretches [start, end) of chunks from ``end`` up to ``most`` with hidden states on the disk.
+
+    Changes nothing; O(chunks).
     """
     found: list[Stretch] = []
     known, most = storage.hidden.chunks, min(most, names.count)
@@ -152,7 +149,7 @@ def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -
 def holes_between(
     names: ChunkNames, first: int, stretches: Sequence[Stretch], page_size: int, namespace: str
 ) -> list[Hole]:
-    """Return what lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
+    """Return the holes before and between stretches of chunks, from the chunk ``first`` on."""
     holes, each = [], names.pages_each
     for start, end in stretches:
         if start > first:
@@ -164,51 +161,60 @@ def holes_between(
 
 
 def hole_at(run: HiddenRun, position: int) -> Hole | None:
-    """Return the hole that a position lies in, if any. Does not mutate."""
+    """Return the hole that a position lies in, or None. Changes nothing."""
     return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
 
 
 def next_hidden(run: HiddenRun, position: int) -> int:
-    """Where hidden states go on at or behind a position: behind the hole that this lies in. Does not mutate."""
+    """Return the first position at or behind this one with hidden states: behind the hole that it lies in.
+
+    Changes nothing.
+    """
     hole = hole_at(run, position)
     return position if hole is None else hole.end
 
 
 def stretch_end(run: HiddenRun, position: int, end: int) -> int:
-    """Where the stretch of a position ends, ``end`` at the latest. Does not mutate."""
+    """Return where the stretch of a position ends, ``end`` at the latest. Changes nothing."""
     return min([end, *(hole.start for hole in run.holes if hole.start > position)])
 
 
 def tokens_of_run(run: HiddenRun, start: int, end: int) -> int:
-    """Tokens of [start, end) that are in no hole. Does not mutate."""
+    """Return how many tokens of [start, end) are in no hole. Changes nothing."""
     inside = sum(max(0, min(hole.end, end) - max(hole.start, start)) for hole in run.holes)
     return max(0, end - start - inside)
 
 
 def page_at(run: HiddenRun, position: int, page_size: int) -> int:
-    """Which of a run's pages holds a position, or the first behind the hole that this lies in. Does not mutate."""
+    """Return the index in a run's pages of a position, or of the first page behind the hole it lies in.
+
+    Changes nothing.
+    """
     return tokens_of_run(run, run.depth, position) // page_size
 
 
 def identity_before(run: HiddenRun) -> bytes:
-    """Identity of the page before what a run orders next. Does not mutate."""
+    """Return the identity of the page before the next one that a run orders. Changes nothing."""
     hole = hole_at(run, run.end)
     return hole.above if hole is not None else (run.identities or run.above)[-IDENTITY_BYTES:]
 
 
 def end_at(run: HiddenRun, position: int) -> None:
-    """End a run at a position, and before a hole that lies before it."""
+    """End a run at a position, or before a hole that ends at or behind it."""
     before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
     run.end = run.goal = max(before, run.depth)
     run.holes = [hole for hole in run.holes if hole.start < run.end]
 
 
 HIDDEN_FETCH_CHUNKS = 256
-"""Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
+"""Chunks of one fetch at most. Bounds the size of its order and the time until its request gives pages back."""
 
 
 def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
-    """Behind the last chunk of a run of hidden states that begins with ``first``. Does not mutate."""
+    """Return the index behind the last chunk of a row of hidden chunks on the disk from ``first`` on.
+
+    Changes nothing.
+    """
     end, most = first, min(names.count, first + HIDDEN_FETCH_CHUNKS)
     while end < most and names[end] in storage.hidden.chunks:
         end += 1
@@ -216,12 +222,12 @@ def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
 
 
 class HiddenTier(msgspec.Struct):
-    """A storage's pool of hidden states, and those on its disk."""
+    """A storage's pool of hidden states, and the hidden states on its disk."""
 
-    pool_bytes: int = 0  # Budget of its hidden pool; 0 is none.
+    pool_bytes: int = 0  # Budget of its hidden pool; 0: no pool.
     is_requested: bool = False
     handle: PoolHandle | None = None
     pool: PagePool | None = None
-    chunks: dict[bytes, None] = {}  # Hidden states that its disk holds, as far as it said.
-    saving: dict[bytes, int] = {}  # Chunks whose hidden states are on their way there, by lease, which may be over.
+    chunks: dict[bytes, None] = {}  # Hidden chunks that the storage reported on its disk.
+    saving: dict[bytes, int] = {}  # Hidden chunks being saved, and their leases, which may be over.
     shapes: bytes = b""  # Digests of the geometries of the chunks that its disk held when it joined, 8 bytes each.

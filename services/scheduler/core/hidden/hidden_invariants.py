@@ -1,4 +1,4 @@
-"""What must hold of hidden pools, leases, saves, runs and the fetches that bring them, from scratch. For tests."""
+"""Invariants of hidden pools, leases, saves, runs and their fetches, checked from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_hidden(state: CellState) -> None:
-    """Raise InvariantViolated if leases, saves, what storages expect of them and deadlines contradict one another."""
+    """Raise InvariantViolated if leases, saves, claimed chunks and deadlines contradict one another."""
     for lease in state.leases.values():
         _check_lease(state, lease)
     for save in state.hidden_saves.values():
@@ -35,7 +35,7 @@ def check_hidden(state: CellState) -> None:
 
 
 def hidden_pages(state: CellState, storage: Storage) -> list[bytes]:
-    """Pages of a hidden pool (packed) that are in use, each user's on its own. Does not mutate."""
+    """Return the pages of a hidden pool (packed) that are in use, one item for each user. Changes nothing."""
     name = storage.storage_id
     leased = [lease.pages for lease in state.leases.values() if lease.storage_id == name]
     saved = [save.pages for save in state.hidden_saves.values() if save.storage_id == name]
@@ -99,7 +99,7 @@ def _check_storage(state: CellState, storage: Storage) -> None:
 
 
 def _whole_chunks(pages: bytes, page_size: int) -> int:
-    """Chunks of packed pages; 0 where they are not whole."""
+    """Return the number of chunks of packed pages; 0 where they are not whole."""
     chunks, rest = divmod(len(pages), chunk_pages(page_size) * PAGE_NUMBER_BYTES)
     return 0 if rest else chunks
 
@@ -114,7 +114,7 @@ def check_runs(state: CellState) -> None:
 
 
 def check_hidden_wait(state: CellState, request: Request) -> None:
-    """Who waits for a fetch of hidden states owns its run, or shares what it brings with the one who does."""
+    """Raise InvariantViolated if a request waits for a fetch of hidden states that it neither owns nor follows."""
     fetch = state.hidden_fetches[request.wait.fetch]
     owns = request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
     name = request.request_id
@@ -153,7 +153,7 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
     is_left = bool(run.fetch) or run.end > run.depth or run.goal > run.end
     require(is_left, f"{name} keeps a run without anything left")
     if request.state in ADMITTED and not request.is_poisoned:
-        # What follows a run that has arrived whole is computed, even before its fetch is reported as over.
+        # Tokens behind a run that has arrived whole are computed, even before its fetch is reported as over.
         has_all = not run.fetch or run.arrived == run.end
         is_there = has_all or request.planned <= next_hidden(run, run.arrived)
         require(is_there, f"{name} was to be restored from what has not arrived")

@@ -1,9 +1,9 @@
 """Hidden leases: pages of a node's hidden pool in which a worker saves what a request's KV can be restored from.
 
-A request that computes something new gets one when it is admitted, for whole chunks behind what is known already, and
-more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
-sealed until then is written down (:mod:`hidden_saves`). A lease that could not be given whole is not extended: what
-was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
+A request that computes something new gets one when it is admitted, for whole chunks behind those kept already, and
+more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; the chunks that it
+sealed until then are saved (:mod:`hidden_saves`). A lease that could not be given whole is not extended: hidden states
+computed beyond it are lost. A lease that is not answered in time after its request left is taken back, as are those
 of a worker that is lost: their later readers verify them.
 
 It is for chunks in a row that the request computes whole and that are neither kept nor being saved.
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 
 def open_lease(step: Step, request: Request, worker: Worker) -> HiddenLease | None:
-    """Open a lease for a request that was just admitted, if its hidden states are worth saving and there is room for a
-    chunk.
-    """
+    """Open a lease for a request that was just admitted; None where it is not worth it or has no room for a chunk."""
     state = step.state
     storage = _storage_to_save_to(state, request, worker)
     if storage is None or storage.hidden.pool is None:
@@ -78,7 +76,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> HiddenLease | No
 
 
 def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
-    """Pages for the chunks that a request can complete since it got ``granted`` device pages more."""
+    """Return more pages (packed) for chunks that a request can complete since it got ``granted`` more device pages."""
     state = step.state
     lease = state.leases.get(request.hidden.lease)
     if lease is None:
@@ -101,8 +99,8 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
 def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, is_good: bool) -> None:
     """Leave the lease of a request that leaves its worker; KV of the first ``computed`` of ``tokens`` was computed.
 
-    What it has completed since it was admitted is being saved, too, as far as its lease reaches: its KV is not saved.
-    Unless ``is_good``, nothing of it is to be saved.
+    Chunks completed since its admission are claimed, too, as far as its lease reaches, so that their KV is not saved.
+    Unless ``is_good``, nothing of the lease is saved.
     """
     state = step.state
     lease = state.leases.get(request.hidden.lease)
@@ -123,7 +121,7 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
 
 
 def hidden_saved(step: Step, worker: Worker, message: HiddenSaved) -> None:
-    """Settle a lease that the worker is done with: what it has sealed is written, the other pages are free."""
+    """Settle a lease that the worker is done with: sealed chunks are saved, the other pages are free."""
     state = step.state
     lease = state.leases.get(message.lease_id)
     if lease is None or lease.worker_id != worker.worker_id:
@@ -143,25 +141,25 @@ def hidden_saved(step: Step, worker: Worker, message: HiddenSaved) -> None:
 
 
 def expire_lease(step: Step, lease: OpenHiddenLease) -> None:
-    """Expire a lease: the worker did not answer in time after the sequence had left it."""
+    """Take back a lease whose worker did not answer in time after the sequence had left it."""
     step.state.count("hidden_leases_expired")
     _take_back(step, lease)
 
 
 def drop_leases_of_worker(step: Step, worker: Worker) -> None:
-    """Drop the leases of a worker that is gone: what its leased pages hold stays unknown."""
+    """Take back the leases of a worker that is gone: the contents of its pages stay unknown."""
     for lease in [lease for lease in step.state.leases.values() if lease.worker_id == worker.worker_id]:
         _take_back(step, lease)
 
 
 def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> Storage | None:
-    """Return the storage that a request's hidden states are to be saved to, None where it is not.
+    """Return the storage to which a request's hidden states are to be saved; None where they are not.
 
-    Only what a disk holds is known afterwards, so without one hidden states could not be found again.
+    Only chunks on a disk are known afterwards, so without a disk hidden states could not be found again.
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
-    # What restores would have to project with the adapter, too.
+    # Restoring would have to project with the adapter, too.
     is_plain = request.sparse.span is None and not request.submit.adapter
     storage = state.storage_of(worker) if is_wanted and is_plain else None
     if storage is None or storage.hidden.handle is None or not storage.disk.budget_bytes or not may_save(storage):
@@ -172,7 +170,7 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
 
 
 def _completed(state: CellState, lease: OpenHiddenLease, tokens: bytes, computed: int) -> list[bytes]:
-    """Names of the chunks of a lease that were completed and are not among its own yet."""
+    """Return the names of chunks of a lease that were completed and are not claimed by it yet."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     known = len(lease.names) // DIGEST_BYTES
     start = lease.depth + known * size
@@ -183,7 +181,7 @@ def _completed(state: CellState, lease: OpenHiddenLease, tokens: bytes, computed
 
 
 def _claim(storage: Storage, lease: OpenHiddenLease, names: list[bytes]) -> None:
-    """Claim these chunks, which follow those that are the lease's already, up to the first that is another's."""
+    """Claim chunks that follow the lease's own, up to the first that another lease has."""
     for name in names:
         if name in storage.hidden.saving:
             return
@@ -192,7 +190,7 @@ def _claim(storage: Storage, lease: OpenHiddenLease, names: list[bytes]) -> None
 
 
 def _disclaim(storage: Storage, lease: OpenHiddenLease) -> None:
-    """Others may save the lease's chunks."""
+    """Let others save the lease's chunks."""
     for name in split_digests(lease.names):
         if storage.hidden.saving.get(name) == lease.lease_id:
             del storage.hidden.saving[name]
@@ -200,13 +198,13 @@ def _disclaim(storage: Storage, lease: OpenHiddenLease) -> None:
 
 
 def _value(state: CellState, lease: OpenHiddenLease, tokens: bytes) -> float:
-    """How hot the deepest node of a sequence is; 0 where nothing of it is in the tree."""
+    """Return the hotness of the deepest node of a sequence; 0 where the tree has nothing of it."""
     path = match_prefix(state.tree, lease.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
     return hotness(state, path[-1][0]) if path else 0.0
 
 
 def _is_sound(state: CellState, lease: OpenHiddenLease, message: HiddenSaved) -> bool:
-    """Whether an answer speaks of whole chunks of the leased pages, and of the tokens that they were leased for."""
+    """Return whether an answer is about whole chunks of the leased pages, and the tokens that they were leased for."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     has_room = 0 <= message.chunks <= len(lease.pages) // PAGE_NUMBER_BYTES // each
     if not has_room or len(message.tokens) != message.chunks * size * TOKEN_BYTES:
@@ -226,7 +224,7 @@ _LARGEST_SHARE = 4
 
 
 def names_of_chunks(state: CellState, request: Request) -> ChunkNames:
-    """Names of the whole chunks of a request's tokens."""
+    """Return the names of the whole chunks of a request's tokens."""
     tree = state.tree
     nodes = reversed(ancestors(tree, tree.nodes[request.node])) if request.node else ()
     path = [(node, page_count(tree, node)) for node in nodes]
@@ -235,10 +233,10 @@ def names_of_chunks(state: CellState, request: Request) -> ChunkNames:
 
 
 def first_new_chunk(state: CellState, storage: Storage, request: Request, names: ChunkNames) -> int:
-    """Return the first chunk that the request computes whole and that is not below host memory or on its way there.
+    """Return the first chunk that the request computes whole and that is neither kept nor being saved.
 
-    It is behind the last hole of what the request is restored from: a worker captures tokens in a row, and what is
-    restored between two holes does not pass its model.
+    It is behind the last hole of the run that the request is restored from: a worker captures tokens in a row, and
+    tokens restored between two holes do not pass its model.
     """
     known = request.planned if request.hidden.run is None else max(request.planned, request.hidden.run.goal)
     first = -(-known // chunk_tokens(state.tree.page_size))
@@ -252,9 +250,9 @@ def _is_kept(storage: Storage, name: bytes) -> bool:
 
 
 def end_of_new_chunks(state: CellState, storage: Storage, request: Request, names: ChunkNames, first: int) -> int:
-    """Behind the last chunk that the request can complete with the pages it has, up to one that another saves.
+    """Return the index behind the last chunk that the request can complete, up to one that another saves.
 
-    Where the first would begin behind the prompt, what comes before it is not known yet: there is none then.
+    ``first`` where that is behind the prompt: the tokens before it are not known yet, so there is no chunk.
     """
     if first > names.count:
         return first
@@ -266,7 +264,7 @@ def end_of_new_chunks(state: CellState, storage: Storage, request: Request, name
 
 
 def chunks_to_come(state: CellState, request: Request, less: int = 0) -> int:
-    """Whole chunks from the root that the request's device pages, but for ``less`` of them, have room for.
+    """Return the number of whole chunks, from the root, that fit the request's device pages without ``less`` of them.
 
     The last token of the longest answer is sampled and never computed.
     """
@@ -275,7 +273,7 @@ def chunks_to_come(state: CellState, request: Request, less: int = 0) -> int:
 
 
 def room_for_lease(storage: Storage, each: int, held: int) -> int:
-    """Chunks for which a lease of ``held`` chunks may take pages of the hidden pool."""
+    """Return for how many more chunks a lease of ``held`` chunks may take pages of the hidden pool."""
     pool = storage.hidden.pool
     if pool is None:
         return 0

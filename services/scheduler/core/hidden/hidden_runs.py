@@ -1,15 +1,15 @@
-"""Runs: hidden states of one waiting request's next tokens, ordered into pages of the storage's hidden pool (HCache
-4.2).
+"""Runs: hidden states of a waiting request's next tokens, ordered into a storage's hidden pool (HCache 4.2).
 
-Nothing of it enters the tree or is shared: the pages are there only until the worker has restored KV from them. A
-run's pages are its request's, but for those that a fetch may still write to once the request has no use for them: they
+Nothing of a run enters the tree or is shared: the pages are there only until the worker has restored KV from them. A
+run's pages are its request's, except those that a fetch may still write to once the request has no use for them: they
 stay with the fetch until the storage says that it is over, and then they are free. So each is given back once.
 
-A run may have holes (:mod:`hidden_in_flight`). There is one fetch of it at a time, of one stretch at the most; the
-next begins when that is over, so that the disk works while what has arrived is restored and holes are computed.
+A run may have holes (:mod:`hidden_in_flight`). There is one fetch of it at a time, of one stretch at most; the next
+begins when that is over, so that the disk works while arrived chunks are restored and holes are computed.
 
-A run may be a question (:mod:`restoration_ways`): it is unknown whether the object store has any of it. Once what was
-asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
+A run may be a question (:mod:`restoration_ways`): it is unknown whether the object store has any of it. Once the chunks
+that it asked for came whole, those that follow are taken to be there as well, and the run ends where they turn out not
+to be.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:
-    """Chunks that a request may fetch now: what is free, and no more than half of the pool for one request."""
+    """Return how many chunks a request may fetch now: into free pages, and at most half of the pool for one request."""
     pool = storage.hidden.pool
     if pool is None:
         return 0
@@ -69,10 +69,11 @@ def begin_run(
     later: Sequence[Stretch] = (),
     further: Further = "disk",
 ) -> bool:
-    """Order chunks [first, end) of a request's hidden states, as many as there is room for; False where there is none.
+    """Order chunks [first, end) of a request's hidden states, as many as there is room for; return False without room.
 
     The others follow as the pages of the first come back, and then stretches ``later``, with holes between them. Where
-    ``end`` is ``first``, the first hole begins there. A question is of no more than is ordered at once.
+    ``end`` is ``first``, the first hole begins there. A question (``further`` is "asked") is of no more than is ordered
+    at once.
     """
     state = step.state
     each, page_size = names.pages_each, state.tree.page_size
@@ -109,13 +110,13 @@ def begin_run(
 
 
 def extend_run(step: Step, request: Request) -> None:
-    """Fetch what a run goes on with once its last fetch is over, as far as the disk has it and there is room.
+    """Fetch the next part of a run whose last fetch is over, as far as the disk has it and there is room.
 
-    Where none of it can be had, and nothing of the run is left that would make room, the rest is computed.
+    Where none can be had, and nothing of the run is left that would make room, the rest is computed.
     """
     run = request.hidden.run
     start = next_hidden(run, run.end) if run is not None else 0
-    if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
+    if run is None or run.fetch or request.planned > start:  # The next tokens are being computed already.
         return
     if _order_more(step, request, run):
         step.state.count("hidden_runs_extended")
@@ -125,7 +126,10 @@ def extend_run(step: Step, request: Request) -> None:
 
 
 def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
-    """End the run at the latest where what is being saved of this request begins."""
+    """Order the next part of a run; return whether there was any.
+
+    The run ends at the latest where the request's own hidden lease begins.
+    """
     state = step.state
     storage = state.storages.get(run.storage_id)
     is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
@@ -148,12 +152,12 @@ def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
         return False
     _order(step, request, run, storage, pages, identities)
     if run.end > run.goal:
-        run.goal, run.predicted_us = run.end, 0.0  # It is longer than what was predicted.
+        run.goal, run.predicted_us = run.end, 0.0  # The run is longer than the predicted one.
     return True
 
 
 def _known_part(state: CellState, storage: Storage, request: Request, run: HiddenRun, chunks: int) -> bytes:
-    """Identities of the pages that a run goes on with, up to the first of so many chunks that cannot be had."""
+    """Return the identities of the next pages of a run, up to the first of ``chunks`` chunks that cannot be had."""
     tree, tokens, found = state.tree, request.tokens, b""
     size, begin = chunk_tokens(tree.page_size), next_hidden(run, run.end)
     for start in range(begin, begin + chunks * size, size):
@@ -166,7 +170,7 @@ def _known_part(state: CellState, storage: Storage, request: Request, run: Hidde
 
 
 def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages: bytes, identities: bytes) -> None:
-    """Append pages to a run and have them filled. A hole before them needs nothing to arrive."""
+    """Append pages to a run and order their fetch. A hole before them counts as arrived."""
     state = step.state
     fetch_id = state.next_fetch
     state.next_fetch += 1
@@ -207,9 +211,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
 
 
 def go_on_asking(request: Request, run: HiddenRun, page_size: int) -> None:
-    """Ask for more: the object store had all that it was asked for, and is taken to have as much as one fetch may
-    bring.
-    """
+    """Raise a run's goal by up to one fetch, as the object store had all chunks that it was asked for."""
     size = chunk_tokens(page_size)
     last = (request.token_count - 1) // size * size
     run.further = "store"
@@ -217,13 +219,14 @@ def go_on_asking(request: Request, run: HiddenRun, page_size: int) -> None:
 
 
 def is_unanswered(run: HiddenRun) -> bool:
-    """Whether it is not known yet how far a run goes, because the object store was asked for it. Does not mutate."""
+    """Return whether a run's end is unknown until the object store answers. Changes nothing."""
     return run.further == "asked" and bool(run.fetch)
 
 
 def drop_run(state: CellState, request: Request) -> None:
-    """Drop the run of a request that comes back by other means, or not at all. A running fetch is called off at the
-    step's end.
+    """Drop the run of a request that is restored by other means, or not at all.
+
+    A running fetch is cancelled at the end of the step.
     """
     run, request.hidden.run = request.hidden.run, None
     if run is None:
@@ -237,7 +240,7 @@ def drop_run(state: CellState, request: Request) -> None:
 
 
 def cut_run(state: CellState, run: HiddenRun) -> None:
-    """Cut a run where it has arrived; nothing more of it is fetched, whether or not that fetch is over."""
+    """End a run at its last arrived token; nothing more of it is fetched, whether or not its fetch is over."""
     fetch = state.hidden_fetches.get(run.fetch)
     if fetch is not None:
         _leave_to(state, run, fetch)
@@ -259,7 +262,7 @@ def _leave_to(state: CellState, run: HiddenRun, fetch: HiddenFetch) -> None:
 
 
 def free_restored(state: CellState, request: Request) -> None:
-    """Give back the pages of a run from which everything was restored."""
+    """Free the pages of a run whose tokens were restored."""
     run = request.hidden.run
     if run is None:
         return
@@ -274,7 +277,7 @@ def free_restored(state: CellState, request: Request) -> None:
 
 
 def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
-    """Let all requests go on that waited for a part of this fetch."""
+    """Wake all requests that wait for a part of this fetch."""
     for name in fetch.followers:
         request = state.requests.get(name)
         if request is not None and request.wait.fetch == fetch.fetch_id:
@@ -282,9 +285,9 @@ def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
 
 
 def run_with(state: CellState, request: Request, name: bytes, end: int) -> HiddenFetch | None:
-    """Return a fetch of hidden states for another request at the same worker that brings the chunk ``name``.
+    """Return a fetch of hidden states for another request at the same worker that brings the chunk ``name``, or None.
 
-    ``end`` is where that chunk ends, in tokens. Does not mutate.
+    ``end`` is where that chunk ends, in tokens. Changes nothing.
     """
     for fetch in state.hidden_fetches.values():
         other = state.requests.get(fetch.request_id)
@@ -298,14 +301,14 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> Hidde
 
 
 def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
-    """Give pages of a hidden pool back, if the pool is still there."""
+    """Free pages of a hidden pool, if the pool still exists."""
     storage = state.storages.get(storage_id)
     if storage is not None and storage.hidden.pool is not None:
         storage.hidden.pool.release(pages)
 
 
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:
-    """Hidden pages that runs and fetches of this storage hold (packed). Does not mutate."""
+    """Return the hidden pages that runs and fetches of this storage hold (packed). Changes nothing."""
     held = [
         request.hidden.run.pages
         for request in state.requests.values()

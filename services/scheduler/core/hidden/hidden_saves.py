@@ -1,15 +1,14 @@
-"""Saves of hidden states, and the pools that they lie in meanwhile.
+"""Saves of hidden states, and the pools that hold them meanwhile.
 
-What a worker has sealed goes from the hidden pool to the disk, and its pages are free after that.
+Hidden states that a worker has sealed go from the hidden pool to the disk, and their pages are free after that. These
+saves share numbers, deadlines and the storage's limit of late saves with the saves of KV (:mod:`saves`). A chunk whose
+save fails is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is
+computed or ends.
 
-They share numbers, deadlines and the storage's patience with the saves of KV (:mod:`saves`). A chunk whose save fails
-is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or
-ends.
-
-A hidden pool is asked for once it is known which layer mix is worth keeping, and the node's workers map it. A
-storage has one at the most, of one geometry for its incarnation. It is room for hidden states on their way to the disk
-and back; nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being
-saved, or being fetched or restored from.
+A hidden pool is asked for once it is known which layer mix is worth keeping, and the node's workers map it. A storage
+has one at most, of one geometry for its incarnation. It is room for hidden states in transit to the disk and back;
+nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being saved, or being
+fetched or restored from.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def save_hidden(step: Step, storage: Storage, lease: OpenHiddenLease, tokens: bytes) -> None:
-    """Have the chunks saved that a lease which is over has brought, unless their hidden states are known or on its way.
+    """Save the chunks that a finished lease has brought, unless their hidden states are kept or being saved already.
 
-    ``tokens`` (packed int32) are those of its first chunks. The pages of all others are free at once.
+    ``tokens`` (packed int32) are those of its first chunks. The pages of all other chunks are free at once.
     """
     state = step.state
     each = chunk_pages(state.tree.page_size)
@@ -61,7 +60,7 @@ def save_hidden(step: Step, storage: Storage, lease: OpenHiddenLease, tokens: by
 
 
 def _room(state: CellState, storage: Storage) -> int:
-    """Hidden chunks that may be ordered to be saved now."""
+    """Return how many more hidden chunks may be ordered to be saved now."""
     if not may_save(storage) or state.config.disk_writes == "off":
         return 0
     saves = [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]
@@ -71,7 +70,7 @@ def _room(state: CellState, storage: Storage) -> int:
 def _order(
     step: Step, storage: Storage, lease: OpenHiddenLease, tokens: bytes, identities: bytes, start: int, end: int
 ) -> None:
-    """Save chunks [start, end) of a lease."""
+    """Order the storage to save chunks [start, end) of a lease."""
     state = step.state
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     low, high = start * each, end * each
@@ -107,9 +106,7 @@ def _order(
 
 
 def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: ChunksSaved) -> None:
-    """Finish a save that the storage answered: it does not read these pages any more, and its disk holds what it
-    reports.
-    """
+    """Finish a save that the storage answered: its pages are free, and the reported chunks are on the disk."""
     state = step.state
     step.cancel_timer(save.timer_id)
     storage.disk.late_saves -= save.is_late
@@ -120,12 +117,12 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
     saved = chunks_saved(message, save.names)
     state.count("saved_hidden_chunks", len(saved) // DIGEST_BYTES)
     chunks_added(state, storage, saved, HIDDEN)
-    # On a small disk a save may displace its own first chunks: what is named as both is not there.
+    # On a small disk a save may displace its own first chunks: a chunk named as saved and as dropped is not there.
     chunks_gone(state, storage, message.dropped, HIDDEN)
 
 
 def expire_hidden_save(step: Step, save: HiddenSave) -> None:
-    """Expire a save: the storage gets no further save before it answers, and may still read the pages."""
+    """Mark a save as late: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
     state.count("hidden_saves_failed")
     save.expire()
@@ -133,7 +130,7 @@ def expire_hidden_save(step: Step, save: HiddenSave) -> None:
 
 
 def abandon_hidden_saves(step: Step, storage: Storage) -> None:
-    """Abandon the saves of a hidden pool that is gone with its pages."""
+    """Drop the saves of a hidden pool that is gone with its pages."""
     state = step.state
     for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
@@ -143,7 +140,7 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
 
 
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
-    """Pages of the hidden pool (packed) that are not written or read any more are free; fetches may want them."""
+    """Free pages of the hidden pool (packed) that are no longer written or read; due fetches may use them."""
     if storage.hidden.pool is not None and pages:
         storage.hidden.pool.release(pages)
         if storage.fetching.due:
@@ -157,16 +154,16 @@ def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
 
 
 def drop_leases_of_storage(step: Step, storage: Storage) -> None:
-    """Drop the leases in a hidden pool that is gone: the workers' answers will be about nothing."""
+    """Drop the leases in a hidden pool that is gone: later answers of workers are stale."""
     for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
         close_lease(step, lease)
 
 
 def request_hidden_pool(step: Step, storage: Storage) -> None:
-    """Ask for a hidden pool if there is none yet and hidden states are worth keeping there by what is known now.
+    """Ask for a hidden pool if there is none yet and hidden states are known to be worth keeping there.
 
-    Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
-    pool, which waits for them.
+    Its form stays, so it is chosen by the configured settings, never by the defaults: the hidden pool comes after the
+    host pool, which waits for them.
     """
     is_possible = storage.hidden.pool_bytes > 0 and (storage.disk.budget_bytes > 0 or storage.disk.has_remote)
     if storage.hidden.is_requested or not storage.is_pool_requested or not is_possible:
@@ -178,14 +175,14 @@ def request_hidden_pool(step: Step, storage: Storage) -> None:
 
 
 def request_hidden_pools(step: Step) -> None:
-    """Ask for the hidden pools that are not asked for yet, after what decides it has changed."""
+    """Ask for missing hidden pools, after a change of what decides about them."""
     for storage in step.state.storages.values():
         if any(worker.node == storage.node for worker in step.state.workers.values()):
             request_hidden_pool(step, storage)
 
 
 def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """Note a hidden pool that is ready, or could not be made: its node's workers may write to it and read from it."""
+    """Note a hidden pool that is ready, and have its node's workers map it; a failed or unfit one is counted."""
     state, handle = step.state, message.handle
     if not storage.hidden.is_requested or storage.hidden.pool is not None:
         state.count("stale_inputs")
@@ -215,7 +212,7 @@ def drop_hidden_pool(step: Step, storage: Storage) -> None:
 
 
 def close_lease(step: Step, lease: OpenHiddenLease) -> None:
-    """Forget a lease. ``lease.names`` stay as they were; others may save them again."""
+    """Forget a lease. ``lease.names`` stay as they were; others may save these chunks again."""
     state = step.state
     del state.leases[lease.lease_id]
     step.cancel_timer(lease.timer_id)

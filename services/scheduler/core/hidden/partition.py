@@ -1,14 +1,14 @@
-"""One stretch of tokens, one source: how many layers to restore how (HCache 4.1.2).
+"""The number of layers to restore by each method, for one stretch of tokens and one source (HCache 4.1.2).
 
 The paper combines hidden states with one other method: recomputing the first layers where computing is idle, loading
 KV of the last where the link is. :func:`closed_form` is its formula, :func:`best_two_way` the exact whole number, and
 :func:`best_partition` allows all three at once. The others are the baselines of its section 6.3.
 
-Which form of a prefix is worth keeping below the device the same partition says (HCache 4.1.2), because what would be
-read back is what should be written: layers that would be computed from tokens need not be kept
-at all, and the others are kept in one form each.
+The same partition decides the form in which a prefix is kept below the device (HCache 4.1.2), because layers should be
+written as they would be read back: layers that would be computed from tokens need not be kept at all, and the others
+are kept in one form each.
 
-What one layer of one token costs, in bytes and in microseconds (:class:`LayerCosts`), follows HCache 3.2. The paper's
+The cost of one layer of one token, in bytes and in microseconds (:class:`LayerCosts`), follows HCache 3.2. The paper's
 formulas are for multi-head attention; here widths are taken from the model, so that they hold for grouped
 queries and for any feed-forward network, too. With heads * head_dim = kv_heads * head_dim = D and 12 D² parameters a
 layer they are the paper's: ``C_hidden`` 4 N D² FLOP, ``C_token`` 24 N D² and attention, which counts each pair of
@@ -22,6 +22,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Literal
 
 from services.scheduler.core.rates import compute_fit
+from shared.chunks import chunks_of_part
 from shared.messages.pools import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -32,32 +33,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
-    """Of a layer: all figures are for one token, in bytes and microseconds."""
+    """Costs of one layer for one token, in bytes and microseconds."""
 
     layers: int
     kv_bytes: float
     hidden_bytes: float
-    hidden_us: float  # K and V from the hidden state.
-    token_us: float  # The whole layer but for attention.
-    pair_us: float = 0.0  # Attention to one token of the context.
+    hidden_us: float  # Computing K and V from the hidden state.
+    token_us: float  # Computing the whole layer, without attention.
+    pair_us: float = 0.0  # Attending to one token of the context.
 
     def recompute_us(self, start: int, end: int) -> float:
-        """Return the time of computing tokens [start, end) in one layer, each attending to all before it (HCache 3.2,
-        T_rec).
+        """Return the microseconds of computing tokens [start, end) in one layer (HCache 3.2, T_rec).
+
+        Each token attends to all before it.
         """
         return (end - start) * self.token_us + self.pair_us * (end * end - start * start) / 2
 
     @property
     def hidden_is_smaller(self) -> bool:
-        """Whether a hidden state takes fewer bytes than the KV that it stands for: not under grouped queries."""
+        """Whether a hidden state takes fewer bytes than its KV; under grouped queries it does not."""
         return self.hidden_bytes < self.kv_bytes
 
 
 def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """Return the cost of a token in one layer now, by any means; None without a profile of the worker. Does not mutate.
+    """Return the present cost of a token in one layer by each method; None without a profile. Changes nothing.
 
-    The profile is of one process alone on its machine (HCache 4.1.2): computing costs what was observed since, if
-    anything was.
+    The profile is of one process alone on its machine (HCache 4.1.2): speeds of computing observed since replace it.
     """
     costs, fit = profiled_costs(state, worker), compute_fit(state, worker)
     if costs is None or not fit.reports:
@@ -67,10 +68,10 @@ def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
 
 
 def profiled_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """Return the same by the profile alone: what is kept on a disk for long is planned with it (HCache 4.1.2, offline),
-    since observed speeds move with the load. Does not mutate.
+    """Return the same by the profile alone; None without a profile. Changes nothing.
 
-    A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
+    What a disk keeps for long is planned with it (HCache 4.1.2, offline), since observed speeds move with the load. A
+    worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
     """
     profile, geometry = worker.restoration, state.geometry
     if profile is None or geometry is None:
@@ -98,7 +99,7 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Layers by method, lowest first: from tokens, from hidden states, as KV."""
+    """Numbers of layers by method, lowest layers first: from tokens, from hidden states, as KV."""
 
     tokens: int
     hidden: int
@@ -108,6 +109,7 @@ class Partition:
 
     @property
     def time_us(self) -> float:
+        """Microseconds of the slower of link and device, which work side by side."""
         return max(self.io_us, self.compute_us)
 
 
@@ -131,7 +133,7 @@ def made(
     queued: float = 0,
     ends_early: bool = False,
 ) -> Partition:
-    """Return a partition with its cost. ``ends_early``: see :func:`best_partition`."""
+    """Return a partition with its cost. ``ends_early``, ``io_queued`` and ``queued``: see :func:`best_partition`."""
     computing = tokens * times.compute_tokens
     if ends_early and tokens and hidden + kv:
         computing += times.compute_hidden - times.compute_tokens
@@ -145,9 +147,10 @@ def made(
 
 
 def closed_form(layers: int, times: LayerTimes) -> Partition:
-    """Return the paper's formula: L_H rounded up, the other method by the larger of C_H and IO_H (4.1.2).
+    """Return the partition by the paper's formula (4.1.2), with L_H rounded up.
 
-    It presumes that a hidden state is smaller than its KV and cheaper than its tokens.
+    The other layers come from KV where C_H is larger than IO_H, else from tokens. The formula presumes that a hidden
+    state is smaller than its KV and cheaper than its tokens.
     """
     if times.compute_hidden > times.io_hidden:
         share = times.io_kv / (times.io_kv + times.compute_hidden - times.io_hidden)
@@ -168,11 +171,11 @@ def best_two_way(layers: int, times: LayerTimes) -> Partition:
 def best_partition(
     layers: int, times: LayerTimes, *, io_queued: float = 0.0, queued: float = 0.0, ends_early: bool = False
 ) -> Partition:
-    """Minimise max(L_H IO_H + L_KV IO_KV, L_T C_T + L_H C_H), exactly, in O(layers).
+    """Return the partition of least max(L_H IO_H + L_KV IO_KV, L_T C_T + L_H C_H), exactly, in O(layers).
 
     For each number of layers from tokens, loading falls and computing rises with those from hidden states, so the
     best lies on either side of where they meet. Where hidden states are no smaller than KV there are none. Ties go
-    to fewer bytes. ``io_queued`` and ``queued`` wait on the link and on the device already.
+    to fewer bytes. ``io_queued`` and ``queued`` are microseconds of work waiting on link and device.
 
     ``ends_early``: recomputing the first layers ends with the keys and values of the last of them, so that one costs
     C_H; the paper counts it as C_T.
@@ -196,7 +199,7 @@ def best_partition(
 
 
 def _hidden_layers(left: int, as_kv: Partition, times: LayerTimes) -> Iterable[int]:
-    """Numbers of ``left`` layers that may be best from hidden states, where ``as_kv`` has them all as KV."""
+    """Return the numbers of ``left`` layers that may be best from hidden states; ``as_kv`` has them all as KV."""
     relief = times.io_kv - times.io_hidden
     if relief <= 0:
         return (0,)
@@ -207,28 +210,31 @@ def _hidden_layers(left: int, as_kv: Partition, times: LayerTimes) -> Iterable[i
 
 
 def naive_hybrid(layers: int, times: LayerTimes) -> Partition:
-    """KV and tokens without hidden states (HCache 6.3.1, "Naive hybrid")."""
+    """Return the best partition of KV and tokens, without hidden states (HCache 6.3.1, "Naive hybrid")."""
     return min((made(times, tokens=count, kv=layers - count) for count in range(layers + 1)), key=_time)
 
 
 def hidden_only(layers: int, times: LayerTimes) -> Partition:
-    """Without the scheduler (HCache 6.3.1, "HCache-O")."""
+    """Return all layers from hidden states, without the paper's scheduler (HCache 6.3.1, "HCache-O")."""
     return made(times, hidden=layers)
 
 
 def kv_only(layers: int, times: LayerTimes) -> Partition:
-    """KV offload."""
+    """Return all layers as KV, as KV offload has them."""
     return made(times, kv=layers)
 
 
 def tokens_only(layers: int, times: LayerTimes) -> Partition:
-    """Recomputation."""
+    """Return all layers from tokens: recomputation."""
     return made(times, tokens=layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPartition:
-    """Every layer alike: the first tokens from hidden states, the others from tokens or as KV (HCache 4.1.1)."""
+    """Numbers of tokens by method, alike in all layers (HCache 4.1.1).
+
+    First come tokens from hidden states, then the others from tokens or as KV.
+    """
 
     hidden: int
     tokens: int
@@ -236,7 +242,7 @@ class TokenPartition:
 
 
 def token_wise(costs: LayerCosts, tokens: int, bytes_per_us: float, *, multiple: int = 1) -> TokenPartition:
-    """Return the partition of tokens whose I/O and computing in a layer are nearest each other, by the same costs.
+    """Return the partition of tokens that takes the least time in a layer, by the same costs.
 
     ``multiple``: hidden states only in multiples of so many tokens (the paper's round-up, 6.3.2).
     """
@@ -258,13 +264,9 @@ def _time(partition: Partition) -> tuple[float, float]:
     return (partition.time_us, partition.io_us)
 
 
-_PARTS = 9
-"""Parts of a fetch that the storage reports at the most: with each, restoring can go on."""
-
-
 def pipelined_us(disk_us: float, device_us: float, chunks: int) -> float:
-    """Time of a restoration whose parts are restored as they arrive, by what both sides take for all of it."""
-    parts = -(-chunks // -(-chunks // _PARTS)) if chunks > 0 else 1
+    """Return the microseconds of a restoration whose parts are restored as they arrive, from both sides' totals."""
+    parts = -(-chunks // chunks_of_part(chunks)) if chunks > 0 else 1
     return max(disk_us, device_us) + min(disk_us, device_us) / parts
 
 
@@ -276,19 +278,22 @@ _WORTH_STORING = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storing:
-    """Layers [0, ``partition.tokens``) are not kept, the next ``partition.hidden`` as hidden states, the rest as KV."""
+    """A form to keep.
+
+    Layers [0, ``partition.tokens``) are absent, the next ``partition.hidden`` hidden states, the rest KV.
+    """
 
     form: StoredForm
     partition: Partition
-    token_bytes: float  # All layers of a token, as kept.
-    kv_token_bytes: float  # The same if all were KV.
+    token_bytes: float  # Bytes of all layers of a token in this form.
+    kv_token_bytes: float  # The same with all layers as KV.
     explanation: str
 
 
 def worth_storing(
     costs: LayerCosts, *, tokens: int, bytes_per_us: float, may_keep_hidden: bool = True, context: int = 0
 ) -> Storing:
-    """Return what to keep of ``tokens`` tokens that are restored over a link of this speed.
+    """Return the form to keep of ``tokens`` tokens behind ``context`` others, restored over a link of this speed.
 
     ``may_keep_hidden`` is False where a worker cannot restore from hidden states.
     """

@@ -1,9 +1,8 @@
-"""Restorations: chunks of an admitted request's prompt that are restored from hidden states in the place of being
-computed.
+"""Restorations: chunks of an admitted request's prompt that are restored from hidden states instead of computed.
 
-A run of hidden states outlives admission: each batch restores what has arrived by then. Holes of a run are computed
-between its stretches, and what follows the run as always. Restored KV is what computing would have made (HCache 3.1),
-so a restored chunk counts as a computed one: it enters the tree, and others share it. One that the worker refuses,
+A run of hidden states outlives admission: each batch restores the chunks that have arrived by then. Holes of a run are
+computed between its stretches, and tokens behind the run as always. Restored KV equals computed KV (HCache 3.1), so a
+restored chunk counts as a computed one: it enters the tree, and others share it. A chunk that the worker refuses,
 because a page is not what was saved, costs its request the attempt, and that request's hidden states are not used
 again.
 """
@@ -36,25 +35,23 @@ if TYPE_CHECKING:
     from shared.messages.worker_events import BatchDone
 
 LEAST_SHARE = 1 / 8
-"""Part of a computed token that a restored one counts as in a batch's budget, at the least."""
+"""Least share of a computed token that a restored one counts as in a batch's budget."""
 
 
 def is_restoring(request: Request) -> bool:
-    """Whether the next tokens of an admitted request come from hidden states. Does not mutate."""
+    """Return whether the next tokens of an admitted request come from hidden states. Changes nothing."""
     run = request.hidden.run
     return run is not None and request.planned < run.goal and hole_at(run, request.planned) is None
 
 
 def end_of_computing(request: Request) -> int:
-    """Up to where the next tokens of a request are computed: its last, or where hidden states go on. Does not
-    mutate.
-    """
+    """Return where computing the next tokens ends: at the last token, or where hidden states go on. Changes nothing."""
     hole = hole_at(request.hidden.run, request.planned) if request.hidden.run is not None else None
     return request.token_count if hole is None else hole.end
 
 
 def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
-    """Keep the run of a request that is admitted with ``cached`` tokens, if it goes on there with what has arrived."""
+    """Drop the run of a request admitted with ``cached`` tokens, unless hidden states that arrived continue there."""
     run = request.hidden.run
     if run is not None and not run.depth <= cached < run.arrived:
         state.count("hidden_runs_unusable")
@@ -64,8 +61,8 @@ def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
 def plan_restore(state: CellState, worker: Worker, request: Request, builder: BatchBuilder) -> None:
     """Plan to restore the next tokens of a request, as far as they have arrived and the budget allows.
 
-    Where the next ones have not, nothing is planned: the request is served again when they have. Whole pages are
-    restored, one at least: the loads of a request that was just admitted go with its first chunk.
+    Where the next ones have not arrived, nothing is planned: the request is served again when they have. Whole pages
+    are restored, one at least: the loads of a request that was just admitted go with its first chunk.
     """
     run = request.hidden.run
     if run is None or request.planned >= run.arrived:
@@ -94,9 +91,9 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
 
 
 def restored_share(state: CellState, worker: Worker) -> float:
-    """Time of a restored token on the device over that of a computed one, from 1/8 to 1. Does not mutate.
+    """Return the device time of a restored token over that of a computed one, from 1/8 to 1. Changes nothing.
 
-    As observed on this worker or, before that, as its profile has the layers of a hidden page cost.
+    As observed on this worker or, before that, by the profile's cost of the layers of a hidden page.
     """
     costs, layout = layer_costs(state, worker), _layout(state, worker)
     computed_us = costs.layers * costs.token_us if costs is not None else token_us(state, worker)
@@ -110,27 +107,27 @@ def restored_share(state: CellState, worker: Worker) -> float:
 
 
 def loaded_share(state: CellState, worker: Worker) -> float:
-    """Bytes that restoring a token moves to the device over those that loading its KV does. Does not mutate."""
+    """Return the bytes moved to the device to restore a token over those to load its KV. Changes nothing."""
     layout, geometry = _layout(state, worker), state.geometry
     return layout.page_bytes / geometry.page_bytes if layout is not None and geometry is not None else 1.0
 
 
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
-    """Return the geometry of hidden pages on a worker's node. Does not mutate."""
+    """Return the geometry of hidden pages on a worker's node, or None. Changes nothing."""
     storage = state.storage_of(worker)
     return storage.hidden.handle.geometry if storage is not None and storage.hidden.handle is not None else None
 
 
 def tokens_to_restore(request: Request, cached: int) -> int:
-    """How many tokens a waiting request would restore if it were admitted with so many cached. Does not mutate."""
+    """Return how many tokens a waiting request would restore if admitted with ``cached`` tokens. Changes nothing."""
     run = request.hidden.run
     return tokens_of_run(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
 
 
 def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) -> None:
-    """Free the hidden pages of a chunk that was restored, or of a hole that was computed, for what follows.
+    """Free the hidden pages of a chunk that was restored, or of a hole that was computed, and extend the run.
 
-    With the last the run is over.
+    After its last chunk the run is over.
     """
     if request.hidden.run is None:
         return
@@ -145,18 +142,18 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 
 
 def refused(state: CellState, request: Request) -> None:
-    """Hidden pages of a request were not what was saved: it starts again without its hidden states."""
+    """Drop the run of a request whose hidden pages were not what was saved: it starts again without hidden states."""
     state.count("restores_refused")
     request.hidden.refusals += 1
     drop_run(state, request)
 
 
 def end_run(state: CellState, request: Request) -> None:
-    """Forget a run with nothing left and nothing to follow; write down how wrong its prediction was.
+    """Forget a run with nothing left and nothing to follow; record the error of its prediction.
 
-    What a restoration took is put together like what was predicted: the time of its fetches as the storage says it,
-    which includes their wait for the disk, and of its restorations as the worker says it, the shorter hidden by the
-    longer but for a part (:func:`pipelined_us`). What the request waited for admission is in neither.
+    The observed time is combined like the predicted one: its fetches as the storage reports them, which includes their
+    wait for the disk, and its restorations as the worker reports them, the shorter hidden by the longer except for a
+    part (:func:`pipelined_us`). The request's wait for admission is in neither.
     """
     run = request.hidden.run
     if run is not None and not run.fetch and run.depth == run.end == run.goal:

@@ -1,0 +1,1 @@
+"""Workers and storages that join, leave, drain and hand over."""

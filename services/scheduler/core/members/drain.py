@@ -1,7 +1,7 @@
-"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table; and of
-a node that loses its last worker or its storage (see :mod:`handover`).
+"""State of workers that were asked to end (see :mod:`draining`), and of nodes that hand on (see :mod:`handover`).
 
-:func:`check_drain` and :func:`check_node_drains` say what must hold of them, from scratch, for tests.
+A node hands on when it loses its last worker or its storage. A worker's drain is a table. :func:`check_drain` and
+:func:`check_node_drains` check the invariants from scratch, for tests.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class DrainState(Enum):
-    """How far a worker is on its way out. From ``released`` it is forgotten when it says that it left."""
+    """Progress of a worker's drain. From ``released`` on, the worker is forgotten when it says that it left."""
 
-    FINISHING = "finishing"  # What it runs goes on.
-    CLEARING = "clearing"  # What it still ran was told to go on elsewhere.
+    FINISHING = "finishing"  # Its running requests go on.
+    CLEARING = "clearing"  # The requests that still ran were preempted, to go on elsewhere.
     RELEASED = "released"  # It was told that it may leave.
 
 
 class DrainEvent(Enum):
-    """What moves it on."""
+    """Events that move a drain on."""
 
-    TIME_SHORT = "time_short"  # The part of the grace that is for what runs is over.
-    EMPTIED = "emptied"  # Nothing runs, is read or is to be handed over any more.
+    TIME_SHORT = "time_short"  # The part of the grace for running requests is over.
+    EMPTIED = "emptied"  # Nothing is running, being read, or left to be handed over.
     TIME_UP = "time_up"  # All of the grace is over.
 
 
@@ -43,17 +43,17 @@ DRAIN_TRANSITIONS: dict[tuple[DrainState, DrainEvent], DrainState] = {
     (_S.CLEARING, _E.EMPTIED): _S.RELEASED,
     (_S.CLEARING, _E.TIME_UP): _S.RELEASED,
 }
-"""Every legal move; what is missing here cannot happen."""
+"""Every legal move; a missing one cannot happen."""
 
 
 class Drain(msgspec.Struct):
-    """A worker on its way out.
+    """A worker that drains.
 
-    ``nodes`` are ids of what is still to be handed over, the hottest at the end. They are ranked when it begins, and
-    once more, ``is_ranked_last``, when its last request has left and nothing is added to its device any more.
+    ``nodes`` are ids of nodes still to be handed over, the hottest at the end. They are ranked when the drain begins,
+    and once more, ``is_ranked_last``, when its last request has left and nothing is added to its device any more.
     """
 
-    ends_ns: int  # Then it is released, whatever it has.
+    ends_ns: int  # Stream time at which it is released, whatever is left.
     timer_id: str
     state: DrainState = DrainState.FINISHING
     nodes: list[int] = []
@@ -65,7 +65,7 @@ class Drain(msgspec.Struct):
         return self.state is DrainState.RELEASED
 
     def advance(self, event: DrainEvent) -> None:
-        """Move on. Raises IllegalTransition when the table has no entry."""
+        """Move to the state that the table gives. Raises IllegalTransition when the table has no entry."""
         try:
             self.state = DRAIN_TRANSITIONS[self.state, event]
         except KeyError as error:
@@ -73,19 +73,19 @@ class Drain(msgspec.Struct):
 
 
 class NodeDrain(msgspec.Struct):
-    """Host copies of a node on its way out, as far as other nodes are to have them.
+    """Host copies of a node that hands on, as far as other nodes are to have them.
 
-    ``nodes`` are ids of what is still to be copied, the hottest at the end. When the timer fires it is over, whatever
-    is left.
+    ``nodes`` are ids of nodes still to be copied, the hottest at the end. When the timer fires the drain is over,
+    whatever is left.
     """
 
     timer_id: str
-    bytes_left: int  # That may still be ordered.
+    bytes_left: int  # Bytes that may still be ordered.
     nodes: list[int] = []
-    refused: int = 0  # Paths in all for which no other node had room.
-    is_storage_leaving: bool = False  # The storage waits for it, and is told when it is over.
-    failed: dict[int, None] = {}  # Where copies end that did not arrive whole, to be ordered again after a pause.
-    pauses: int = 0  # That were made.
+    refused: int = 0  # Number of paths for which no other node had room.
+    is_storage_leaving: bool = False  # The storage waits for the end of the drain, and is told of it.
+    failed: dict[int, None] = {}  # Last nodes of copies that did not arrive whole, to be ordered again after a pause.
+    pauses: int = 0  # Number of pauses made.
     pause_timer: str = ""  # "" is no pause.
 
     def note_failed(self, node_id: int, nbytes: int) -> None:
@@ -95,7 +95,7 @@ class NodeDrain(msgspec.Struct):
 
 
 def check_node_drains(state: CellState) -> None:
-    """Raise InvariantViolated if a node could hand over for ever, or more than it may."""
+    """Raise InvariantViolated if a node could hand on for ever, or more bytes than it may."""
     for name, drain in state.handing.items():
         storage = state.storages.get(name)
         require(storage is not None, f"{name} hands over and is gone")
@@ -111,7 +111,7 @@ def check_drain(state: CellState, worker: Worker) -> None:
     if drain is None:
         return
     require(not any(True for _ in waiting_at(worker)), f"{name} drains and requests wait for it")
-    require(not worker.line.load_waiters and not worker.line.cost, f"{name} drains and somebody counts on it")
+    require(not worker.line.load_waiters and not worker.line.cost, f"{name} drains and requests count on it")
     require(drain.is_over or drain.timer_id in state.timers, f"{name} drains without an end")
     require(not drain.is_over or not drain.nodes, f"{name} may leave and has something to hand over")
     for other in state.workers.values():

@@ -1,10 +1,10 @@
-"""Draining: a worker that was asked to end gets nothing new, finishes what it runs, and hands over what is hot.
+"""Draining: a worker that was asked to end gets nothing new, finishes its requests, and hands over hot nodes.
 
-Its waiting requests are placed anew at once. What runs goes on for most of the grace; what is not done by then is
-preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what no other has.
-When nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
-device, and what it still runs goes on as after a loss. The last worker of a node leaves host memory that no worker is
-left to use: what is hot there is handed on to other nodes, and no worker waits for that.
+Its waiting requests are placed again at once. Running requests go on for most of the grace; those not done by then are
+preempted, keep their tokens, and start again elsewhere. Meanwhile :mod:`handover` copies nodes that no other has. When
+nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
+device, and its requests that still run go on as after a loss. The last worker of a node leaves host memory that no
+worker is left to use: its hottest nodes are handed on to other nodes, and no worker waits for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.messages.worker_events import WorkerDraining
 
 _RUNNING_SHARE = 4 / 5
-"""Of the grace, for what runs. The rest is for what that leaves behind to be handed over."""
+"""Share of the grace in which running requests go on. The rest is for handing over their KV."""
 
 MOST_GRACE_MS = 24 * 3_600_000
 
@@ -52,7 +52,7 @@ def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
 
 
 def go_on_draining(step: Step, worker: Worker) -> bool:
-    """Hand over some more, and let the worker go when nothing is left; returns whether there was much to do."""
+    """Hand over more nodes, and let the worker go when nothing is left; return whether there was much to do."""
     drain = worker.drain
     if drain is None or drain.is_over:
         return False
@@ -66,7 +66,7 @@ def go_on_draining(step: Step, worker: Worker) -> bool:
 
 
 def expire_drain(step: Step, worker: Worker) -> None:
-    """Expire a part of the grace: first the one for what runs, then all of it."""
+    """Expire a part of the grace: first the part for running requests, then all of it."""
     drain = worker.drain
     if drain is None or drain.is_over:
         return
@@ -86,7 +86,7 @@ def expire_drain(step: Step, worker: Worker) -> None:
 
 
 def _is_in_use(state: CellState, worker: Worker) -> bool:
-    """Whether anything of this worker's device is being written, or read by others that are still expected to."""
+    """Return whether this worker's device is being written, or read by an order whose deadline has not passed."""
     if worker.work.batches or worker.moves.promotion is not None or is_handing_over(state, worker):
         return True
     name = worker.worker_id
@@ -99,7 +99,7 @@ def _is_in_use(state: CellState, worker: Worker) -> bool:
 
 
 def _let_go(step: Step, worker: Worker, drain: Drain, event: DrainEvent) -> None:
-    """Tell the worker that it may leave. What is read from its device from now on could vanish under the reader."""
+    """Tell the worker that it may leave. From now on, pages read from its device could vanish under the reader."""
     step.cancel_timer(drain.timer_id)
     drain.advance(event)
     drain.nodes = []

@@ -1,4 +1,4 @@
-"""Workers come and go; requests whose worker is gone go on from what their gateways have."""
+"""Workers that join and leave; requests that lost their worker resume from the tokens that their gateways have."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 
 _LONGEST_US = 1e9
-"""No token takes a quarter of an hour in a layer; sums of longer times would end in infinity. No link is as fast."""
+"""Bound of a profile's times (and of its link's bytes per µs): sums of larger values would end in infinity."""
 
 
 def worker_joined(step: Step, message: WorkerJoined) -> None:
     """Let a worker in, or dismiss it. An older incarnation of it is lost by that.
 
-    As long as nodes name the older one's pool, the worker waits (:func:`strike_more`): the pools have one name.
+    As long as nodes name the older one's pool, the worker waits (:func:`strike_more`): both pools have one name.
     """
     state = step.state
     known = state.workers.get(message.worker_id)
@@ -103,7 +103,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
 
 
 def _fault(state: CellState, message: WorkerJoined) -> str:
-    """Why a worker cannot serve in this cell, or ""."""
+    """Return why a worker cannot serve in this cell, or ""."""
     geometry = message.pool.geometry
     if not 1 <= message.pool.pages <= MOST_PAGES or geometry.page_size < 1 or message.max_context < 1:
         return "the worker's pool or context is empty, or larger than can be numbered"
@@ -117,7 +117,7 @@ def _fault(state: CellState, message: WorkerJoined) -> str:
 
 
 def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None:
-    """Return the worker's cost of restoring; a profile that cannot be is as good as none."""
+    """Return the worker's costs of restoring; None for a profile with impossible values, which is counted."""
     profile = message.restoration
     if profile is None:
         return None
@@ -134,7 +134,7 @@ def _let_wait(state: CellState, message: WorkerJoined) -> None:
 
 
 def strike_more(step: Step) -> None:
-    """Go on with the pools that are lost, and let in who waited for that."""
+    """Go on striking lost pools, and let in workers that waited for that."""
     state = step.state
     go_on_striking(step)
     request_missing_pools(step)
@@ -147,7 +147,7 @@ def strike_more(step: Step) -> None:
 
 
 def arriving_left(step: Step, worker_id: str, incarnation: str) -> bool:
-    """Remove a worker that waits to be let in; returns whether it was one."""
+    """Remove a worker that waits to join; return whether it was one."""
     message = step.state.arriving.get(worker_id)
     if message is None or message.incarnation != incarnation:
         return False
@@ -156,15 +156,15 @@ def arriving_left(step: Step, worker_id: str, incarnation: str) -> bool:
 
 
 def _adopt_model(step: Step, message: WorkerJoined) -> bool:
-    """Adopt the model of the first worker. What was cached for another geometry is useless.
+    """Adopt the model of the first worker. KV of another geometry is dropped.
 
-    Returns False where nodes of that are left, which will have been struck soon.
+    Return False while nodes with such KV are left, which are being struck.
     """
     state = step.state
     if state.workers or (state.model == message.model and state.geometry == message.pool.geometry):
         return True
     if state.model and state.model != message.model:
-        # Their prompts are tokens of another model.
+        # The prompts are tokens of another model.
         for request in list(state.requests.values()):
             if request.state is RequestState.WAITING:
                 dequeue(state, request)
@@ -227,11 +227,11 @@ def forget_host_pools(step: Step) -> None:
 
 
 RESUME_TIMEOUT_MS = 30_000
-"""A gateway that lives answers within milliseconds; one that does not is found dead by then."""
+"""Wait for a gateway's answer: a live one answers within milliseconds, and a dead one is found out by then."""
 
 
 def worker_gone(step: Step, request: Request) -> None:
-    """Move on an admitted request that lost its worker and all its pages there."""
+    """Move on an admitted request that lost its worker and all its pages there: to resume, or to fail."""
     withdraw(step.state, request)
     if request.hidden.run is not None:
         drop_run(step.state, request)
@@ -257,10 +257,11 @@ def _ask_gateway(step: Step, request: Request) -> None:
 
 
 def reclaim(step: Step, message: ReclaimRequest) -> None:
-    """Reclaim requests that are over here, whose end a gateway never heard because the worker is gone.
+    """Reclaim a request that has ended here, whose end a gateway never heard because the worker is gone.
 
-    No bound of the queue applies: the request was accepted once. One that is under way needs nothing, since its worker
-    or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
+    No bound of the queue applies: the request was accepted once. A request that has not ended needs nothing, since its
+    worker, or that worker's loss, will lead to a notice. A gateway that has heard the end meanwhile answers with a
+    cancellation.
     """
     state, submit = step.state, message.submit
     if submit.request_id in state.requests or submit.base is not None or submit.compact or fault_of(submit):
@@ -281,7 +282,7 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
 def resume(step: Step, request: Request, message: ResumeRequest) -> None:
     """Resume behind the tokens that the gateway has; the next attempt repeats none of them and skips none.
 
-    One token at least is left to sample: should it repeat one, the gateway drops it, but it brings the end.
+    At least one token is left to sample: a gateway that has it drops the repeat, but needs the end that comes with it.
     """
     if request.state is not RequestState.RESUMING or message.attempt != request.attempt:
         step.state.count("stale_inputs")

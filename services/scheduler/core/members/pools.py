@@ -1,4 +1,4 @@
-"""Pools come and go with workers and storages: they are asked for, mapped by others, and struck from the tree."""
+"""Pools of workers and storages: they are asked for, mapped by other processes, and struck from the tree when lost."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 STRIKE_UNITS = 1 << 16
-"""What one step does to nodes of lost pools: it looks at so many, or strikes 1/4, or removes 1/16 (20 to 50 ms)."""
+"""Work of one step on lost pools: the number of nodes it visits, or 1/4 as many struck, or 1/16 removed (20-50 ms)."""
 
 STRIKE_PAUSE_MS = 10
 _UNITS_STRUCK, _UNITS_REMOVED, _CHILDREN_A_UNIT = 4, 16, 16
 
 
 def strike(step: Step, tier: str, owner: str) -> None:
-    """Strike a pool that is gone: what its policy knew goes at once, what nodes hold of it a slice at a time.
+    """Strike a lost pool: its policy is forgotten at once, its nodes' entries a slice at a time.
 
-    A device's nodes are found from the roots down, since what is there has its parent there: that costs in proportion
-    to them and to their siblings. Nodes of a host pool may be anywhere, so all are looked at.
+    A device's nodes are found from the roots down, since each node there has its parent there: that costs in proportion
+    to them and to their siblings. Nodes of a host pool may be anywhere, so all nodes are visited.
     """
     state = step.state
     forget_order(state, tier, owner)
@@ -48,12 +48,12 @@ def strike(step: Step, tier: str, owner: str) -> None:
         state.cache_leases.forget_storage(owner)
         left = list(nodes)
     state.lost[f"{tier}/{owner}"] = LostPool(left=left)
-    if len(state.lost) == 1 and len(left) <= STRIKE_UNITS:  # Otherwise the timer comes to it.
+    if len(state.lost) == 1 and len(left) <= STRIKE_UNITS:  # Otherwise the timer's turn strikes it.
         go_on_striking(step)
 
 
 def go_on_striking(step: Step) -> None:
-    """Strike some nodes of lost pools; the rest is for a timer."""
+    """Strike some nodes of lost pools; a timer goes on with the rest."""
     state = step.state
     gone: list[Node] = []
     units = STRIKE_UNITS
@@ -69,7 +69,7 @@ def go_on_striking(step: Step) -> None:
 
 
 def keep_striking(step: Step) -> None:
-    """See to it that a timer goes on with what is left of lost pools."""
+    """Set the timer that goes on striking lost pools, unless it is set."""
     if _TIMER not in step.state.timers:
         step.set_timer(_TIMER, "strike", "", STRIKE_PAUSE_MS)
 
@@ -78,10 +78,10 @@ _TIMER = "strike"
 
 
 def _strike_next(state: CellState, tier: str, owner: str, left: list[int], gone: list[Node]) -> int:
-    """Strike the next node, or put those before it that have to go first; returns units of work.
+    """Strike the next node, or queue those that have to go before it; return units of work.
 
     Children go before their parent, so that between any two calls what is on the lost device is closed upwards, and
-    whatever is not held has a place in ``left``. Below a node that is not held are host copies at most, which no
+    every node that is not held has a place in ``left``. Below a node that is not held are host copies at most, which no
     match reaches any more.
     """
     tree = state.tree
@@ -135,7 +135,7 @@ def detach_worker(step: Step, worker: Worker) -> None:
 
 
 def request_missing_pools(step: Step) -> None:
-    """Ask for the pools that are not asked for yet, now that settings were said, or that they want pools at last."""
+    """Ask for the pools that are wanted and not asked for yet, after new settings or a struck pool."""
     for storage in step.state.storages.values():
         if any(True for _ in workers_of(step.state, storage)):
             request_pool(step, storage)
@@ -143,9 +143,9 @@ def request_missing_pools(step: Step) -> None:
 
 
 def request_pool(step: Step, storage: Storage) -> None:
-    """Ask for a host pool if there is none yet, once it is known whether one is wanted: a pool that was made stays.
+    """Ask for a host pool if there is none yet and settings say that one is wanted: a pool, once made, stays.
 
-    While nodes name an earlier pool of that storage, there can be no other.
+    While nodes name an earlier pool of that storage, no other is asked for.
     """
     state, geometry = step.state, step.state.geometry
     is_wanted = state.is_configured and state.config.host_tier and f"{HOST}/{storage.storage_id}" not in state.lost
@@ -155,6 +155,7 @@ def request_pool(step: Step, storage: Storage) -> None:
 
 
 def attach_device(step: Step, storage: Storage, worker: Worker) -> None:
+    """Have a storage map a worker's device pool, which it will read for backups and saves."""
     order = AttachDevicePool(worker_id=worker.worker_id, worker_incarnation=worker.incarnation, handle=worker.handle)
     step.to_storage(storage, order)
 
@@ -165,7 +166,7 @@ def workers_of(state: CellState, storage: Storage) -> list[Worker]:
 
 
 def forget_host_copies(step: Step, storage: Storage) -> None:
-    """Strike a storage's pool from the tree, if it has one, and what is resident nowhere then."""
+    """Strike a storage's pool from the tree, if it has one, and nodes that are then in no pool."""
     state = step.state
     if storage.pool is None:
         return

@@ -1,4 +1,4 @@
-"""Storages come and go; their host pools are made once a geometry and the cell's settings are known."""
+"""Storages that join and leave; their host pools are made once a geometry and the cell's settings are known."""
 
 from __future__ import annotations
 
@@ -75,13 +75,14 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
 
 
 def _speed(told: float) -> float:
-    """Bytes a second as a storage told it; 0 is not known."""
+    """Return bytes per second as a storage told them; 0 is not known."""
     return told if 0.0 < told < inf else 0.0
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """Note a host pool that is ready: its node's workers may load from it. So it goes with a hidden pool
-    (:mod:`hidden_form`).
+    """Note a host pool that is ready: its node's workers may load from it.
+
+    A hidden pool is passed on to :mod:`hidden_form`; a pool of another geometry is refused and counted.
     """
     state = step.state
     if message.form == HIDDEN:

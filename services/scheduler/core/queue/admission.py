@@ -1,6 +1,6 @@
-"""Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so.
+"""Admission to a worker: match, lock, make room, allocate, and send the AdmitRequest.
 
-It says where the tokens of a hit come from, for usage and counters: neighbours, the disk, the object store.
+The order gives the sources of a hit's tokens, for usage and counters: neighbours, other nodes, disk, object store.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
 
 
-_PAGES = itemgetter(1)  # Of an entry of a path.
+_PAGES = itemgetter(1)  # Pages of an entry of a path.
 
 _GROWTH = 2
-"""Leases are so many times what is generated, and the first is so many times the least."""
+"""Factor of a lease over the tokens generated so far, and of the first lease over the least."""
 
 _MOST_LEASES = 8
-"""So many times the least lease is the most that is granted at once."""
+"""Largest lease at once, in least leases."""
 
 _UNUSED_SHARE = 2
-"""One page in so many must be free or evictable for leases to be more than the least."""
+"""One page in so many must be free or evictable for leases to exceed the least."""
 
 
 def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
-    """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the batch."""
+    """Admit a WAITING request if its pages can be had now; return whether it was. Its load, if any, joins the batch."""
     state, request = step.state, candidate.request
     path, found = candidate.path, candidate.found
     if candidate.stage != builder.stage:  # Another admission may have evicted, cut or begun to load what it matched.
@@ -116,7 +116,7 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
 def _fresh_pages(
     state: CellState, worker: Worker, request: Request, found: PrefixMatch, span: SparseSpan | None
 ) -> int:
-    """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
+    """Return how many pages a request needs beside shared ones: to load, choose, compute and decode."""
     known = request.token_count
     tokens = known + first_lease(state, worker, request, known)
     fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
@@ -128,7 +128,7 @@ def _fresh_pages(
 
 
 def decode_room(state: CellState, worker: Worker, generated: int) -> int:
-    """Tokens beyond ``generated`` output tokens for which a request gets pages at once. Does not mutate."""
+    """Return for how many tokens beyond ``generated`` output tokens a request gets pages at once. Changes nothing."""
     least, pool = state.config.lease_tokens, worker.pool
     if (pool.free + pool.cached - pool.locked) * _UNUSED_SHARE < pool.total:
         return least
@@ -136,13 +136,13 @@ def decode_room(state: CellState, worker: Worker, generated: int) -> int:
 
 
 def first_lease(state: CellState, worker: Worker, request: Request, known: int) -> int:
-    """Decode tokens that a request of so many ``known`` tokens gets pages for when it is admitted."""
+    """Return for how many decode tokens a request of ``known`` tokens gets pages when it is admitted."""
     generated = len(request.output) // TOKEN_BYTES
     return min(decode_room(state, worker, generated), request.max_tokens_total - known)
 
 
 def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:
-    """Keep what was matched from being evicted to make room for the rest."""
+    """Lock the matched nodes, so that making room for the rest does not evict them."""
     held = found.deepest_held
     if held is not None:
         lock_path(state, held, worker)
@@ -171,7 +171,7 @@ def _let_go(state: CellState, found: PrefixMatch, worker: Worker) -> None:
 def _take_over(
     step: Step, request: Request, worker: Worker, found: PrefixMatch, fresh: bytes, span: SparseSpan | None
 ) -> None:
-    """Write down where the request runs and what it owns."""
+    """Record where the request runs and which pages it owns."""
     state = step.state
     request.sparse.choice = None
     own = fresh if span is None else begin_sparse(state, request, worker, span, fresh, found.loaded_pages)
@@ -214,9 +214,9 @@ def _take_over(
 def _begin_loads(
     step: Step, request: Request, worker: Worker, found: PrefixMatch, fresh: bytes, builder: BatchBuilder
 ) -> None:
-    """Give the matched nodes the first of the fresh pages, and say what is to be copied there and from where.
+    """Give the matched nodes the first of the fresh pages, and order the copies that fill them.
 
-    The locks of :func:`_hold` stay on what is read until the load is settled.
+    The locks of :func:`_hold` stay on the copies that are read until the load is settled.
     """
     state = step.state
     storage_id = state.storage_id_of(worker)
@@ -282,7 +282,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     if found.joined:
         state.count("bundle_hits")
         state.count("bundle_hit_tokens", found.joined_pages * page_size)
-    # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
+    # Usage is about the caller's prompt; a resumed request may also match its own earlier output.
     prompt_tokens = submit.prompt_tokens
     device_tokens = min(device_hit, prompt_tokens)
     loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
@@ -327,7 +327,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
 
 
 def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
-    """Return what the worker need not be told of so many ``tokens``, and what it is to keep."""
+    """Return which of the ``tokens`` the worker keeps already, and the text that it is to keep."""
     if not worker.texts.most_tokens:
         return NO_REFERENCE
     blocks, submit = request.match.blocks, request.submit
@@ -336,9 +336,9 @@ def _reference(worker: Worker, request: Request, tokens: int) -> Reference:
 
 
 def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
-    """Split the last node of the match where only a part of it is used, so that whole nodes are used. Mutates.
+    """Split the last node of the match where only a part of it is used, so that whole nodes are used.
 
-    Returns the new upper part, if there is one.
+    Changes tree and match. Returns the new upper part, or None.
     """
     used = len(found.device) + len(found.joined) + len(found.loaded)
     if not used:
@@ -352,17 +352,17 @@ def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
 
 
 def follow_cuts(state: CellState, found: PrefixMatch) -> None:
-    """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
+    """Add the upper parts of matched nodes that were cut since, while ``found`` was locked. Changes only ``found``.
 
-    Only what was on the device before can have been: making room for a backup may cut a node with a copy in the
-    host pool. What is being loaded is read where its copy lies, so that nothing cuts it.
+    Only nodes that were on the device before can have been cut: making room for a backup may cut a node with a copy in
+    the host pool. The copy of a node being loaded is read, so that it is not cut.
     """
     if found.device:
         found.device = way_to(state.tree, found.device[-1]).nodes.copy()
 
 
 def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
-    """How many tokens of the prompt are copied from neighbours."""
+    """Return how many tokens of the prompt are copied from neighbours."""
     spans = [
         (node.depth, node.end)
         for node, source in zip([*found.joined, *found.loaded], found.sources, strict=True)
@@ -372,10 +372,9 @@ def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
 
 
 def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int, int]:
-    """How many of the loaded tokens [start, end) were fetched for this request: from other nodes, from disk and from
-    the object store.
+    """Return how many of the loaded tokens [start, end) were fetched for this request, by source.
 
-    ``elsewhere`` of them are copied from neighbours.
+    From other nodes, from disk and from the object store. ``elsewhere`` of them are copied from neighbours.
     """
     fetched = max(0, min(end, request.prefetch.brought_to) - max(start, request.prefetch.brought_from))
     fetched = min(fetched, end - start - elsewhere)
@@ -385,14 +384,14 @@ def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tu
 
 
 def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
-    """Take a ready request off the queue to compute ``uncached`` tokens at the worker where it waited.
+    """Take a ready request off its worker's queue, to compute ``uncached`` tokens there.
 
-    What others expect of it stands: it is about to bring it.
+    Requests that wait for these tokens go on waiting: it is about to compute them.
     """
     state = step.state
     serve(worker, request, uncached)
     request.advance_wait(WaitEvent.ADMITTED)
-    let_go_of_fetch(state, request)  # What has not arrived by now is computed.
+    let_go_of_fetch(state, request)  # Chunks that have not arrived by now are computed.
     forget_deferral(step, request)
     forget_fetch_waits(step, request)
     worker.line.cost -= request.place.cost

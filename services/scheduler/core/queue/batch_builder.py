@@ -1,4 +1,4 @@
-"""A batch while it is being formed: what it computes and loads so far, and what room it has left."""
+"""A batch while it is being formed: the work in it so far, and the room that is left."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from shared.messages.worker_plans import PageLoad, RestoreChunk
 
 Start = tuple[str, bytes]
-"""A namespace, and the tokens from the root to the end of a node's first page, packed."""
+"""A namespace, and the tokens from the root to the end of a node's first page, packed int32."""
 
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A waiting request as a look at the queue found it. ``load`` and ``compute`` count tokens of its prompt.
+    """A waiting request as a scan of the queue found it. ``load`` and ``compute`` count tokens of its prompt.
 
     ``stage`` is the builder's number of admissions at that time: after another, ``found`` is out of date.
     """
@@ -40,29 +40,30 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class BatchBuilder:
-    """``budget`` tokens can still be computed and ``places`` requests admitted. Counts are in tokens."""
+    """A batch being formed, with room for ``budget`` tokens and ``places`` requests more. Counts are in tokens."""
 
     budget: int
     places: int
     chunks: list[Chunk] = field(default_factory=list)
     orders: list[PageLoad] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    loading: dict[int, str] = field(default_factory=dict)  # Nodes that its loads bring, and their sources.
+    loading: dict[int, str] = field(default_factory=dict)  # Nodes that it loads, and their sources.
     loaded: int = 0
     computed: int = 0
     restores: list[RestoreChunk] = field(default_factory=list)
     restored: int = 0
-    beside: int = 0  # Computed tokens that take as long as the device works on what it restores.
-    context: int = 0  # Sum over the computed tokens of the context before each.
+    beside: int = 0  # Restored tokens as computed tokens of equal device time.
+    context: int = 0  # Sum of the contexts before each computed token.
     stage: int = 0  # Requests admitted so far.
-    standing: dict[str, None] = field(default_factory=dict)  # Requests that stand on its loads or read in part.
+    standing: dict[str, None] = field(default_factory=dict)  # Requests that reuse its loads or have a sparse prefix.
 
     @property
     def is_full(self) -> bool:
+        """Whether tokens or places are used up."""
         return self.budget <= 0 or self.places <= 0
 
     def split(self) -> tuple[list[Chunk], list[Chunk]]:
-        """Its chunks that are restored or stand on its loads, and those that could be computed before the loads end."""
+        """Return the chunks that are restored or need its loads, and those that can be computed before these end."""
         parts: tuple[list[Chunk], list[Chunk]] = ([], [])
         for chunk in self.chunks:
             waits = chunk.is_restored or chunk.request_id in self.standing
@@ -70,6 +71,7 @@ class BatchBuilder:
         return parts
 
     def add_chunk(self, chunk: Chunk) -> None:
+        """Add a chunk to compute, and take its tokens off the budget."""
         size = chunk.end - chunk.start
         self.chunks.append(chunk)
         self.budget -= size
@@ -77,9 +79,9 @@ class BatchBuilder:
         self.context += size * (chunk.start + chunk.end) // 2
 
     def add_restored(self, chunk: Chunk, order: RestoreChunk, share: float, load_share: float) -> None:
-        """Restore a chunk; a token of it takes the device ``share`` of the time of a computed one.
+        """Add a chunk to restore; each token takes ``share`` of a computed token's device time.
 
-        It moves ``load_share`` of the bytes of its KV there. So it counts as a load of that many tokens.
+        It moves ``load_share`` of the bytes of its KV to the device, and so counts as a load of that many tokens.
         """
         size = chunk.end - chunk.start
         self.chunks.append(chunk)
@@ -91,9 +93,9 @@ class BatchBuilder:
 
 
 def is_loading_bound(state: CellState, worker: Worker, builder: BatchBuilder, load: int = 0, compute: int = 0) -> bool:
-    """Whether the batch, with so many tokens more to load and to compute, would wait for its loads.
+    """Return whether the batch would wait for its loads, with so many more tokens to load and to compute.
 
-    The ratio of aggregated load to aggregated computation is above the limit (Strata 4.3.2).
+    That is, the ratio of aggregated load to aggregated computation is above the limit (Strata 4.3.2).
     """
     loaded, computed = builder.loaded + load, builder.computed + builder.beside + compute
     if not loaded:
@@ -103,7 +105,10 @@ def is_loading_bound(state: CellState, worker: Worker, builder: BatchBuilder, lo
 
 
 def bundle_hits_among(state: CellState, builder: BatchBuilder, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate."""
+    """Return the candidates that reuse what the batch loads: bundle hits (Strata 4.3.2).
+
+    Keeps order; changes nothing.
+    """
     if not candidates:
         return []
     standing = stand_on(state, starts_of_loads(state.tree, builder), [item.request for item in candidates])
@@ -112,10 +117,10 @@ def bundle_hits_among(state: CellState, builder: BatchBuilder, candidates: Seque
 
 
 def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Request]) -> list[Request]:
-    """Those that reuse what begins like this (see :func:`starts_of_loads`). In their order; does not mutate.
+    """Return the requests whose tokens begin with one of ``starts`` (:func:`starts_of_loads`). Changes nothing.
 
-    A request does if its tokens begin with all that lies above one of the loads and a page of the load itself.
-    Comparing them in place costs less than following where its last match ended, and far less than to match again.
+    Such a request reuses all nodes above a load and at least a page of the load itself. Comparing them in place costs
+    less than following where its last match ended, and far less than to match again.
     """
     page_token_bytes = state.tree.page_token_bytes
     any_start = tuple(start for _, start in starts)
@@ -128,13 +133,13 @@ def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Reque
         namespace = request.submit.namespace
         return any(space == namespace and len(start) <= usable and tokens.startswith(start) for space, start in starts)
 
-    # Nearly all that wait are told by their prompt alone; one with output is looked at with it.
+    # For nearly all waiting requests the prompt decides; those with output are compared with it.
     likely = [request for request in requests if request.submit.prompt.startswith(any_start) or request.output]
     return [request for request in likely if stands_on_it(request)]
 
 
 def starts_of_loads(tree: PrefixTree, builder: BatchBuilder) -> list[Start]:
-    """For each uppermost node that the batch loads, its namespace and all tokens to the end of its first page."""
+    """Return for each uppermost node that the batch loads its namespace and all tokens to the end of its first page."""
     starts = []
     for node_id in builder.loading:
         node = tree.nodes[node_id]

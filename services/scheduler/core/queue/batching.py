@@ -1,4 +1,4 @@
-"""Batches: started prompts first, then new requests as the schedule has it, a few batches ahead of each worker."""
+"""Batches: started prompts first, then new requests by the schedule, a few batches ahead of each worker."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 _USUAL = CellConfig()
 
 _FIRST_LOOK = 16
-"""Requests that a batch is formed among at first: most batches take no more."""
+"""Requests that are scanned first for a batch: most batches take no more."""
 
 
 def send_batches(step: Step, worker: Worker) -> bool:
-    """Send a worker as many batches as it may have ahead; returns whether there was any."""
+    """Send a worker as many batches as it may have ahead; return whether any was sent."""
     is_any = False
     while len(worker.work.batches) < step.state.config.batches_ahead and _send_batch(step, worker):
         is_any = True
@@ -49,10 +49,10 @@ def send_batches(step: Step, worker: Worker) -> bool:
 
 
 def _send_batch(step: Step, worker: Worker) -> bool:
-    """Form one batch and send it; returns whether there was anything to do.
+    """Form one batch and send it; return whether there was anything to do.
 
-    Where prefill fills bubbles, what of a loading-bound batch needs none of its loads goes behind it, as a batch that
-    the worker can compute meanwhile.
+    Where prefill fills bubbles, chunks of a loading-bound batch that need none of its loads follow as a second batch
+    that the worker can compute meanwhile.
     """
     if not worker.work.unplanned and not worker.line.queue.size:
         return False
@@ -90,8 +90,10 @@ def _send_batch(step: Step, worker: Worker) -> bool:
 
 
 def _bounds(config: CellConfig, device: DeviceFacts | None) -> tuple[int, int]:
-    """Tokens of a batch and requests at once: the cell's, or the device's own where the cell leaves them to it, or the
-    usual ones where the device says nothing.
+    """Return the tokens of a batch and the requests at once, at most.
+
+    The cell's settings, or the device's own where the cell leaves them to it, or the usual ones where the device
+    reports nothing.
     """
     tokens, requests = (0, 0) if device is None else (device.max_batch_tokens, device.max_running)
     return (
@@ -107,7 +109,7 @@ def _send(step: Step, worker: Worker, order: RunBatch, chunks: list[Chunk], load
 
 
 def _ordered(chunks: list[Chunk]) -> tuple[PrefillChunk, ...]:
-    """Those that are computed."""
+    """Return the orders of chunks that are computed."""
     return tuple(
         PrefillChunk(request_id=chunk.request_id, attempt=chunk.attempt, start=chunk.start, end=chunk.end)
         for chunk in chunks
@@ -116,7 +118,7 @@ def _ordered(chunks: list[Chunk]) -> tuple[PrefillChunk, ...]:
 
 
 def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
-    """Admit as the schedule has it until the budget, the worker's places or its pages are used up."""
+    """Admit requests by the schedule until the budget, the worker's places or its pages are used up."""
     state = step.state
     schedule = SCHEDULES[state.config.schedule]
     forming = _Forming(step, worker, builder)
@@ -148,20 +150,20 @@ def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
 
 
 class _Forming:
-    """One formation of a batch: who was looked at and who goes ahead.
+    """One formation of a batch: the requests looked at, and those that go ahead.
 
     A candidate that was put aside marks what it would compute (in-queue, Strata 4.3.1) before the next is looked at, so
-    that those behind it that share it wait for it.
+    that later requests that share it wait for it.
     """
 
     def __init__(self, step: Step, worker: Worker, builder: BatchBuilder) -> None:
         self._step, self._worker, self._builder = step, worker, builder
-        self._seen: dict[str, None] = {}  # Looked at, whatever came of it.
-        self._ahead: dict[str, None] = {}  # Candidates.
-        self._passed: Candidate | None = None  # The last of them.
+        self._seen: dict[str, None] = {}  # Requests looked at, with any result.
+        self._ahead: dict[str, None] = {}  # Names of the candidates.
+        self._passed: Candidate | None = None  # The last candidate.
 
     def names(self) -> Iterator[str]:
-        """Yield the window in the ready order, at first only the few that most batches take."""
+        """Yield the names in the window in ready order, at first only the few that most batches take."""
         state = self._step.state
         window = state.config.queue_window
         first = min(_FIRST_LOOK, window)
@@ -174,7 +176,7 @@ class _Forming:
                     yield name
 
     def look(self, name: str) -> Candidate | None:
-        """Look at a request and apply what that finds; None if it is better off waiting, which it does from now on."""
+        """Look at a request and apply the finding; return None if it is better off waiting, which it then does."""
         step, passed = self._step, self._passed
         state = step.state
         if passed is not None and passed.request.state is RequestState.WAITING and computes_for_others(passed.request):
@@ -187,13 +189,13 @@ class _Forming:
         return self._passed
 
     def look_for_bundle_hits(self) -> list[Candidate]:
-        """Look at those further behind that stand on what the batch loads now; the others keep their place."""
+        """Return candidates from further behind that reuse what the batch loads; the others keep their place."""
         behind = bundle_hits_behind(self._step.state, self._worker, self._builder, self._seen)
         looked_at = [self.look(request.request_id) for request in behind]
         return [candidate for candidate in looked_at if candidate is not None]
 
     def admit(self, candidates: Iterable[Candidate]) -> bool:
-        """Admit these in turn; False once one finds no room, or the batch is full."""
+        """Admit these in turn; return False once one finds no room, or the batch is full."""
         for candidate in candidates:
             if not try_admit(self._step, candidate, self._worker, self._builder):
                 return False
@@ -204,7 +206,7 @@ class _Forming:
 
 
 def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Finding) -> Candidate | None:
-    """Do all that looking at a request leads to; None if it waits from now on, out of the ready order."""
+    """Apply a finding and return the candidate; None if the request waits from now on, out of the ready order."""
     state, request, cached = step.state, finding.request, finding.cached
     note_path(state, request, finding.path)
     if finding.is_choice_void:
@@ -214,13 +216,13 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
         return None
     span, prefetch = finding.span, request.prefetch
     if cached < prefetch.foreseen and not (prefetch.fetch or prefetch.is_again):
-        prefetch.is_due = True  # What was there when it was queued has gone.
+        prefetch.is_due = True  # A part that was cached when it was queued has been evicted.
     elif not prefetch.fetch and cached < sum(pages for _, pages in finding.path) * state.tree.page_size:
-        # What was nowhere when it was queued, or has gone here, may be in another node's memory now.
+        # A part that was nowhere when it was queued, or was evicted here, may be in another node's memory now.
         prefetch.is_due |= lies_elsewhere(state, request, worker, finding.path, finding.found.pages)
     is_due = prefetch.is_due or prefetch.looks_again
     if prefetch.fetch or is_due or prefetch.follows or request.hidden.run is not None:
-        # To make room for a fetch may evict or cut what others matched.
+        # Making room for a fetch may evict or cut what others matched.
         builder.stage += bool(is_due or prefetch.follows)
         if waits_for_fetch(step, request, worker, cached):
             return None
@@ -231,9 +233,7 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
 
 
 def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuilder) -> None:
-    """Plan the next tokens of a request's prompt, as many as the budget allows: restored where there are hidden
-    states.
-    """
+    """Plan the next tokens of a request's prompt, as many as the budget allows: restored where possible."""
     start, end = request.planned, request.token_count
     if request.hidden.run is not None:
         if is_restoring(request):

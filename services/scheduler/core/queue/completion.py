@@ -1,6 +1,6 @@
-"""Progress and ends of requests: what a worker reports of batches, ends and preemptions, and ends from outside.
+"""Progress and ends of requests: a worker's reports of batches, ends and preemptions, and ends from outside.
 
-Those are that the caller gave up, its gateway died, or a deadline passed.
+An end from outside is a caller that gave up, a gateway that died, or a deadline that passed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _TIMES = (
     "restored_tokens",
     "restore_us",
 )
-"""What a BatchDone says of where a worker's time went, added up in counters of these names."""
+"""Fields of a BatchDone that tell where a worker's time went; counters of the same names add them up."""
 
 
 def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
-    """Take over loaded and computed pages; restart what failed."""
+    """Settle a batch: take over loaded and computed pages, and restart requests whose chunks failed."""
     state = step.state
     if batch is not worker.work.batches[0]:
         state.count("batches_in_bubbles")
@@ -75,7 +75,7 @@ def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> 
 
 
 def _measure(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
-    """Learn how fast the worker is, and add up where its time went."""
+    """Update the worker's measured speeds, and add up where its time went."""
     observe(step.state, worker, batch, message)
     for name in _TIMES:
         step.state.count(name, max(0, getattr(message, name)))
@@ -97,7 +97,7 @@ def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) 
 
 
 def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDone) -> None:
-    """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them.
+    """Start the request again. Chunks sent meanwhile build on the failed one, so a new attempt fences them off.
 
     Hidden states or a sparse prefix that were refused do not count as a failure: without them the request would not
     have failed.
@@ -129,7 +129,7 @@ def request_finished(step: Step, worker: Worker, request: Request, message: Requ
 
 
 def request_preempted(step: Step, worker: Worker, request: Request, message: RequestPreempted) -> None:
-    """Queue a request again that the worker forgot, in its old place, unless it was to end meanwhile."""
+    """Queue a preempted request again in its old place, or end it if it was to end or failed too often."""
     state = step.state
     output = _whole_tokens(message.output)
     _leave_worker(step, worker, request, output, -1)
@@ -146,7 +146,7 @@ def request_preempted(step: Step, worker: Worker, request: Request, message: Req
 
 
 def text_missing(step: Step, worker: Worker, request: Request | None) -> None:
-    """Forget the texts of a worker that lacks one that it was to keep, and start the request again, if it is there.
+    """Forget the texts of a worker that lacks a kept one, and start the request again, if it still exists.
 
     This is no failure of the request, which was not even admitted; the order to stop it is answered behind its batch.
     """
@@ -158,9 +158,9 @@ def text_missing(step: Step, worker: Worker, request: Request | None) -> None:
 
 
 def keep_output(request: Request, output: bytes) -> None:
-    """Start the next attempt after these tokens.
+    """Let the next attempt begin behind these output tokens (packed int32).
 
-    One token at least is left to sample: it repeats if need be, which the gateway drops, but it brings the end.
+    One token at least is left to sample: the gateway drops a repeated one, but its sampling ends the request.
     """
     most = (request.submit.sampling.max_tokens - 1) * 4
     if len(output) >= len(request.output):
@@ -170,7 +170,7 @@ def keep_output(request: Request, output: bytes) -> None:
 def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, valid: int) -> None:
     """Take an admitted request off its worker: its pages go to the tree or back to the pool.
 
-    ``valid`` is how many tokens' KV may be kept at most; -1 is all there are.
+    ``valid`` is the number of tokens whose KV may be kept; -1 for all.
     """
     state = step.state
     worker.work.unplanned -= request.token_count - request.planned
@@ -209,9 +209,9 @@ def _whole_tokens(output: bytes) -> bytes:
 
 
 def end_early(step: Step, request: Request, reason: str) -> None:
-    """End a request with finish reason ``reason`` (``cancelled`` or ``deadline``), wherever it is.
+    """End a request with finish reason ``reason`` (``cancelled`` or ``deadline``), whatever its state.
 
-    What runs is aborted by its worker, which answers RequestFinished; until then its pages are in use.
+    A running request is aborted by its worker, which answers RequestFinished; until then its pages are in use.
     """
     state = step.state
     step.touch(request.worker_id)
@@ -233,7 +233,7 @@ def end_early(step: Step, request: Request, reason: str) -> None:
 
 
 def cancel_gateway(step: Step, gateway_id: str) -> None:
-    """Cancel every request of a gateway that is gone."""
+    """Cancel all requests of a gateway that is gone."""
     for request in list(step.state.requests.values()):
         if request.submit.gateway_id == gateway_id:
             end_early(step, request, "cancelled")

@@ -1,7 +1,8 @@
 """Decode room: a running request gets pages some at a time; when a pool is short, the latest arrival yields.
 
-Leases grow with the answer, so that a long one asks a few times and not every few steps. What a lease holds and the
-answer does not use is lost to the cache meanwhile, so they grow only where most of the pool serves no running request.
+Leases grow with the answer, so that a long one asks a few times and not every few steps. Pages of a lease that the
+answer does not use are lost to the cache meanwhile, so leases grow only where most of the pool serves no running
+request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def request_lease(step: Step, worker: Worker, request: Request, generated: int) -> None:
-    """Note that a request that has generated so much needs pages; they are granted when the step ends."""
+    """Note that a request needs pages after ``generated`` output tokens; they are granted when the step ends."""
     state = step.state
     if request.state not in (RequestState.PREFILLING, RequestState.DECODING):
         return  # It is about to stop.
@@ -35,7 +36,7 @@ def request_lease(step: Step, worker: Worker, request: Request, generated: int) 
     known = request.submit.prompt_tokens + generated
     wanted = request.pages_for(known + decode_room(state, worker, generated), state.tree.page_size)
     most = request.pages_for(request.max_tokens_total, state.tree.page_size)
-    # A worker that asks gets a page at least, however early it asks: it will not ask again before it used it.
+    # A worker that asks gets at least a page, however early it asks: it will not ask again before it has used it.
     missing = min(max(wanted, held + 1), most) - held
     if missing > 0:
         worker.lease_waits.append(LeaseWait(request.request_id, generated, missing))
@@ -53,7 +54,7 @@ def serve_leases(step: Step, worker: Worker) -> None:
             _preempt_latest(step, worker)
             return
         if not make_room(step, worker, wait.pages, state.tree.owner_of(request.submit.namespace)):
-            return  # Backups are on their way to free these pages.
+            return  # Backups in flight will free these pages.
         pages = worker.pool.allocate(wait.pages)
         if pages is None:
             return
@@ -71,12 +72,12 @@ def serve_leases(step: Step, worker: Worker) -> None:
 
 
 def _least_pages(state: CellState) -> int:
-    """Pages of the least lease."""
+    """Return the number of pages of the least lease."""
     return -(-state.config.lease_tokens // state.tree.page_size)
 
 
 def _preempt_latest(step: Step, worker: Worker) -> None:
-    """Stop the running request that arrived last, unless pages are about to come back anyway."""
+    """Preempt the running request that arrived last, unless pages are about to be freed anyway."""
     state = step.state
     running = [state.requests[name] for name in worker.work.running]
     if any(request.state in (RequestState.PREEMPTING, RequestState.ABORTING) for request in running):
@@ -84,13 +85,13 @@ def _preempt_latest(step: Step, worker: Worker) -> None:
     if worker.moves.promotion is not None:
         return  # Its pages can be evicted as soon as it is answered.
     if len(running) < 2:
-        return  # Alone it fits; what it waits for is a load or a backup of somebody else, which will end.
+        return  # Alone it fits; it waits for a load or backup of another request, which will end.
     state.count("preemptions")
     preempt(step, worker, max(running, key=lambda request: request.arrival_order))
 
 
 def preempt(step: Step, worker: Worker, request: Request) -> None:
-    """Order a running request to stop; it starts again after the answer."""
+    """Order a running request to stop; it is queued again after the answer."""
     request.state = next_state(request.state, RequestEvent.PREEMPT)
     withdraw(step.state, request)
     drop_lease_wait(worker, request.request_id)

@@ -1,10 +1,10 @@
-"""Which worker a waiting request goes to: the one where its prefill is estimated to be done first.
+"""The worker for a waiting request: the one where its prefill is estimated to be done first.
 
-Everything is weighed in estimated time (see :mod:`rates`): what the worker would compute and load for the request,
-after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
-that request's own cost is counted in what goes before (Strata 4.3.1). Where nodes have disks of their own, tokens
-that a node's disk holds, or that another node lends from its memory or disk, cost what fetching them takes, if that is
-less than computing them.
+Everything is weighed in estimated time (see :mod:`rates`): the worker's computing and loading for the request, after
+the work that it has already. Tokens that another request there is about to compute cost nothing more, because that
+request's own cost is counted in the work before (Strata 4.3.1). Where nodes have disks of their own, tokens that a
+node's disk holds, or that another node lends from its memory or disk, cost the time of fetching them, if that is less
+than computing them.
 
 Work stealing: a worker with nothing to do takes waiting requests from one that has no time for them.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _ALL_COMPARED = 8
-"""A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""
+"""Size up to which all workers of a cell are compared; in a larger cell, this many of those that hold something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Placement:
 
 
 def fits(state: CellState, request: Request, worker: Worker) -> bool:
-    """Whether the request, alone on this worker, can run to its last token."""
+    """Return whether the request, alone on this worker, can run to its last token."""
     tokens = request.max_tokens_total
     has_room = tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
     return has_room and has_adapter(worker, request.submit.adapter)
 
 
 def has_adapter(worker: Worker, adapter: str) -> bool:
-    """Whether a worker computes for requests with this adapter, "" being the base model."""
+    """Return whether a worker serves requests with this adapter; "" is the base model."""
     if not adapter:
         return True
     held = worker.adapters.get(adapter)
@@ -61,14 +61,14 @@ def has_adapter(worker: Worker, adapter: str) -> bool:
 
 
 def takes_requests(state: CellState, adapter: str = "") -> bool:
-    """Whether there is a worker that is given new requests with this adapter. Does not mutate."""
+    """Return whether a worker is given new requests with this adapter. Changes nothing."""
     return any(
         worker.drain is None and (not adapter or has_adapter(worker, adapter)) for worker in state.workers.values()
     )
 
 
 def place(state: CellState, request: Request) -> Placement | None:
-    """Return the best worker for a request, or None when it fits nowhere. Ties: first joined."""
+    """Return the best worker for a request, or None when it fits nowhere. Ties go to the one that joined first."""
     if not takes_requests(state, request.submit.adapter):
         return None
     path = matched_path(state, request)
@@ -86,17 +86,17 @@ def place(state: CellState, request: Request) -> Placement | None:
 def estimate(
     state: CellState, request: Request, worker: Worker, path: Path, coming: int, names: ChunkNames | None = None
 ) -> Placement:
-    """Return what a request would cost on a worker.
+    """Return the estimated cost of a request on a worker.
 
-    ``coming``: leading tokens that others there will have computed. ``names`` are those of the prompt's chunks, where
-    what disks hold is to be weighed.
+    ``coming``: leading tokens that other requests there will have computed. ``names`` are those of the prompt's chunks,
+    where the contents of disks are to be weighed.
     """
     found = reach(state, path, worker)
     page_size = state.tree.page_size
     cached, loaded = found.pages * page_size, found.loaded_pages * page_size
     threshold = state.config.defer_tokens
     if 0 < threshold < coming - cached:
-        cached, loaded = coming, 0  # It would be deferred until they have.
+        cached, loaded = coming, 0  # It would be deferred until they are computed.
     uncached = request.token_count - cached
     cost = recompute_us(state, worker, cached, uncached)
     if names is not None:
@@ -112,7 +112,7 @@ def estimate(
 
 
 def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
-    """Names of the prompt's chunks, if it can matter which node's disk has them."""
+    """Return the names of the prompt's chunks, or None where it cannot matter which node's disk has them."""
     storages = state.storages.values()
     is_on_disks = any(storage.disk.chunks or storage.hidden.chunks for storage in storages)
     if len(storages) < 2 or not is_on_disks or not request.may_reuse or state.config.restoring == "recompute":
@@ -122,7 +122,7 @@ def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkName
 
 
 def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: int, names: ChunkNames) -> float:
-    """Return the cost of the rest of a prompt if what continues it on the node's disk is fetched; infinite without any.
+    """Return the cost of the rest of a prompt if chunks on the node's disk are fetched; infinite without any.
 
     Where the worker has a profile, in the form and by the means that are fastest (:mod:`restoration_ways`).
     """
@@ -152,9 +152,9 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
 def _compared(
     state: CellState, request: Request, path: Path, coming: Iterable[str], disks: ChunkNames | None
 ) -> list[tuple[Worker, float]]:
-    """Workers worth comparing, in the order in which they joined, each with its backlog in microseconds.
+    """Return the workers worth comparing, in order of joining, each with its backlog in microseconds.
 
-    Those that hold or bring a part, and the idlest.
+    Those that hold or will have a part of the prompt, and the idlest.
     """
     tokens, adapter = request.max_tokens_total, request.submit.adapter
     pages = -(-tokens // state.tree.page_size)
@@ -173,7 +173,7 @@ def _compared(
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
     for names in _holders(state, path, coming, disks):
         known = [name for name in names if name in backlogs and name not in chosen]
-        # Of many that hold the same, the least loaded are better in every respect.
+        # Among workers that hold the same, the least loaded are better in every respect.
         known.sort(key=backlogs.__getitem__)
         chosen |= dict.fromkeys(known[: _ALL_COMPARED // 2])
         if len(chosen) > _ALL_COMPARED:
@@ -182,8 +182,9 @@ def _compared(
 
 
 def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNames | None) -> Iterator[list[str]]:
-    """Yield groups of worker ids: those that compute a part of the prompt, whose disk has the next, that hold the
-    longest part.
+    """Yield groups of worker ids, the most promising first.
+
+    Those that compute a part of the prompt, those whose disk has the next chunk, those that hold the longest part.
     """
     yield list(coming)
     following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each

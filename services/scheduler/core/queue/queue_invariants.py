@@ -1,4 +1,4 @@
-"""What must hold of queues, deferrals and transient nodes between steps, checked from scratch. For tests."""
+"""Invariants of queues, deferrals and transient nodes between steps, checked from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_queues(state: CellState) -> None:
 
 
 def _check_ready_order(queue: Queue, name: str) -> None:
-    """Lanes and their order say the same, and nothing empty is kept."""
+    """Raise InvariantViolated if lanes and their order disagree, or an empty lane is kept."""
     size = 0
     for level in queue.levels.values():
         require(bool(level.lanes), f"{name} keeps a priority without requests")
@@ -61,11 +61,11 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     for node_id, names in worker.line.load_waiters.items():
         require(bool(names), f"no request waits for node {node_id}")
         waits = all(state.requests[request_id].wait.node == node_id for request_id in names)
-        require(waits, f"{name} keeps one who does not wait for node {node_id}")
+        require(waits, f"{name} keeps a request that does not wait for node {node_id}")
 
 
 def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
-    """Return what ``Worker.openings`` must hold, in order of the ids."""
+    """Return the correct value of ``Worker.openings``, in order of the ids."""
     size = state.tree.page_token_bytes
     found: dict[bytes, dict[str, None]] = {}
     for name in sorted(waiting_at(worker)):
@@ -85,7 +85,7 @@ def _check_tenants(state: CellState) -> None:
 
 
 def _check_waiters(state: CellState) -> None:
-    """Who is deferred waits for a producer on the same worker that is not deferred, or for a load there."""
+    """Raise InvariantViolated unless deferred requests wait for a ready producer, or a load, at their own worker."""
     for producer_id, names in state.waiters.items():
         require(bool(names), f"no request waits for {producer_id}")
         producer = state.requests.get(producer_id)
@@ -122,7 +122,7 @@ def _check_deferral(state: CellState, request: Request) -> None:
 
 
 def _check_transient(state: CellState) -> None:
-    """Every mark has its producer, which marks the whole path of its tokens and is on its way to compute them."""
+    """Raise InvariantViolated unless each mark has a producer that is about to compute, and marks, its whole path."""
     tree = state.transient.tree
     expected: dict[int, dict[str, list[str]]] = {}
     for request in state.requests.values():

@@ -1,6 +1,6 @@
-"""Looking at a worker's queue while a batch is formed: who could run now, and who is better off waiting.
+"""The scan of a worker's queue while a batch is formed: requests that could run now, and those better off waiting.
 
-Nothing here changes anything. What a look finds is applied by :func:`batching.apply_finding`.
+Nothing here changes anything. Findings are applied by :func:`batching.apply_finding`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """What was found of one waiting request."""
+    """The result of looking at one waiting request."""
 
     request: Request
     path: Path
     found: PrefixMatch
     cached: int  # Tokens of the prompt that it reuses.
-    span: SparseSpan | None = None  # What it would read in part behind that.
-    aside: Aside | None = None  # What it is better off waiting for.
+    span: SparseSpan | None = None  # Its sparse prefix behind them.
+    aside: Aside | None = None  # What it should wait for instead of running.
 
     @property
     def is_choice_void(self) -> bool:
-        """Whether the lossy prefix that was chosen for it is of no use any more.
+        """Whether the sparse prefix that was chosen for it is useless by now.
 
-        While a part of its prefix is being loaded that cannot be said: the choice may begin behind that.
+        While a part of its prefix is being loaded that is not known: the choice may begin behind that part.
         """
         is_loading = self.aside is not None and self.aside.kind is WaitKind.LOAD
         return self.span is None and self.request.sparse.choice is not None and not is_loading
@@ -52,7 +52,10 @@ class Finding:
 def look_at(
     state: CellState, worker: Worker, request: Request, loading: Mapping[int, str], ahead: Mapping[str, None]
 ) -> Finding:
-    """Look at a waiting request. ``loading`` is what the batch loads, ``ahead`` who goes before. Does not mutate."""
+    """Look at a waiting request. Changes nothing.
+
+    ``loading`` has the nodes that the batch loads, ``ahead`` the requests that go before.
+    """
     path = find_path(state, request)
     found = reach(state, path, worker, loading)
     cached = found.pages * state.tree.page_size
@@ -62,7 +65,7 @@ def look_at(
 
 
 def candidate_of(state: CellState, worker: Worker, finding: Finding, span: SparseSpan | None, stage: int) -> Candidate:
-    """Return what a request that may run now would load and compute. Does not mutate."""
+    """Return the candidate for a request that may run now, with its tokens to load and to compute. Changes nothing."""
     request, cached = finding.request, finding.cached
     load = finding.found.loaded_pages * state.tree.page_size
     compute = request.token_count - (cached if span is None else span.end)
@@ -74,17 +77,17 @@ def candidate_of(state: CellState, worker: Worker, finding: Finding, span: Spars
 
 
 def computes_for_others(request: Request) -> bool:
-    """Whether others may rely on what a request that could run would compute: it is exact and all its own work.
+    """Return whether others may rely on what a request would compute: it is exact and all its own work.
 
-    One that is fetched for does not compute all of that, or it would have waited.
+    A request with a fetch in flight does not compute all of that, or it would have waited.
     """
     return not request.prefetch.fetch and request.sparse.choice is None
 
 
 def bundle_hits_behind(state: CellState, worker: Worker, builder: BatchBuilder, seen: Collection[str]) -> list[Request]:
-    """Those of the window that were not looked at yet and stand on what the batch loads, in order. Does not mutate.
+    """Return requests of the window, not seen yet, that reuse what the batch loads, in order. Changes nothing.
 
-    Only requests of the highest priority that waits: a cheap one does not pass one that is more urgent.
+    Only those of the highest priority that waits: a cheap request does not pass a more urgent one.
     """
     starts = starts_of_loads(state.tree, builder)
     page_token_bytes = state.tree.page_token_bytes

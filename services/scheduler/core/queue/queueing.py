@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _RETRY_AFTER_MS = 1000
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of a refusal, as OpenAI has it, for an adapter that is not served."""
+"""OpenAI's error code for a model, here an adapter, that is not served."""
 
 _ENDED_REMEMBERED = 4096
 _NO_CACHE = CacheHints(read=False, write=False)
@@ -64,12 +64,12 @@ _MESSAGES = {
 
 
 def submit(step: Step, message: SubmitRequest) -> None:
-    """Accept a request, or refuse it with a notice."""
+    """Accept a request, refuse it with a notice, or ask for the whole prompt where its base is not known."""
     state = step.state
     known = state.requests.get(message.request_id)
     if known is not None:
         state.count("duplicate_requests")
-        # The same gateway repeats itself: a notice would end the original, which is well.
+        # The same gateway repeats itself: a notice would end the original, which is running well.
         if known.submit.gateway_id != message.gateway_id:
             _refuse(step, message, DuplicateRequest.code, "a request of this id is running already")
         return
@@ -102,14 +102,14 @@ def submit(step: Step, message: SubmitRequest) -> None:
 
 
 def unmatched(message: SubmitRequest) -> PromptMatch:
-    """Return what is known of a prompt that came whole: the names of its blocks."""
+    """Return the match of a whole prompt before any look-up: only the names of its blocks."""
     return PromptMatch(blocks=PromptBlocks(block_digests(message.namespace, message.prompt)))
 
 
 def _with_prompt(
     state: CellState, message: SubmitRequest, base: PromptBase, node: Node
 ) -> tuple[SubmitRequest, PromptMatch]:
-    """Return the message with its whole prompt, which begins on the way to ``node``, and how far that matches it."""
+    """Return the message with its whole prompt, which begins on the way to ``node``, and the match so far."""
     state.count("bases_resolved")
     prompt = prompt_behind(state.tree, node, base.tokens, message.tail)
     page_size = state.tree.page_size
@@ -118,11 +118,11 @@ def _with_prompt(
 
 
 def accept(step: Step, message: SubmitRequest, match: PromptMatch) -> Request:
-    """Return a request with its whole prompt that is known from now on, and in no queue yet."""
+    """Return a request with its whole prompt; it is known from now on, and in no queue yet."""
     state = step.state
     if not state.config.prefix_caching:
         message = msgspec.structs.replace(message, cache=_NO_CACHE)
-    # An id that comes again goes on counting, so that late events of its earlier life are told apart.
+    # A repeated id continues its count of attempts, so that late events of its earlier life are told apart.
     attempt = state.ended.pop(message.request_id, 0) + 1
     request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt, match=match)
     state.requests[message.request_id] = request
@@ -139,12 +139,12 @@ def accept(step: Step, message: SubmitRequest, match: PromptMatch) -> Request:
 
 
 def fault_of(message: SubmitRequest) -> str:
-    """Why a message can be no request, or ""."""
+    """Return what is wrong with a request, or ""."""
     base = message.base
     if base is not None and (len(base.digest) != DIGEST_BYTES or base.tokens < 1):
         return "a prompt's base must be of at least one token, and named by a digest of 16 bytes"
     if base is not None and message.prompt:
-        return "a prompt with a base must be told by that and its tail alone"
+        return "a request with a base must have its tail in the place of the prompt"
     tokens = message.prompt if base is None else message.tail
     if not tokens or len(tokens) % TOKEN_BYTES:
         return "the prompt must hold at least one packed int32 token"
@@ -200,7 +200,7 @@ def enqueue(step: Step, request: Request) -> None:
 
 
 def stand_at(state: CellState, request: Request, placement: Placement) -> None:
-    """Let a waiting request that is in no queue wait at this worker."""
+    """Put a waiting request that is in no queue into this worker's queue."""
     worker = placement.worker
     request.worker_id, place = worker.worker_id, request.place
     place.cost, place.uncached = placement.cost_us, placement.uncached
@@ -211,7 +211,7 @@ def stand_at(state: CellState, request: Request, placement: Placement) -> None:
 
 
 def step_away(state: CellState, request: Request) -> None:
-    """Take a waiting request from its worker's queue, and what others expected of it. It still counts as queued."""
+    """Take a waiting request from its worker's queue, with its marks and fetches. It still counts as queued."""
     withdraw(state, request)
     worker = state.workers[request.worker_id]
     if request.wait.is_deferred:
@@ -230,7 +230,7 @@ def step_away(state: CellState, request: Request) -> None:
 
 
 def dequeue(state: CellState, request: Request) -> None:
-    """Take a WAITING request out of whatever queue it is in."""
+    """Take a WAITING request out of its worker's queue, or of the requests without a worker."""
     if request.worker_id:
         step_away(state, request)
     else:
@@ -239,7 +239,7 @@ def dequeue(state: CellState, request: Request) -> None:
 
 
 def take_waiting(state: CellState, worker: Worker) -> list[Request]:
-    """Take all requests out of a worker's queue; returns them in order of arrival, to be placed anew."""
+    """Take all requests out of a worker's queue; return them in order of arrival, to be placed again."""
     waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=lambda request: request.arrival_order)
     for request in waiting:
         dequeue(state, request)
@@ -247,11 +247,11 @@ def take_waiting(state: CellState, worker: Worker) -> list[Request]:
 
 
 MOST_REPLACED = 512
-"""Waiting requests that a join places anew at the most: each is weighed at every worker, a tenth of a millisecond."""
+"""Waiting requests at most that a join places again: each is weighed at every worker, a tenth of a millisecond."""
 
 
 def replace_waiting(step: Step) -> None:
-    """Place waiting requests anew, after a worker joined: those without a worker, and those that wait longest.
+    """Place waiting requests again after a worker joined: those without a worker, and those that wait longest.
 
     The others stay where they are; workers that have nothing left to do take them over (:func:`steal`).
     """
@@ -268,7 +268,7 @@ def replace_waiting(step: Step) -> None:
 
 
 def place_unplaced(step: Step, adapter: str) -> None:
-    """Place the requests that no worker took so far for want of this adapter."""
+    """Place the requests that had no worker because none had loaded this adapter."""
     state = step.state
     for name in list(state.unplaced):
         request = state.requests[name]
@@ -278,7 +278,7 @@ def place_unplaced(step: Step, adapter: str) -> None:
 
 
 def fail(step: Step, request: Request, code: str, text: str = "") -> None:
-    """End a request that is in no queue and owns no pages, and say so to its gateway."""
+    """End a request that is in no queue and owns no pages, and notify its gateway."""
     step.state.count(f"failed_{code}")
     word = RequestFailed(request_id=request.request_id, code=code, message=text or _MESSAGES.get(code, code))
     step.to_gateway(request.submit.gateway_id, word)
@@ -286,7 +286,7 @@ def fail(step: Step, request: Request, code: str, text: str = "") -> None:
 
 
 def forget(step: Step, request: Request, event: RequestEvent) -> None:
-    """Remove a request that is over from the state, with its timers."""
+    """Remove a request that is over from the state, with its timers; its last attempt number is remembered."""
     request.state = next_state(request.state, event)
     step.cancel_timer(request.deadline_timer)
     step.cancel_timer(request.resume_timer)
@@ -306,13 +306,13 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
 
 
 _STEALING_AMONG = 16
-"""Waiting requests that one theft chooses among; it takes as many at the most."""
+"""Waiting requests that one theft chooses among, and takes at most."""
 
 
 def steal(step: Step) -> list[Worker]:
-    """Let idle workers take over what gains time there; returns those that have got something to do.
+    """Let idle workers take over requests that finish earlier there; return the workers that got any.
 
-    Ends with the first that finds nothing to take, so that many idle workers cost no more than one. A later turn
+    Ends with the first worker that finds nothing to take, so that many idle workers cost no more than one. A later turn
     begins with another of them.
     """
     state = step.state
@@ -333,7 +333,7 @@ def _is_idle(worker: Worker) -> bool:
 
 
 def _steal_for(step: Step, thief: Worker) -> bool:
-    """Move requests from the most loaded queue, those first that lose least, as long as each is done earlier."""
+    """Move requests from the most loaded queue, those that lose least first, as long as each is done earlier."""
     state = step.state
     victim: Worker | None = None
     most = 0.0
@@ -356,7 +356,7 @@ def _steal_for(step: Step, thief: Worker) -> bool:
 
 
 def _by_loss(state: CellState, victim: Worker, thief: Worker) -> list[tuple[Request, Placement]]:
-    """Return the next requests of a queue and what they would cost elsewhere; the least loss first, then in order."""
+    """Return the next requests of a queue with their cost elsewhere, the least loss first, then in order."""
     found = []
     for name in first_in_line(state, victim, _STEALING_AMONG):
         request = state.requests[name]

@@ -1,7 +1,7 @@
-"""Schedules: which of the candidates that a look at the queue finds a batch takes, and in which order.
+"""Schedules: the candidates that a batch takes from a scan of the queue, and their order.
 
-Candidates come in the ready order, and those that are better off waiting never come. One is admitted as it comes, or
-put aside until the window is through. A batch is done when it is full or a candidate finds no room: no request may
+Candidates come in the ready order, without requests that are better off waiting. Each is admitted as it comes, or put
+aside until the window is through. A batch is done when it is full or a candidate finds no room: no request may
 overtake one that waits for pages.
 """
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """Base of all schedules: first come, first served. Keeps nothing between batches and mutates nothing."""
+    """Base of all schedules: first come, first served. Keeps nothing between batches and changes nothing."""
 
     name = ""
     prefers_bundle_hits = False
-    """Whether those that stand on what the batch has begun to load go before all others (Strata 4.3.2)."""
+    """Whether requests that reuse what the batch has begun to load go before all others (Strata 4.3.2)."""
 
     def puts_aside(
         self, state: CellState, worker: Worker, builder: BatchBuilder, candidate: Candidate, *, is_first: bool
     ) -> bool:
-        """Whether a candidate is not admitted as it comes. ``is_first``: none was admitted before."""
+        """Return whether a candidate is not admitted as it comes. ``is_first``: none was admitted before."""
         return False
 
     def order(self, put_aside: list[Candidate]) -> list[Candidate]:
-        """Return the order in which those that were put aside are admitted when the window is through."""
+        """Return the order in which candidates that were put aside are admitted when the window is through."""
         return put_aside
 
 
 S = TypeVar("S", bound=type[Schedule])
 
 SCHEDULES: dict[str, Schedule] = {}
-"""By name. Each is registered where it is defined, outside the core, as eviction policies are."""
+"""Schedules by name. Each is registered where it is defined, outside the core, as eviction policies are."""
 
 
 def register_schedule(schedule: S) -> S:
-    """Add a schedule under the name that its class has; a decorator. Raises ValueError when another has that name."""
+    """Register a schedule under its class's ``name``; a decorator. Raises ValueError when another has that name."""
     known = SCHEDULES.setdefault(schedule.name, schedule())
     if type(known) is not schedule:
         raise ValueError(f"schedules {type(known).__qualname__} and {schedule.__qualname__} are {schedule.name!r}")

@@ -1,0 +1,1 @@
+"""Quotas: how many bytes the KV of one owner may take in each pool and on disks."""

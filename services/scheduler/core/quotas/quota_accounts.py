@@ -1,12 +1,12 @@
-"""What KV of owners with quotas takes, by pool, and what goes first where that is too much: plain data of a snapshot.
+"""Accounts of owners with quotas: pages by pool, and which nodes go first above a quota. Plain data of a snapshot.
 
 A pool is named as its eviction policy is: ``device/<worker id>`` or ``host/<storage id>``.
 
-An owner with more pages in a pool than allowed is above its quota there, and its nodes go before those of any that is
-not, whatever the pool's policy says; of one owner's nodes the one that was used longest ago. Counting costs a constant
-time for each node that changes, naming a victim takes O(log n) of the owner's nodes besides one look at each owner that
-is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where no owner has
-anything, nodes have no owner and nothing is done.
+An owner with more pages in a pool than allowed is above its quota there, and its nodes are evicted before those of any
+owner that is not, whatever the pool's policy says; among one owner's nodes, the least recently used goes first.
+Counting costs a constant time for each node that changes. Naming a victim takes O(log n) of the owner's nodes, besides
+one look at each owner that is above and has no evictable node. For an owner without a quota only the count is kept;
+without quotas nodes have no owner and nothing is done.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 NOBODY = 0
-"""The owner of what no quota is for."""
+"""The owner of KV that no quota applies to."""
 
 _DEVICE_POOLS = "device/"
 
 
 class Account(msgspec.Struct):
-    """An owner of KV: a tenant's salt, which tenants may share. Bytes are its quotas in each pool, 0 is no bound.
+    """An owner of KV: a tenant's salt, which tenants may share. Bytes are its quotas in each pool; 0 is no bound.
 
-    ``pages`` counts what is its in each pool: on devices what the tree has there or is loading, in host pools what the
-    tree has there and what is leased for copies on their way. Pages of running requests that the tree does not have
-    have no owner. ``orders`` has of each pool the nodes that may be evicted there, used longest ago first.
+    ``pages`` counts its pages in each pool: on devices those that the tree has there or is loading, in host pools those
+    that the tree has there and those leased for copies in flight. Pages of running requests that the tree does not have
+    have no owner. ``orders`` has, for each pool, the nodes that may be evicted there, the least recently used first.
     """
 
     name: str  # ``CacheQuota.owner``.
@@ -43,8 +43,8 @@ class Account(msgspec.Struct):
     host_bytes: int = 0
     disk_bytes: int = 0
     remote_bytes: int = 0
-    pages: dict[str, int] = {}  # None of them is 0.
-    leaving: dict[str, int] = {}  # Of devices: those that running backups will free, as ``Worker.leaving``.
+    pages: dict[str, int] = {}  # Never 0.
+    leaving: dict[str, int] = {}  # By device pool: pages that running backups will free, as ``Worker.moves.leaving``.
     orders: dict[str, LruPolicy] = {}
 
 
@@ -56,19 +56,25 @@ class Quotas(msgspec.Struct):
 
     accounts: dict[int, Account] = {}
     numbers: dict[str, int] = {}  # By name.
-    last: int = 0  # Number that was given last.
-    above: dict[str, dict[int, None]] = {}  # By pool: who has more there than allowed, for longest first.
+    last: int = 0  # The last number that was assigned.
+    above: dict[str, dict[int, None]] = {}  # By pool: owners with more there than allowed, for longest first.
     page_bytes: int = 0  # KV bytes of a page of the cell's pools; 0 before the first worker.
 
     def disk_quota(self, owner: int) -> DiskQuota | None:
-        """Return what a storage is to know of an owner; None for :data:`NOBODY`. Does not mutate."""
+        """Return an owner's quotas below host memory, for storages; None for :data:`NOBODY`.
+
+        Does not change the state.
+        """
         account = self.accounts.get(owner)
         if account is None:
             return None
         return DiskQuota(owner=account.name, disk_bytes=account.disk_bytes, remote_bytes=account.remote_bytes)
 
     def most_pages(self, owner: int, pool: str) -> int | None:
-        """Pages that an owner may have in a pool; None where it has no quota there. Does not mutate."""
+        """Return how many pages an owner may have in a pool; None where it has no quota there.
+
+        Does not change the state.
+        """
         account = self.accounts.get(owner)
         if account is None or not self.page_bytes:
             return None
@@ -76,9 +82,9 @@ class Quotas(msgspec.Struct):
         return nbytes // self.page_bytes if nbytes else None
 
     def excess(self, owner: int, pool: str, coming: int = 0) -> int:
-        """Pages above an owner's quota in a pool once ``coming`` more are there and running backups have freed theirs.
+        """Return the pages above an owner's quota in a pool; 0 or less is within it.
 
-        0 or less is within it. Does not mutate.
+        ``coming`` pages count as there, and pages that running backups will free as gone. Does not change the state.
         """
         most = self.most_pages(owner, pool)
         if most is None:
@@ -87,17 +93,17 @@ class Quotas(msgspec.Struct):
         return account.pages.get(pool, 0) - account.leaving.get(pool, 0) + coming - most
 
     def charge(self, owner: int, pool: str, pages: int) -> None:
-        """Charge an owner for so many pages more in a pool, or fewer."""
+        """Charge an owner for ``pages`` more pages in a pool; negative for fewer."""
         _count(self.accounts[owner].pages, pool, pages)
         self.place(owner, pool)
 
     def note_leaving(self, owner: int, pool: str, pages: int) -> None:
-        """Backups will free so many of an owner's pages of a device more, or fewer."""
+        """Note that backups will free ``pages`` more of an owner's pages of a device; negative for fewer."""
         _count(self.accounts[owner].leaving, pool, pages)
         self.place(owner, pool)
 
     def place(self, owner: int, pool: str) -> None:
-        """Write down whether an owner is above its quota in a pool, after a change of either."""
+        """Note whether an owner is above its quota in a pool, after a change of its pages or its quota."""
         above = self.above.get(pool, {})
         is_above = self.excess(owner, pool) > 0
         if is_above and owner not in above:
@@ -108,7 +114,7 @@ class Quotas(msgspec.Struct):
                 del self.above[pool]
 
     def offer(self, node: Node, pool: str) -> None:
-        """Offer an owned node that may be evicted from this pool, or has changed since it might."""
+        """Offer an owned node that may be evicted from this pool, or has changed since it was offered."""
         account = self.accounts[node.owner]
         if not most_bytes(account, pool):
             return
@@ -124,17 +130,17 @@ class Quotas(msgspec.Struct):
             order.remove(node, moment)
 
     def coldest(self, owner: int, pool: str, evictable: Evictable, moment: Moment) -> Node | None:
-        """Return the node of an owner that goes next from a pool, None when none may. It is on offer no longer."""
+        """Return the node of an owner to evict next from a pool, and withdraw it; None when none may be evicted."""
         order = self.accounts[owner].orders.get(pool)
         return None if order is None else order.victim(evictable, moment)
 
     def take_excess(
         self, pool: str, evictable: Evictable, moment: Moment, *, owner: int = NOBODY, coming: int = 0
     ) -> tuple[Node, int] | None:
-        """Return a node of an owner above its quota in a pool, and by how many pages; None when no owner has any to
-        give.
+        """Return a node to evict of an owner above its quota in a pool, and the excess in pages.
 
-        ``owner``, if it is above with the pages that are ``coming`` for it, is asked first.
+        ``owner``, if it is above with the pages that are ``coming`` for it, is asked first. None when no owner above
+        has a node that may be evicted.
         """
         asked = [owner] if owner and coming and self.excess(owner, pool, coming) > 0 else []
         for other in (*asked, *self.above.get(pool, ())):
@@ -151,7 +157,7 @@ class Quotas(msgspec.Struct):
 
 
 def most_bytes(account: Account, pool: str) -> int:
-    """Return an account's quota in a pool; 0 is no bound. Does not mutate."""
+    """Return an account's quota in a pool, in bytes; 0 is no bound. Does not change the state."""
     return account.device_bytes if pool.startswith(_DEVICE_POOLS) else account.host_bytes
 
 

@@ -1,4 +1,4 @@
-"""What must hold of owners and their quotas, checked from scratch. For tests."""
+"""Invariants of owners and their quotas, checked from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Counts = dict[tuple[int, str], int]
 
 
 def check_quotas(state: CellState) -> None:
-    """Raise InvariantViolated if owners, what is counted as theirs and who is above a quota contradict one another."""
+    """Raise InvariantViolated if owners, their counted pages, and those above a quota contradict one another."""
     quotas = state.quotas
     require(all(number in quotas.accounts for number in state.tree.owners.values()), "an owner has no account")
     named = {account.name: number for number, account in quotas.accounts.items()}
@@ -43,11 +43,11 @@ def check_quotas(state: CellState) -> None:
             )
         for pool, order in account.orders.items():
             is_there = all(_is_in(state, node_id, pool) for node_id in order.latest)
-            require(is_there, f"owner {number} would give what it has not in {pool}")
+            require(is_there, f"owner {number} offers a node that is not in {pool}")
     require(not pages and not leaving, "an owner without an account has pages")
     for pool, above in quotas.above.items():
         has_pages = all(pool in quotas.accounts[number].pages for number in above)
-        require(bool(above) and has_pages, f"{pool} counts somebody as above who has nothing there")
+        require(bool(above) and has_pages, f"{pool} lists an owner as above that has no pages there")
 
 
 def _is_in(state: CellState, node_id: int, pool: str) -> bool:
@@ -57,7 +57,7 @@ def _is_in(state: CellState, node_id: int, pool: str) -> bool:
 
 
 def _recount(state: CellState) -> tuple[Counts, Counts]:
-    """Pages of each owner in each pool, and those of devices that backups will free; what is 0 is not there."""
+    """Return pages of each owner in each pool, and those of devices that backups will free; zeros are left out."""
     pages: Counts = {}
     leaving: Counts = {}
     for node in state.tree.nodes.values():

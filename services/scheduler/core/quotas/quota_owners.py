@@ -1,8 +1,8 @@
-"""Who owns which KV: learnt from requests; each says whose cache it uses and what that may take.
+"""Owners of KV and their quotas, as requests name them: each says whose cache it uses and what that may take.
 
-What a request says holds from then on, as with every other limit: quotas are changed by the next request that comes. A
-namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has, and gone
-through again when that owner first gets a quota. Owners with nothing left are forgotten now and then.
+A quota holds from the request that states it on: quotas are changed by the next request that comes. A namespace that
+has KV when its owner is first heard of is counted then, once, in proportion to its KV, and gone through again when that
+owner first gets a quota. Owners with nothing left are forgotten now and then.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _account_of(state: CellState, name: str) -> int:
 
 def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -> None:
     """Set an account's quotas."""
-    # What is below host memory only matters to storages, which are told with their orders.
+    # Quotas below host memory only matter to storages, which are told with their orders.
     account.disk_bytes, account.remote_bytes = max(0, quota.disk_bytes), max(0, quota.remote_bytes)
     bounds = max(0, quota.device_bytes), max(0, quota.host_bytes)
     if bounds == (account.device_bytes, account.host_bytes):
@@ -80,7 +80,7 @@ def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -
 
 
 def _own(state: CellState, namespace: str, number: int) -> None:
-    """Assign a namespace to an account from now on, with all that it has."""
+    """Assign a namespace to an account from now on, with all KV that it has."""
     tree = state.tree
     tree.owners[namespace] = number
     for fetch in state.fetches.values():
@@ -103,12 +103,12 @@ def _offer_namespace(state: CellState, namespace: str) -> None:
 
 
 def _count_all(state: CellState, node: Node) -> None:
-    """Count what a node, whose owner is new, has everywhere."""
+    """Charge the owner of a node, whose owner is new, for its pages in every pool."""
     owner = node.owner
     pages = page_count(state.tree, node)
     for worker_id in (*node.device, *node.loading):
         if worker_id not in state.workers:
-            continue  # It is lost, and its pages are about to be struck.
+            continue  # The worker is lost, and its pages are about to be struck.
         state.quotas.charge(owner, f"{DEVICE}/{worker_id}", pages)
     for storage_id in copies_of(state, node):
         state.quotas.charge(owner, f"{HOST}/{storage_id}", pages)
@@ -122,7 +122,7 @@ def _count_all(state: CellState, node: Node) -> None:
 
 
 def _offer_all(state: CellState, node: Node) -> None:
-    """Tell its owner's orders from where a node may go. The pools' policies know."""
+    """Offer a node to its owner's orders of every pool that it may leave. The pools' policies know it already."""
     for worker_id in devices_of(state, node):
         if is_device_evictable(state, node, worker_id):
             state.quotas.offer(node, f"{DEVICE}/{worker_id}")

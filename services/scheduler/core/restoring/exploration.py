@@ -1,15 +1,15 @@
-"""Trials: a way back that lost by what was observed of it is taken now and then, or it would never be observed again.
+"""Trials: a way that lost by its observed speed is taken now and then, or it would never be observed again.
 
 The rates of a disk and of restoring are learned by using them (:mod:`planner.rate`). Once one of them was slow, for
 whatever reason, nothing is fetched where computing is faster, and so its recovery would go unnoticed.
-So decisions are counted which only those observations speak for: without them, by the profile and the disk's limit,
+So decisions are counted that rest on those observations alone: without them, by the profile and the disk's limit,
 another way would have won. The last of every ``TRIED_EVERY`` takes the best other way instead.
 
 A trial costs at most ``MOST_COST`` times the winner, as predicted. Where bringing the whole run would cost more, half
 of it is brought, or half of that, and the rest is computed. A request whose deadline a trial would break is spared.
 
-No answer is made lossy to learn something. What was seen of reading in part is forgotten instead, once as many
-decisions went against it for nothing else. So is how fast other nodes' memory was read: a link may have been cut.
+No answer is made lossy to learn something. The observed speed of sparse reads is forgotten instead, once as many
+decisions went against them by it alone. So is the speed of other nodes' memory: a link may have been cut.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TRIED_EVERY = 32
 MOST_COST = 4.0
 
 _RIVALS: dict[Form, tuple[Form, ...]] = {"recompute": ("kv", "hidden"), "kv": ("hidden",)}
-"""What may be tried in the place of a winner: whatever teaches a rate that using the winner does not."""
+"""Ways that may be tried in the place of a winner: they teach a rate that using the winner does not."""
 
 
 def is_overruling(storage: Storage, prices: Prices, ways: Ways, choice: Choice) -> bool:
-    """Whether another way would have won if nothing slow had been observed of disk and restoring. Pure, O(layers)."""
+    """Return whether another way would have won without slow observations of disk and restoring. Pure, O(layers)."""
     rivals = _RIVALS.get(choice.form, ())
     unobserved = replace(
         prices,
@@ -44,14 +44,14 @@ def is_overruling(storage: Storage, prices: Prices, ways: Ways, choice: Choice) 
 
 
 def is_trial_due(storage: Storage) -> bool:
-    """Whether the next decision that only observations speak for is to be overruled in turn. Pure."""
+    """Return whether the next decision that rests on observations alone is to be a trial. Pure."""
     return storage.fetching.overruled >= TRIED_EVERY - 1
 
 
 def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: int, left_us: float) -> Choice | None:
     """Return the best rival of the winner that costs no more than a trial may; None where there is none. Pure.
 
-    ``step``: tokens of a chunk. ``least``: tokens that are worth a fetch. ``left_us``: until the request's deadline.
+    ``step``: tokens of a chunk. ``least``: tokens that are worth a fetch. ``left_us``: until its deadline.
     """
     most_us = min(choice.total_us * MOST_COST, left_us)
     chunks = (max(ways.kv_end, ways.hidden_end) - ways.begin) // step
@@ -76,13 +76,13 @@ def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: 
 
 
 def left_us(state: CellState, request: Request) -> float:
-    """Time until a request's deadline; infinite where it has none. Does not mutate."""
+    """Return the microseconds until a request's deadline; infinite where it has none. Changes nothing."""
     timer = state.timers.get(request.deadline_timer)
     return (timer.at_ns - state.now_ns) / 1000 if timer is not None else float("inf")
 
 
 def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
-    """Whether reading in part would have won if nothing slow had been seen of such reads. Pure, O(layers)."""
+    """Return whether a sparse read would have won without slow observations of such reads. Pure, O(layers)."""
     sparse = prices.sparse
     if sparse is None or choice.form == "sparse" or sparse.pace >= 1.0:
         return False
@@ -90,7 +90,7 @@ def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
 
 
 def note_decision(storage: Storage, choice: Choice) -> None:
-    """Note a decision that is no trial. Mutates."""
+    """Count a decision that is no trial, if it rests on observations alone."""
     if choice.overrules_sparse:
         storage.sparse.overruled += 1
         if storage.sparse.overruled >= TRIED_EVERY:
@@ -100,14 +100,14 @@ def note_decision(storage: Storage, choice: Choice) -> None:
 
 
 def note_declined_loan(storage: Storage) -> None:
-    """Another node's memory was not read, because that was slow before. Mutates."""
+    """Count a loan that was declined because loans were slow before; every TRIED_EVERY that speed is forgotten."""
     storage.fetching.declined_loans += 1
     if storage.fetching.declined_loans >= TRIED_EVERY:
         storage.fetching.declined_loans, storage.fetching.lender_rate = 0, Rate()
 
 
 def note_trial(state: CellState, storage: Storage, choice: Choice) -> None:
-    """Note that what was decided was ordered; if it was a trial, the next is as far off as ever."""
+    """Note that a decision was ordered; after a trial the count starts again."""
     if choice.is_trial:
         storage.fetching.overruled = 0
         state.count("restorations_explored")

@@ -1,4 +1,4 @@
-"""What must hold of fetches, catalogues and who waits for fetches, checked from scratch. For tests."""
+"""Invariants of fetches, catalogues and the requests that wait for fetches, checked from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_fetches(state: CellState) -> None:
 
 
 def pages_of_fetches(state: CellState, storage: Storage) -> bytes:
-    """Host pages that fetches of this storage lease (packed). Does not mutate."""
+    """Return the host pages that fetches of this storage lease (packed). Changes nothing."""
     held = [fetch.pages for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]
     return pack_int32([page for page in unpack_int32(b"".join(held)) if page != NOWHERE])
 
@@ -51,7 +51,7 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
     inserted = fetch.chunks * chunk_pages(page_size)
     require(leased_pages(fetch.pages[: inserted * PAGE_NUMBER_BYTES]) == 0, f"{name} leases what is in the tree")
     if fetch.is_called_off:
-        require(not fetch.waiters, f"somebody waits for {name}, which was cut off")
+        require(not fetch.waiters, f"a request waits for {name}, which was cut off")
     else:
         timer = state.timers.get(fetch.timer_id)
         require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")

@@ -1,10 +1,10 @@
-"""How long a request waits for what is fetched for it, once it could run (Strata 4.2; ``prefetch_wait``).
+"""How long a request that could run waits for its fetch (Strata 4.2; ``prefetch_wait``).
 
-``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
-waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
-and no longer than recomputing what is missing would take: waiting longer never pays. Hidden states are waited for until
-their first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where it is not known how far
-they go, because the object store was asked, they are waited for until that is known: behind them begins what is saved.
+``best_effort`` never waits: chunks that have not arrived when the request is admitted are cut off and recomputed.
+``full`` waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at
+most, and no longer than recomputing the missing chunks would take: waiting longer never pays. Requests wait for hidden
+states until the first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where their end is
+not known, because the object store was asked, requests wait until it is: behind it begins what is saved of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -> bool:
-    """Defer a request that would run now, if its fetch is worth waiting for; returns whether it was deferred.
+    """Defer a request that would run now, if its fetch is worth waiting for; return whether it was deferred.
 
-    ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
+    ``cached`` tokens of it need not be computed already. A fetch that found no room before is tried once more.
     """
     if request.prefetch.is_due or request.prefetch.looks_again or request.prefetch.follows:
         request.prefetch.follows = 0
@@ -39,7 +39,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
     if not request.prefetch.fetch:
         return False
     if cached >= request.prefetch.end:
-        let_go_of_fetch(step.state, request)  # Others brought it first.
+        let_go_of_fetch(step.state, request)  # Another fetch was faster.
         request.prefetch.counted = cached
         return False
     if not _may_wait(step, request, worker, cached, request.prefetch.end):
@@ -49,10 +49,9 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
 
 def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
-    """Return the same for hidden states: they are waited for until the first part has arrived, the rest comes as it
-    goes on.
+    """Return the same for hidden states: the request waits until the first part has arrived.
 
-    A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
+    A run that is useless by now, because KV above it was evicted or the wait is over, is dropped.
     """
     is_there = run.depth <= cached < run.arrived
     if is_there and not is_unanswered(run):
@@ -68,10 +67,9 @@ def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun,
 
 
 def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) -> bool:
-    """Return whether the next hidden states are fetched for another, which will have restored them sooner than this
-    one could.
+    """Return the same for hidden states that are fetched for another request, which will restore them sooner.
 
-    It is waited for until that one can be admitted. From then on it is a producer like any other.
+    The request waits until the other one can be admitted. From then on that is a producer like any other.
     """
     state = step.state
     fetch = state.hidden_fetches[request.prefetch.follows]
@@ -85,7 +83,7 @@ def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) 
 
 
 def _may_wait(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
-    """Whether a request may wait for what a fetch brings up to ``end`` tokens; sets the bound of the wait, if any."""
+    """Return whether a request may wait for a fetch up to ``end`` tokens; sets the bound of the wait, if any."""
     wait = step.state.config.prefetch_wait
     if wait == "best_effort" or request.patience.is_over or request.patience.is_fetch_over:
         return False
@@ -93,7 +91,7 @@ def _may_wait(step: Step, request: Request, worker: Worker, cached: int, end: in
 
 
 def _set_deadline(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
-    """Bound the wait; False if there is nothing left of it."""
+    """Bound the wait; return False if no time is left."""
     state = step.state
     request.patience.fetch_since_ns = request.patience.fetch_since_ns or step.time_ns
     left_ms = state.config.prefetch_deadline_ms - (step.time_ns - request.patience.fetch_since_ns) // 1_000_000

@@ -1,8 +1,8 @@
-"""Fetches, disk or object store to host: what the storage says of them, and how they end.
+"""Fetches, disk or object store to host: the storage's answers to them, and how they end.
 
 A fetch is over when the storage says so, or when the storage is lost. Until then its pages stay leased, for the
-storage may still be writing to them; one that was cut off, by its deadline or because it is not waited for, is for
-no request any more, and what it has brought stays.
+storage may still be writing to them; one that was cut off, by its deadline or because no request waits for it, serves
+no request any more, and the chunks that it has brought stay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None:
-    """Take over what has arrived; let those go on for whom that, or the end, is what they waited for."""
+    """Take over chunks that arrived; wake requests whose part is complete, or whose fetch is over."""
     state = step.state
     hidden_fetch = state.hidden_fetches.get(message.fetch_id)
     if hidden_fetch is not None and hidden_fetch.storage_id == storage.storage_id:
@@ -57,7 +57,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     arrived = max(fetch.chunks, arrived_chunks(state, message.chunks, _chunks_of(fetch)))
     if arrived > fetch.chunks:
         before = fetch.chunks
-        if fetch.is_warming and fetch.lender_id:  # So is what a node on its way out hands on, and nothing else.
+        if fetch.is_warming and fetch.lender_id:  # Only chunks handed on by a leaving node are both.
             end = arrived * chunk_pages(state.tree.page_size) * PAGE_NUMBER_BYTES
             state.count("handed_on_pages", leased_pages(fetch.pages[:end]))
         deepest = insert_fetched(step, storage, fetch, arrived)
@@ -80,26 +80,27 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
 
 
 def expire_fetch(step: Step, fetch: Fetch) -> None:
-    """Expire a fetch whose deadline passed."""
+    """Cut off a fetch whose deadline passed. Copies that a leaving node hands on are ordered again."""
     step.state.count("fetch_deadlines")
+    _note_copy(step.state, fetch)
     fetch.expire()
     step.state.storages[fetch.storage_id].fetching.late += 1
     _cut_off(step, fetch)
 
 
 def hidden_fetch_expired(step: Step, fetch: HiddenFetch) -> None:
-    """Expire a fetch of hidden states whose deadline passed."""
+    """End a fetch of hidden states whose deadline passed."""
     _find_other_means(step, expire_hidden_fetch(step, fetch))
 
 
 def _find_other_means(step: Step, request: Request | None) -> None:
-    """Hidden states do not come for this request, if it is one: KV may."""
+    """Prefetch KV, if any, for a request whose hidden states do not come."""
     if request is not None:
         prefetch(step, request)
 
 
 def cancel_unwanted(step: Step) -> None:
-    """Cut off the fetches that lost their last waiter in this step, unless somebody joined them since."""
+    """Cut off the fetches that lost their last waiter in this step, unless another request joined them since."""
     state = step.state
     for fetch_id in state.unwanted:
         fetch = state.fetches.get(fetch_id)
@@ -121,12 +122,16 @@ def cancel_fetches(step: Step, namespace: str) -> None:
 
 
 def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
-    """Abandon the fetches into a host pool that is gone, with the storage or for another one: no page is given back."""
+    """Drop the fetches into a host pool that is gone or replaced: no page is given back.
+
+    Copies that a leaving node hands on are ordered again, from another node where there is one.
+    """
     state = step.state
     for fetch in [fetch for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]:
         if not is_lost and not fetch.is_called_off:
             step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
         step.cancel_timer(fetch.timer_id)
+        _note_copy(state, fetch)
         end_loan(state, fetch)
         del state.fetches[fetch.fetch_id]
         state.count("fetches_failed")
@@ -139,7 +144,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
 
 
 def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
-    """Finish a fetch that the storage is done with. Where it came whole, what follows is fetched next."""
+    """Finish a fetch that the storage is done with. Where it came whole, the next part is fetched."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
     _note_copy(state, fetch)
@@ -161,7 +166,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     for name in list(fetch.waiters):
         request = state.requests[name]
         is_done = request.prefetch.end <= reached
-        if name not in near:  # It reads here what has come.
+        if name not in near:  # It reads the chunks here.
             request.prefetch.is_loan_over, is_done = request.prefetch.is_loan_over or not fetch.chunks, True
         elif fetch.lender_id and not is_done:
             request.prefetch.is_loan_over = is_done = True  # It may come from elsewhere.
@@ -169,7 +174,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
 
 
 def _note_copy(state: CellState, fetch: Fetch) -> None:
-    """End a copy of what a leaving node has: what did not arrive is to be ordered again."""
+    """End a copy of a leaving node's memory: what did not arrive is ordered again."""
     drain, geometry = state.handing.get(fetch.lender_id), state.geometry
     is_whole = fetch.chunks == _chunks_of(fetch)
     if drain is None or geometry is None or is_whole or not fetch.is_warming or fetch.is_called_off:
@@ -179,10 +184,9 @@ def _note_copy(state: CellState, fetch: Fetch) -> None:
 
 
 def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
-    """KV of a request could be had up to ``reached`` tokens only: whether the object store may have hidden states of
-    the rest.
+    """Return whether the object store may have hidden states behind the end of a request's KV at ``reached`` tokens.
 
-    What has been asked for as KV is not ordered again.
+    Chunks that were asked for as KV are not ordered again.
     """
     worker = step.state.workers[request.worker_id]
     if not storage.disk.has_remote or not may_restore(step.state, request, worker, storage):
@@ -196,7 +200,7 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
 
 
 def _cut_off(step: Step, fetch: Fetch) -> None:
-    """Call off a fetch that is not waited for any more; its pages stay leased until the storage answers."""
+    """Cancel a fetch that no request needs any more; its pages stay leased until the storage answers."""
     storage = step.state.storages[fetch.storage_id]
     fetch.call_off()
     step.cancel_timer(fetch.timer_id)
@@ -211,7 +215,7 @@ def _release_waiters(step: Step, fetch: Fetch) -> None:
 
 
 def _settle(step: Step, fetch: Fetch, request: Request, *, is_whole: bool) -> None:
-    """Settle a fetch for one of those that it is for. If it brought what it could, more may follow."""
+    """End a fetch for one of its requests. If it brought all that it could, more may follow."""
     del fetch.waiters[request.request_id]
     if not fetch.waiters:
         step.state.unwanted[fetch.fetch_id] = None
@@ -219,14 +223,14 @@ def _settle(step: Step, fetch: Fetch, request: Request, *, is_whole: bool) -> No
     end_fetch_wait(step, request)
     if is_whole:
         prefetch(step, request)
-    # One that waits for a producer may have got from below what that would have computed.
+    # A request that waits for a producer may have got those tokens from below.
     if request.wait.fetch or request.wait.producer:
         wake(step.state, request)
     step.touch(request.worker_id)
 
 
 def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remote_chunks: int) -> None:
-    """Write down for whom these chunks were brought, and from where; they count against the first of them."""
+    """Record for which requests these chunks were brought, and from where; they count against the first of them."""
     size = chunk_tokens(state.tree.page_size)
     remote = min(max(0, remote_chunks - fetch.remote_chunks), chunks)
     fetch.remote_chunks += remote
@@ -250,12 +254,12 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
 
 
 def _waiters_near(state: CellState, storage: Storage, fetch: Fetch) -> list[str]:
-    """Who waits for a fetch to use what it brings; the others, of other nodes, read it from here. Does not mutate."""
+    """Return the waiters at the fetch's own node; those of other nodes read the chunks from here. Changes nothing."""
     return [name for name in fetch.waiters if state.workers[state.requests[name].worker_id].node == storage.node]
 
 
 def _forget_names(storage: Storage, fetch: Fetch) -> None:
-    """Its chunks are not on their way any more, as far as this fetch goes."""
+    """Take the fetch's chunks off those in flight."""
     for name in split_digests(fetch.names):
         if storage.fetching.chunks.get(name) == fetch.fetch_id:
             del storage.fetching.chunks[name]

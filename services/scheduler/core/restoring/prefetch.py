@@ -1,24 +1,24 @@
-"""What a waiting request has fetched for it from below host memory, ahead of its turn (Strata 4.2).
+"""Prefetches for waiting requests from below host memory, ahead of their turn (Strata 4.2).
 
-A request's prompt may go on in the chunks of its node's storage where the tree knows nothing of it any more. The run
-of whole chunks that follows what its worker can reuse is ordered into leased host pages when the request is queued,
-or is among the first of a long queue, so that the disk works while the request waits; :mod:`fetches` takes over what
-arrives, and the request is matched against it as against any other host copy. Where a chunk is on its way for
-somebody else already, the request shares that fetch. Who finds no room (:mod:`fetch_orders`) is served in order of
+A request's prompt may continue in chunks of its node's storage where the tree has no node for it any more. The run of
+whole chunks behind what its worker can reuse is ordered into leased host pages when the request is queued, or is
+among the first of a long queue, so that the disk works while the request waits; :mod:`fetches` takes over the chunks
+that arrive, and the request is matched against them as against any other host copy. Where a chunk is in flight for
+another request, the request shares that fetch. Requests that find no room (:mod:`fetch_orders`) are served in order of
 arrival as it comes free.
 
-Where the disk has hidden states of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of
-them to fetch, or that computing is faster than either; ``restoring`` may settle that.
+Where the disk has hidden states of the next chunks, beside their KV or in its place, :mod:`restoration_choice` decides
+which of them to fetch, or that computing is faster than either; ``restoring`` may settle that.
 
-A request that allows a lossy prefix may have what follows read in part by its worker instead
+A request that allows a lossy prefix may have the next chunks read sparsely by its worker instead
 (:mod:`sparse_prefixes`): then nothing is fetched for it.
 
 Where neither has it and another node does, it is read from there (:mod:`lending`): from its host memory, or after that
 node has fetched it from its own disk, which the request waits for like for a fetch of its own node.
 
-Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
-may bring once those came, so that a new prompt displaces few host copies for nothing; in which form,
-:mod:`restoration_ways` says.
+The contents of the object store are not known. It is asked for a few chunks at first and for as many as one fetch may
+bring once those came, so that a new prompt displaces few host copies for nothing; :mod:`restoration_ways` decides the
+form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import find_path, matched_path, reach
 from services.scheduler.core.cache.victims import hold_end
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
-from services.scheduler.core.rates import has_compute_speed, recompute_us
 from services.scheduler.core.restoring.exploration import note_decision, note_declined_loan, note_trial
 from services.scheduler.core.restoring.restoration_ways import (
     choose_way,
@@ -44,6 +43,7 @@ from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable
 from services.scheduler.core.tiers.catalogue import has_lower_tiers
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
 from services.scheduler.core.tiers.lending import (
+    beats_computing,
     find_loan,
     find_on_disks,
     is_worth_borrowing,
@@ -71,16 +71,16 @@ if TYPE_CHECKING:
 _NODES, _LOADING = itemgetter(0), attrgetter("loading")
 
 FETCH_CHUNKS = 256
-"""Chunks of one fetch at the most. Bounds the size of its order and what one request takes of the pool at once."""
+"""Chunks of one fetch at most. Bounds the size of its order and the pages that one request takes at once."""
 
 PROBED_CHUNKS = 16
 """Chunks that an object store is asked for before it has proved to hold any of the sequence."""
 
 NEAR = 16
-"""Requests of a worker's queue that may have something fetched: what comes early is evicted again before its turn."""
+"""Requests of a worker's queue that may have fetches: earlier ones would be evicted again before their turn."""
 
 _STARTS_AT_ONCE = 8
-"""Requests for which a step that frees room begins fetches at the most: bounds its time."""
+"""Requests at most for which a step that frees room begins fetches: bounds its time."""
 
 
 def prefetch_when_near(step: Step, request: Request) -> None:
@@ -95,7 +95,7 @@ def prefetch_when_near(step: Step, request: Request) -> None:
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
-    """Begin what was put off for these requests, the first in a worker's line."""
+    """Begin fetches that were put off for these requests, the first in a worker's queue."""
     state = step.state
     storage = state.storage_of(worker)
     if storage is None or storage.pool is None:
@@ -108,7 +108,7 @@ def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None
 
 
 def _is_more_known(state: CellState, request: Request) -> bool:
-    """Whether the tree has more of a prompt than its worker had when it was looked at last."""
+    """Return whether the tree has more of a prompt than when it was last looked at."""
     known = sum(pages for _, pages in find_path(state, request)) * state.tree.page_size
     return known > request.prefetch.counted
 
@@ -116,7 +116,7 @@ def _is_more_known(state: CellState, request: Request) -> bool:
 def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     """Begin or join a fetch for a request that waits at a worker, if there is something to fetch.
 
-    What it counts on in host memory is held for it, also where nothing is below: what goes would have to be computed.
+    Its copies in host memory are held for it, also where nothing is below: an evicted part would have to be computed.
     ``is_next`` says that it would run now: it waits neither for another's computation nor behind other fetches.
     """
     state = step.state
@@ -130,19 +130,19 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
             other.fetching.due.pop(request.request_id, None)
         if storage is not None and storage.pool is not None and is_possible and not is_below:
             hold_end(state, storage, request.request_id, matched_path(state, request))
-            request.prefetch.counted = 0  # It was looked at, and nothing could be fetched again.
-        return  # One that let a deadline pass is asked for nothing until it answers.
+            request.prefetch.counted = 0  # It was looked at, and nothing can be fetched again.
+        return  # A storage that let a deadline pass gets no order until it answers.
     has_room = _try(step, request, worker, storage, is_next=is_next)
     request.prefetch.looks_again &= not request.prefetch.fetch
     if has_room:
         storage.fetching.due.pop(request.request_id, None)
     else:
         request.prefetch.is_due = True
-        storage.fetching.due[request.request_id] = None  # It keeps its place if it stood there.
+        storage.fetching.due[request.request_id] = None  # It keeps its place in the queue, if it had one.
 
 
 def begin_due(step: Step) -> None:
-    """Room came free: begin the fetches that waited for it."""
+    """Begin fetches that waited for room, where some was freed."""
     state = step.state
     for storage_id in list(state.roomy):
         storage = state.storages.get(storage_id)
@@ -154,7 +154,7 @@ def begin_due(step: Step) -> None:
 
 
 def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_next: bool) -> bool:
-    """Begin or join a fetch if there is something to fetch now; False if there is and it has no room."""
+    """Begin or join a fetch if there is something to fetch now; return False if there is no room for it."""
     state = step.state
     tokens, tree = request.tokens, state.tree
     most_pages = usable_pages(tree, tokens)
@@ -165,17 +165,17 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     page_size = tree.page_size
     hold_end(state, storage, request.request_id, path)
     has_gone = covered * page_size < request.prefetch.foreseen
-    # What came and went is fetched once more; from another node again and again, as long as the request waits for it.
+    # Evicted chunks are fetched once more; from another node again and again, as long as the request waits.
     if has_gone and is_next and (bool(storage.shares) or not request.prefetch.is_again):
         request.prefetch.forget_brought()
         request.prefetch.is_again = True
     request.prefetch.counted = max(request.prefetch.counted, covered * page_size)
     if first >= names.count or covered * page_size < request.prefetch.brought_to:
         return True
-    if request.hidden.run is not None or request.sparse.choice is not None:  # What follows those is computed.
+    if request.hidden.run is not None or request.sparse.choice is not None:  # Chunks behind those are computed.
         return True
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
-        request.prefetch.is_due = True  # What follows that has nothing to stand on yet.
+        request.prefetch.is_due = True  # The KV before the next chunks is not computed yet.
         return True
     end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.chunks.get(names[first])
@@ -215,7 +215,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
 
 
 def _covered_pages(state: CellState, path: Path, worker: Worker) -> int:
-    """Leading pages that the worker has, is about to have, or can load."""
+    """Return the number of leading pages that the worker has, is about to have, or can load."""
     loading: dict[int, str | None] = {}
     if any(map(_LOADING, map(_NODES, path))):
         loading = {node.id: None for node, _ in path if worker.worker_id in node.loading}
@@ -223,7 +223,7 @@ def _covered_pages(state: CellState, path: Path, worker: Worker) -> int:
 
 
 def _is_being_computed(state: CellState, request: Request, worker: Worker, covered_tokens: int) -> bool:
-    """Whether the request will be deferred for another that brings what comes first (see :mod:`deferral`)."""
+    """Return whether the request will be deferred for another that computes the next tokens (:mod:`deferral`)."""
     coming = tokens_coming(state, request).get(worker.worker_id, 0)
     return 0 < state.config.defer_tokens < coming - covered_tokens
 
@@ -237,7 +237,7 @@ def _loan(
     names: ChunkNames,
     covered_pages: int,
 ) -> Loan | None:
-    """Return what is to be read from another node's host memory next, if that is the fastest."""
+    """Return what to read from another node's host memory next; None unless that is the fastest."""
     if state.config.restoring == HIDDEN:
         return None
     loan = find_loan(state, request, storage, path, names, covered_pages, FETCH_CHUNKS)
@@ -254,7 +254,7 @@ def _loan(
     if is_worth_borrowing(state, worker, storage, covered, tokens, on_disk_tokens):
         return loan
     note_declined_loan(storage)
-    request.prefetch.is_loan_over = True  # It is not looked at again for that, whenever it is next.
+    request.prefetch.is_loan_over = True  # No loan is looked for again when it is next.
     return None
 
 
@@ -267,8 +267,9 @@ def _raise(
     names: ChunkNames,
     covered_pages: int,
 ) -> bool:
-    """Have another node fetch what comes next from its disk, to be lent afterwards, if that is faster than computing;
-    returns whether the request waits for that now. Each part is asked for once.
+    """Have another node fetch the next chunks from its disk, to be lent afterwards, if that beats computing.
+
+    Returns whether the request waits for that now. Each part is asked for once.
     """
     state = step.state
     size, covered = chunk_tokens(state.tree.page_size), covered_pages * state.tree.page_size
@@ -280,10 +281,9 @@ def _raise(
         return False
     lender, end = found
     tokens = end * size - covered
-    is_slow = has_compute_speed(state, worker) and (
-        raising_us(state, lender, storage, tokens) >= recompute_us(state, worker, covered, tokens)
-    )
-    if is_slow or tokens < state.config.min_prefetch_tokens:
+    needed_us = raising_us(state, lender, storage, tokens)
+    is_too_short = tokens < state.config.min_prefetch_tokens
+    if is_too_short or not beats_computing(state, worker, covered, tokens, needed_us):
         return False
     under_way = lender.fetching.chunks.get(names[first])
     if under_way is not None:
@@ -291,7 +291,7 @@ def _raise(
     else:
         coming = (index for index in range(first, end) if names[index] in lender.fetching.chunks)
         run = KvRun(names, first, next(coming, end), first * names.pages_each)
-        hold_end(state, lender, request.request_id, path)  # Behind those who wait there: theirs makes no room for it.
+        hold_end(state, lender, request.request_id, path)  # It evicts no copies of requests that wait there.
         begin_fetch(step, request, lender, path, run)
         if not request.prefetch.fetch:  # There is no room.
             return False
@@ -303,12 +303,12 @@ def _raise(
 def _end_of_run(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
 ) -> tuple[int, ChunkForm | None]:
-    """Behind the last chunk of KV that is worth ordering, and the form in which the object store is asked from there.
+    """Return the end of the chunks of KV worth ordering, and the form in which to ask the store from there.
 
-    That is what the catalogue has and then, where KV is what to ask for, what the store may have.
+    These are chunks of the catalogue and then, where KV is the form to ask for, chunks that the object store may have.
     """
     size = names.pages_each * state.tree.page_size
-    if request.prefetch.lacks.is_known("kv", first * size):  # A fetch of it ended there.
+    if request.prefetch.lacks.is_known("kv", first * size):  # A fetch of KV ended there.
         return first, form_to_ask(state, request, worker, storage, first * size)
     most = min(names.count, first + FETCH_CHUNKS)
     end = first
@@ -325,11 +325,10 @@ def _end_of_run(
 def _ask_for_hidden(
     step: Step, request: Request, worker: Worker, storage: Storage, run: KvRun, *, is_next: bool
 ) -> bool:
-    """Ask the object store for the first of a request's hidden states; False where another form is to be asked for
-    instead.
+    """Ask the object store for the first of a request's hidden states; return False if another form is to be tried.
 
-    Where that is on its way for another it is waited for. Where there is no room the request is looked at once more
-    when it is next, and then goes on without.
+    Where they are in flight for another request, this one waits for them. Where there is no room the request is looked
+    at once more when it is next, and then goes on without.
     """
     state, names = step.state, run.names
     size = names.pages_each * state.tree.page_size
@@ -348,7 +347,7 @@ def _ask_for_hidden(
 
 
 def _follows(state: CellState, request: Request, run: KvRun) -> bool:
-    """Whether a fetch for another brings the hidden states of a request's next chunk: it is waited for then."""
+    """Wait for another request's fetch of the hidden states of the next chunk, if there is one; return whether."""
     chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
     other = run_with(state, request, run.names[run.first], chunk_end)
     if other is not None:
@@ -358,12 +357,12 @@ def _follows(state: CellState, request: Request, run: KvRun) -> bool:
 
 
 def _end_of_choice(state: CellState, choice: Choice, end: int) -> int:
-    """Behind the last chunk that is to be brought: ``end``, unless it is a trial of less."""
+    """Return the end of the chunks to bring: ``end``, unless it is a trial of fewer."""
     return choice.end // chunk_tokens(state.tree.page_size) if choice.is_trial else end
 
 
 def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, names: ChunkNames, first: int) -> None:
-    """Share the fetch that brings a request's next chunk, as far as it brings the same."""
+    """Share the fetch that brings a request's next chunk, as far as its chunks are the same."""
     end = first + 1
     while end < names.count and storage.fetching.chunks.get(names[end]) == fetch_id:
         end += 1
@@ -381,7 +380,7 @@ def _hidden_ahead(
     first: int,
     covered: int,
 ) -> tuple[int, tuple[Stretch, ...]]:
-    """Behind the last hidden chunk, and stretches of more behind that; ``first`` and none where there are too few."""
+    """Return the end of the next hidden chunks, and stretches of more behind; ``first`` and none where too few."""
     end = usable_hidden_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end)
     chunks = sum(stop - start for start, stop in later)
@@ -401,8 +400,7 @@ def _chosen(
     *,
     is_next: bool,
 ) -> Choice:
-    """How a request's next chunks come back. What is to come from hidden states is ordered; ``kv`` is left to the
-    caller.
+    """Return how to restore a request's next chunks. Hidden states are ordered here; ``kv`` is left to the caller.
 
     Where hidden states have no room, the best of the other ways is taken; before a request computes for lack of room,
     it is looked at once more when it is next.

@@ -1,23 +1,22 @@
-"""How a prompt's prefix comes back from below host memory: as KV, from hidden states, in part, or by computing it
-again.
+"""The choice of how to restore a prefix from below host memory: KV, hidden states, sparse reads, or computing it.
 
-One cost model weighs them all (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
-for there, the link to the device, computing and restoring. The time of each is what restoring the run takes, and
-computing the rest of the prompt after it.
+One cost model weighs them all (HCache 4.1.2, :mod:`planner`), on measured speeds: the disk with its queue, the link to
+the device, computing and restoring. The time of each way is that of restoring the run, and of computing the rest of
+the prompt after it.
 
 * KV comes to host memory first and is loaded then, with the batch that computes the rest: one after the other.
 * Hidden states are restored as they arrive, part by part: the longer of disk and device, and a part of the shorter that
-nothing hides, the last one's restoring or the first one's reading.
-* KV that hidden states go on behind is followed by that, where this is the fastest way from there.
+  nothing hides, the last one's restoring or the first one's reading.
+* KV that is continued by hidden states is followed by these, where this is the fastest way from there.
 * Of a prefix that may be lossy only the important tokens are read, by the step that computes the rest: nothing hides
-  that, and what is computed attends to so many tokens less. What is exact and as fast is preferred to it.
+  that, and the computed tokens attend to so many tokens less. An exact way that is as fast is preferred to it.
 
-The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
+The disk begins at once, the device when it comes to the request: its other work until then hides the disk.
 
 * Behind the first of it, hidden states may go on in stretches with holes between them, which are computed whatever
 comes behind them. While a hole is computed the disk reads on.
 
-Of a stretch either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
+A stretch is worth bringing either whole or not at all: a token costs more to compute the deeper it is, a copy does not.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Form = Literal["kv", "hidden", "recompute", "sparse"]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What there is for a prompt of ``tokens`` tokens; the first ``covered`` need not be brought.
+    """The KV and hidden states that exist for a prompt of ``tokens`` tokens; the first ``covered`` need not be brought.
 
     The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
     hidden states up to ``hidden_end``, each as far as one fetch would bring it; behind ``kv_end`` hidden states go on
@@ -61,17 +60,17 @@ class Ways:
     following_end: int
     later: tuple[tuple[int, int], ...] = ()
     following_later: tuple[tuple[int, int], ...] = ()
-    sparse_end: int = 0  # Up to where the prefix may be read in part; 0 is nowhere.
+    sparse_end: int = 0  # End of the prefix that may be read sparsely; 0: none.
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``total_us`` from when the device comes to the request until its prompt is computed.
+    """A way to restore a prefix.
 
-    ``restoring_us``: what restoring takes, disk and device, whatever hides it.
-    ``recomputed`` layers of a restoration are computed from tokens. ``kind`` names it in the words of
-    :func:`planner.plan_kind`. ``is_overruling``: only observed rates speak for it. ``is_trial``: they speak against it
-    (see :mod:`exploration`), and no more is to be brought of it than up to token ``end``.
+    ``total_us`` is from when the device comes to the request until its prompt is computed. ``restoring_us``: the time
+    of restoring, disk and device, whatever hides it. ``recomputed`` layers of a restoration are computed from tokens.
+    ``kind`` names it in the words of :func:`planner.plan_kind`. ``is_overruling``: it won by observed rates alone.
+    ``is_trial``: it lost by them (see :mod:`exploration`), and no more of it is to be brought than up to token ``end``.
     """
 
     form: Form
@@ -82,46 +81,46 @@ class Choice:
     is_overruling: bool = False
     is_trial: bool = False
     end: int = 0
-    later: int = 0  # Of the later stretches of hidden states, how many are to be brought as well.
-    overrules_sparse: bool = False  # Reading in part would have won, but for what was seen of such reads.
+    later: int = 0  # Number of later stretches of hidden states to bring as well.
+    overrules_sparse: bool = False  # A sparse read would have won, but for the observed speed of such reads.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What bringing and computing costs a worker, in bytes and microseconds. ``layout`` is that of hidden pages, if
-    any.
+    """A worker's costs of bringing and computing, in bytes and microseconds.
 
-    ``restored_us`` is the time of a restored token as observed, 0 before anything was restored. ``ahead_us`` is what
-    the device does before it comes to the request.
+    ``layout`` is that of hidden pages, if any. ``restored_us`` is the observed time of a restored token, 0 before
+    anything was restored. ``ahead_us`` is the device's work before it comes to the request.
     """
 
     costs: LayerCosts
     disk_bytes_per_us: float
     queued_bytes: float
     link_bytes_per_us: float
-    loaded_us: float  # Of a token from host memory.
+    loaded_us: float  # Time to load a token from host memory.
     restored_us: float
     layout: KvGeometry | None
     ahead_us: float = 0.0
-    sparse: SparsePrices | None = None  # Of a request that allows to read in part.
+    sparse: SparsePrices | None = None  # Set for a request that allows sparse reads.
 
     def computing(self, start: int, end: int) -> float:
-        """Return the time of computing tokens [start, end) in all layers."""
+        """Return the microseconds of computing tokens [start, end) in all layers."""
         return self.costs.layers * self.costs.recompute_us(start, end)
 
     def fetching(self, token_bytes: float, tokens: int) -> float:
-        """Return the time of reading from the disk, behind what others wait for."""
+        """Return the microseconds of reading ``tokens`` from the disk, behind its queue."""
         return (self.queued_bytes + tokens * token_bytes) / self.disk_bytes_per_us
 
     def kv(self, ways: Ways) -> tuple[float, float]:
-        """(Time of the device's wait and load, time of all): the run of KV is fetched, and then loaded."""
+        """Return (microseconds of the device's wait and load, microseconds of all) of fetching and loading KV."""
         disk_us = self.fetching(self.costs.layers * self.costs.kv_bytes, ways.kv_end - ways.begin)
         load_us = (ways.kv_end - ways.covered) * self.loaded_us
         return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
 
     def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
-        """Return (the same two times, layers to compute from tokens): hidden states from ``begin`` on, tokens [start,
-        end) of it.
+        """Return the same two times, and the layers to compute from tokens, of restoring tokens [start, end).
+
+        Hidden states from ``begin`` on are read for it. A layout must be set.
         """
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)
@@ -131,10 +130,10 @@ class Prices:
         return waited_us, pipelined_us(disk_us, device_us, chunks), recomputed
 
     def restoring(self, start: int, end: int, recomputed: int | None = None) -> tuple[float, int]:
-        """(Time on the device alone, layers to compute from tokens): the best that the pages allow, or with so many.
+        """Return (microseconds on the device alone, layers from tokens) of the best mix, or with ``recomputed``.
 
-        A layer with a hidden state in them can be computed as well: that pays where the link is the slower side.
-        What was observed of restoring says the time, if anything was.
+        A layer with a hidden state in the pages can be computed as well: that pays where the link is the slower side.
+        The time is the observed one, if anything was observed. A layout must be set.
         """
         layout = self.layout
         assert layout is not None
@@ -149,14 +148,15 @@ class Prices:
 
 
 def choose(prices: Prices, ways: Ways) -> Choice:
-    """Return the fastest way; of equals the first of KV, hidden states, computing, reading in part. Pure, O(stretches x
-    layers).
+    """Return the fastest way; of equals the first of KV, hidden states, computing, sparse read.
+
+    Pure, O(stretches x layers).
     """
     return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
 
 
 def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
-    """Every way that there is: KV, hidden states, computing, reading in part. Pure, O(stretches x layers)."""
+    """Return every possible way: KV, hidden states, computing, sparse read. Pure, O(stretches x layers)."""
     found = []
     if ways.kv_end > ways.covered:
         waited_us, restoring_us = prices.kv(ways)
@@ -176,9 +176,7 @@ def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
 
 
 def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
-    """Return the way whose step waits for the disk, for what others read there first, and then computes behind what
-    was chosen.
-    """
+    """Return the way whose step waits for the disk and its queue, and then computes behind the chosen tokens."""
     span = ways.sparse_end - ways.covered
     queued_us = max(0.0, prices.fetching(0.0, 0) - prices.ahead_us)
     reading_us = sparse.reading(span)
@@ -188,10 +186,11 @@ def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
 
 
 def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
-    """Hidden states of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
+    """Return the way by hidden states of the best number of these stretches; the first may be empty.
 
-    ``now_us`` and ``read_us`` are when the device and the disk are done with what comes before. The disk goes on with
-    the next stretch at once; of what others wait for there, only what stands before the first is known.
+    O(stretches x layers). ``now_us`` and ``read_us`` are when the device and the disk are done with all stretches
+    before. The disk goes on with the next stretch at once; of its queue, only the part before the first stretch is
+    known.
     """
     assert prices.layout is not None
     found: list[Choice] = []
@@ -223,7 +222,7 @@ def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[
 
 
 def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
-    """Return what a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
+    """Return the name of what a restoration from pages of this layout mixes, with ``recomputed`` layers from tokens."""
     if layout is None:
         return ""
     methods = ["hidden from disk"] if recomputed < layout.absent + layout.from_hidden else []
@@ -233,9 +232,7 @@ def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
 
 
 def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
-    """Return what a worker and the storage of its node cost now; None without a profile of the worker. Does not
-    mutate.
-    """
+    """Return the present costs of a worker and its node's storage; None without a profile. Changes nothing."""
     costs = layer_costs(state, worker)
     profile = worker.restoration
     if costs is None or profile is None or profile.link_bytes_per_us <= 0:
@@ -246,8 +243,9 @@ def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: floa
 
 
 def observed_prices(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
-    """Return the same by what the cell has observed of computing and loading, without a profile; None before anything
-    was computed. Restoring from hidden states costs as much as computing there. Does not mutate.
+    """Return the same by the cell's observations of computing and loading, without a profile. Changes nothing.
+
+    None before anything was computed. Restoring from hidden states costs as much as computing there.
     """
     geometry, fit = state.geometry, compute_fit(state, worker)
     if geometry is None or not fit.reports:
@@ -276,7 +274,7 @@ def _prices(
     restored_us: float,
     ahead_us: float,
 ) -> Prices:
-    """Join what is known of a worker with what its storage and its line cost now. Does not mutate."""
+    """Return the costs of a worker with the present ones of its storage and link. Changes nothing."""
     return Prices(
         costs=costs,
         disk_bytes_per_us=disk_bytes_per_us(storage),

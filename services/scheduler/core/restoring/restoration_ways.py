@@ -1,14 +1,14 @@
-"""What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
+"""The form to fetch for a waiting request, by the setting ``restoring`` and by cost.
 
-``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`).
+``planned`` takes the fastest way (:mod:`restoration_choice`), and now and then another one (:mod:`exploration`).
 Where a worker has no profile, KV is fetched wherever there is any, and hidden states only in its stead. A prefix that
-may be lossy is weighed all the same, by what was observed: it is read in part only where no exact way is as fast.
+may be lossy is weighed all the same, by observed speeds: it is read sparsely only where no exact way is as fast.
 ``kv``, ``hidden`` and ``important`` take that form wherever it exists.
 
-Where no disk of the node is known to have the chunks, an object store is asked for them in one form or the other. Of
-the store nothing is known beforehand: a fetch is the question, and what comes of it the answer. Chunks are asked for
-first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
-was told that the store does not have it does not ask for again.
+Where no disk of the node is known to have the chunks, an object store is asked for them in one form or the other. The
+store's contents are not known: a fetch is the question, and its result the answer. Chunks are asked for first in the
+form in which the cell saves prefixes now, and in the other where that brought nothing. A request does not ask twice for
+chunks that the store lacked.
 
 Most prompts are new, and each such question costs the store's time, pages and a wait. So the second
 form is given up for a while where it brought nothing to several requests in a row: then one in so many asks.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.hidden.hidden_form import is_worth_keeping, layout_for
 from services.scheduler.core.hidden.hidden_in_flight import HIDDEN_FETCH_CHUNKS, Stretch, hidden_end, stretches_behind
-from services.scheduler.core.rates import backlog_us
+from services.scheduler.core.rates import backlog_us, is_disk_speed_known
 from services.scheduler.core.restoring.exploration import (
     find_trial,
     is_overruling,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 def usable_hidden_end(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
 ) -> int:
-    """Behind the last hidden chunk from ``first`` on that this request may be restored from. Does not mutate."""
+    """Return the end of the hidden chunks from ``first`` on that this request may be restored from. Changes nothing."""
     if not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return first
     return hidden_end(storage, names, first)
@@ -64,10 +64,10 @@ def usable_hidden_end(
 def usable_stretches(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int, end: int
 ) -> tuple[Stretch, ...]:
-    """Stretches of hidden chunks behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
+    """Return stretches of hidden chunks behind ``end``, within one fetch's reach from ``first``. Changes nothing.
 
-    ``end`` is what :func:`usable_hidden_end` says of ``first``. A disk that has no hidden states of a sequence's first
-    chunk is not searched: most such prompts are new.
+    ``end`` is the result of :func:`usable_hidden_end` for ``first``. A disk that has no hidden states of a sequence's
+    first chunk is not searched: most such prompts are new.
     """
     if end == 0 or not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return ()
@@ -75,7 +75,10 @@ def usable_stretches(
 
 
 def may_restore(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
-    """Whether a request may be restored from hidden states of this storage, if there is any. Does not mutate."""
+    """Return whether a request may be restored from hidden states of this storage, if there are any.
+
+    Changes nothing.
+    """
     may_use = state.config.restoring in ("planned", HIDDEN) and not request.hidden.refusals
     return may_use and layout_for(storage, worker) is not None
 
@@ -94,13 +97,13 @@ def choose_way(
     end_of_sparse: int = 0,
     is_next: bool = False,
 ) -> Choice:
-    """How the chunks of a prompt that follow ``covered`` tokens come back. Does not mutate; O(chunks).
+    """Return how to restore the chunks of a prompt that follow ``covered`` tokens. Changes nothing; O(chunks).
 
-    There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
-    and hidden states up to the chunk ``end_of_hidden``, and in stretches of chunks ``later``. Where neither can be
-    weighed, ``restoring_us`` of the choice is 0. Before hidden states that begin with a hole goes KV that may be there.
-    Up to the chunk ``end_of_sparse`` it may be read in part; as much of that is weighed as of a fetch.
-    ``is_next``: nothing that waits stands before the request.
+    There is KV of them up to the chunk ``kv_end`` (chunks that the disk is not known to have are asked of the object
+    store), and hidden states up to the chunk ``end_of_hidden``, and in stretches of chunks ``later``. Where neither can
+    be weighed, ``restoring_us`` of the choice is 0. Before hidden states that begin with a hole goes KV that may exist.
+    Up to the chunk ``end_of_sparse`` it may be read sparsely; as much of that is weighed as of a fetch. ``is_next``: no
+    waiting request stands before this one.
     """
     size = names.pages_each * state.tree.page_size
     first = covered // size
@@ -108,7 +111,8 @@ def choose_way(
     end_of_sparse = min(end_of_sparse, first + HIDDEN_FETCH_CHUNKS)
     later = later if end_of_hidden > first or kv_end == first else ()
     prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
-    if is_planned and prices is None and end_of_sparse > first:
+    # A speed of the disk that was measured or set, not one that was observed: a disk that was slow once is tried again.
+    if is_planned and prices is None and (end_of_sparse > first or is_disk_speed_known(storage)):
         prices = observed_prices(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
     if is_planned and prices is not None:
         known = first
@@ -147,7 +151,10 @@ def choose_way(
 
 
 def way_from_hidden(prices: Prices | None, layout: KvGeometry | None, begin: int, start: int, end: int) -> Choice:
-    """How hidden states from ``begin`` on are restored, tokens [start, end) of them, where nothing is weighed. Pure."""
+    """Return how to restore tokens [start, end) from hidden states that begin at ``begin``, where nothing is weighed.
+
+    Pure.
+    """
     recomputed, restoring_us = (layout.absent if layout is not None else 0), 0.0
     if prices is not None:
         _, restoring_us, recomputed = prices.from_hidden(begin, start, end)
@@ -155,15 +162,16 @@ def way_from_hidden(prices: Prices | None, layout: KvGeometry | None, begin: int
 
 
 def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: int, covered: int, end: int) -> Choice:
-    """How hidden states are restored that only the object store may have: nothing can be predicted of them. Does not
-    mutate.
+    """Return how to restore hidden states that only the object store may have: nothing is predicted.
+
+    Changes nothing.
     """
     prices = prices_of(state, worker, storage)
     return replace(way_from_hidden(prices, layout_for(storage, worker), begin, covered, end), restoring_us=0.0)
 
 
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
-    """Return the fastest way, or a trial of another where one is due. Does not mutate."""
+    """Return the fastest way, or a trial of another where one is due. Changes nothing."""
     choice = choose(prices, ways)
     if is_sparse_overruled(prices, ways, choice):
         choice = replace(choice, overrules_sparse=True)
@@ -182,21 +190,20 @@ def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
 
 
 def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
-    """Return the time before a worker comes to a request: its orders, and what waits there besides."""
+    """Return the microseconds before a worker comes to a request: its orders, and the queue before the request."""
     own = request.place.cost if request.worker_id == worker.worker_id else 0
     before = 0 if is_next else worker.line.cost - own
     return backlog_us(state, worker) - worker.line.cost + before
 
 
 _PATIENCE = 8
-"""Requests in a row to which a second form may bring nothing, until only one in so many asks for it."""
+"""Requests in a row to which a second form may bring nothing; beyond, only one in so many asks for it."""
 
 
 def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Storage, start: int) -> ChunkForm | None:
-    """Return the form in which to ask for what begins with token ``start``; None where there is nothing to ask for any
-    more.
+    """Return the form in which to ask the store for chunks from token ``start`` on; None where all were asked for.
 
-    A question that is put off for good is written down as one that brought nothing.
+    A question that is spared counts as one that brought nothing.
     """
     if not storage.disk.has_remote:
         return None
@@ -213,7 +220,7 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
 
 
 def _forms(state: CellState, request: Request, worker: Worker, storage: Storage) -> tuple[ChunkForm, ...]:
-    """Return the forms that may be asked for, in order."""
+    """Return the forms that may be asked for, the preferred one first."""
     if not may_restore(state, request, worker, storage):
         return ("kv",)
     if state.config.restoring == HIDDEN:

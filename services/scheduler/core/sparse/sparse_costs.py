@@ -1,10 +1,10 @@
-"""What reading the important tokens of a prefix costs: a part of its bytes, layer after layer, on the critical path.
+"""Costs of reading the important tokens of a prefix: a part of its bytes, layer by layer, on the critical path.
 
-Each layer first reads the keys of the probe heads, then K and V of the tokens that were chosen. Where the probe heads
-disagree it reads all keys, and then V alone (IMPRESS 4.3). Nothing hides these reads, because a layer cannot begin
-before it has them. What is seen of them, calls and blocks read in vain included, is kept as a pace: the time that they
-should have taken by the disk's rate over the time that they took. So a disk that turns out faster or slower for whole
-chunks is so for these reads as well.
+Each layer needs the keys of the probe heads, which are prefetched for several layers by one read, and then K and V of
+the tokens that were chosen. Where the probe heads disagree it reads all keys, and then V alone (IMPRESS 4.3). Nothing
+hides these reads, because a layer cannot begin before it has them. Their observed time, with calls and blocks read in
+vain, is kept as a pace: the time that they should have taken by the disk's rate over the time that they took. So a disk
+that turns out faster or slower for whole chunks is so for these reads as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us
+from shared.messages.sparse_reads import MOST_LAYERS
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage, Worker
@@ -20,53 +21,53 @@ if TYPE_CHECKING:
     from shared.messages.requests import Importance
 
 FALLBACK_SHARE = 0.25
-"""Layers in which the probe heads are expected to disagree, of all."""
+"""Share of layers in which the probe heads are expected to disagree."""
 
 CALL_US = 500.0
-"""A call to the storage and back, without the reads."""
-
-_CALLS = 2  # Of each layer.
+"""Microseconds of a call to the storage and back, without the reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparsePrices:
-    """Times in microseconds. ``pace`` divides what follows from bytes and calls."""
+    """Costs of sparse reads in microseconds; ``pace`` divides what follows from bytes and calls."""
 
     ratio: float
-    calls_us: float  # Of all layers.
-    token_us: float  # Of one token of the prefix, chosen or not, in all layers.
+    calls_us: float  # Calls of all layers.
+    token_us: float  # One token of the prefix, chosen or not, in all layers.
     pace: float = 1.0
 
     def expecting(self, tokens: int) -> float:
-        """Return the time of reading what is important of so many tokens, by the disk's rate."""
+        """Return the microseconds of reading a prefix of ``tokens`` sparsely, by the disk's rate."""
         return self.calls_us + tokens * self.token_us
 
     def reading(self, tokens: int) -> float:
-        """Return the same by observation."""
+        """Return the same by the observed pace."""
         return self.expecting(tokens) / self.pace
 
     def unobserved(self) -> SparsePrices:
-        """As if nothing had been seen of such reads."""
+        """Return the costs without any observed pace."""
         return replace(self, pace=1.0)
 
 
 def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance: Importance) -> SparsePrices | None:
-    """Return what such reads cost now; None while no geometry is known. Does not mutate."""
+    """Return the present costs of sparse reads; None while no geometry is known. Changes nothing."""
     geometry = state.geometry
     if geometry is None:
         return None
     read_bytes = geometry.token_bytes * share_of_bytes(geometry, importance.ratio, importance.probe_heads)
     return SparsePrices(
         ratio=importance.ratio,
-        calls_us=geometry.layers * _CALLS * CALL_US,
+        # One for what each layer chose, and one for the keys of several.
+        calls_us=(geometry.layers + -(-geometry.layers // MOST_LAYERS)) * CALL_US,
         token_us=read_bytes / disk_bytes_per_us(storage) + importance.ratio * loaded_token_us(state, worker),
         pace=storage.sparse.pace.per_us(1.0),
     )
 
 
 def share_of_bytes(geometry: KvGeometry, ratio: float, probe_heads: int) -> float:
-    """Return expected bytes that are read over those of the whole KV: probe keys, chosen K and V, and keys on a
-    fallback, which there is none of where one head is asked.
+    """Return the expected share of the KV's bytes that a sparse read reads.
+
+    Probe keys, chosen K and V, and all keys on a fallback; there is no fallback with a single probe head.
     """
     probes = max(1, min(probe_heads, geometry.kv_heads))
     agreed = probes / geometry.kv_heads / 2 + ratio

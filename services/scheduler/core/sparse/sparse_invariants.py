@@ -1,4 +1,4 @@
-"""What must hold of sparse prefixes and of those who have one, checked from scratch. For tests."""
+"""Invariants of sparse prefixes and the requests that have one, checked from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_sparse(state: CellState) -> None:
-    """Raise InvariantViolated if anything lossy could be anybody's but the request's that allowed it."""
+    """Raise InvariantViolated if lossy KV could reach any request but the one that allowed it."""
     for request in state.requests.values():
         if request.sparse.choice is not None:
             _check_choice(state, request, request.sparse.choice)
@@ -69,7 +69,7 @@ def _check_span(state: CellState, request: Request, span: SparseSpan) -> None:
 
 
 def _check_alone(state: CellState, request: Request) -> None:
-    """Check that a lossy request allowed it, and that no other counts on what it computes."""
+    """Raise InvariantViolated unless a lossy request allowed it, and no other waits for what it computes."""
     name = request.request_id
     require(request.submit.cache.importance is not None, f"{name} is to be exact and has a sparse prefix")
     require(not request.place.marks and name not in state.waiters, f"others wait for what {name} computes")

@@ -1,13 +1,13 @@
-"""Sparse prefixes: a part of a prompt that lies on the disk and is read only where it is important (IMPRESS 4.1).
+"""Sparse prefixes: parts of a prompt on the disk whose important tokens alone are read (IMPRESS 4.1).
 
-A request that allows it may have the run of chunks that follows what its worker can reuse read in part, by the worker,
-in the step of its first chunk (ADR 0015). It is chosen while the request waits, like any other way back
-(:mod:`restoration_choice`), and then nothing is fetched and nothing waited for. What it covers is settled at admission.
-Where it is of no use by then, because something in front of it is gone or what it was for came another way, the request
-is looked at anew.
+For a request that allows it, the worker may read the run of chunks behind the reusable prefix sparsely, in the step of
+its first chunk (ADR 0015). This is chosen while the request waits, like any other way to restore
+(:mod:`restoration_choice`), and then nothing is fetched and nothing waited for. The tokens that it covers are settled
+at admission. Where it is useless by then, because KV in front of it was evicted or its tokens came another way, the
+request is looked at again.
 
-What is computed behind a sparse prefix is lossy. It belongs to its request alone: it enters no tree, is saved nowhere,
-and no request waits for it.
+KV computed behind a sparse prefix is lossy. It belongs to its request alone: it enters no tree, is saved nowhere, and
+no request waits for it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from shared.messages.requests import Importance
 
 SPARSE_CHUNKS = 4096
-"""Chunks of one sparse prefix at the most. Bounds the size of its order."""
+"""Chunks of one sparse prefix at most. Bounds the size of its order."""
 
 NOT_LOADED = -1
-"""Stands in a page table where the tokens of a sparse prefix are."""
+"""Entry of a page table in the place of a sparse prefix's pages."""
 
 
 def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
-    """Whether a part of a request's prompt may be read in part from this storage, if it has any. Does not mutate.
+    """Return whether a part of a request's prompt may be read sparsely from this storage, if it has any.
 
-    ``planned`` weighs it, ``important`` always does so: the other settings of ``restoring`` lose nothing.
+    ``planned`` weighs it, ``important`` always does so: the other settings of ``restoring`` lose nothing. Changes
+    nothing.
     """
     importance = request.submit.cache.importance
     is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
@@ -53,9 +54,9 @@ def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
 def usable_sparse_end(
     state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, covered: int
 ) -> int:
-    """Behind the last chunk from ``first`` on that may be read in part; ``first`` where that is too little.
+    """Return the end of the chunks from ``first`` on that may be read sparsely; ``first`` where they are too few.
 
-    ``covered`` tokens of the request need not be read. Does not mutate; O(chunks).
+    ``covered`` tokens of the request need not be read. Changes nothing; O(chunks).
     """
     if not may_be_sparse(state, request, storage):
         return first
@@ -69,7 +70,7 @@ def usable_sparse_end(
 def choose_sparse(
     state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, end: int
 ) -> None:
-    """Chunks [first, end) of a waiting request are to be read in part: no request may wait for what it computes."""
+    """Mark chunks [first, end) of a waiting request for a sparse read: no request may wait for what it computes."""
     chunks = b"".join(names[index] for index in range(first, end))
     request.sparse.choice = SparseChoice(storage.storage_id, first * chunk_tokens(state.tree.page_size), chunks)
     withdraw(state, request)
@@ -78,7 +79,7 @@ def choose_sparse(
 def span_for(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
     """Return the sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
 
-    None where it was not chosen, or is of no use any more. Does not mutate; O(chunks).
+    None where it was not chosen, or is useless by now. Changes nothing; O(chunks).
     """
     choice = request.sparse.choice
     if choice is None or covered < choice.depth:
@@ -104,28 +105,31 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 
 
 def drop_choice(state: CellState, request: Request) -> None:
-    """Drop a chosen lossy prefix that is of no use any more: the choice is to be made anew."""
+    """Drop a chosen sparse prefix that is useless by now; the request is looked at again."""
     request.sparse.choice = None
     request.prefetch.is_due = True
     state.count("sparse_choices_dropped")
 
 
 def pages_spared(span: SparseSpan, page_size: int) -> int:
-    """Entries of a page table that have no page, because the tokens of the span are not loaded."""
+    """Return the number of entries of a page table without a page, because the span's tokens are not loaded."""
     return (span.end - span.start) // page_size
 
 
 def pages_for_chosen(span: SparseSpan, importance: Importance | None, page_size: int) -> int:
-    """Pages for what each layer chooses of a span. Raises InvariantViolated where no request allowed that."""
+    """Return the number of pages for the tokens that each layer chooses of a span.
+
+    Raises InvariantViolated where the request did not allow lossy KV.
+    """
     return -(-ceil(_demanded(importance).ratio * (span.end - span.start)) // page_size)
 
 
 def begin_sparse(
     state: CellState, request: Request, worker: Worker, span: SparseSpan, pages: bytes, before: int
 ) -> bytes:
-    """Begin a request that is admitted with this span; returns the pages of its table (packed) that no tree owns.
+    """Begin a request that is admitted with this span; return its table's pages (packed) that no tree node owns.
 
-    Of the leased ``pages`` the first ``before`` belong in front of the span, the last hold what is chosen of it.
+    Of the leased ``pages`` the first ``before`` belong in front of the span; the last hold its chosen tokens.
     """
     importance = _demanded(request.submit.cache.importance)
     page_size = state.tree.page_size
@@ -143,7 +147,7 @@ def begin_sparse(
 
 
 def sparse_order(request: Request) -> SparsePrefix | None:
-    """Return the worker's order for the sparse prefix of a request that was just admitted, if it has one."""
+    """Return the worker's order for the sparse prefix of a request that was just admitted; None without one."""
     span = request.sparse.span
     if span is None:
         return None
@@ -161,7 +165,7 @@ def sparse_order(request: Request) -> SparsePrefix | None:
 
 
 def _demanded(importance: Importance | None) -> Importance:
-    """Only who allows it gets lossy KV."""
+    """Return ``importance``. Raises InvariantViolated for None: only requests that allow it get lossy KV."""
     if importance is None:
         raise InvariantViolated("a request that is to be exact was given a sparse prefix")
     return importance

@@ -1,13 +1,13 @@
-"""Warming: chunks that are read in part again and again come up to host memory, for the next requests to use whole.
+"""Warming: chunks that are often read sparsely are fetched to host memory, for the next requests to use whole.
 
 IMPRESS moves a chunk up when its score is above the lowest of the tier above (4.4.2). Here, when a sparse prefix was
 read, its first chunks are fetched as KV if they have been read as often as selective admission asks for, and none of
-the coldest host copies that would have to go is worth more. Reading in part goes on until it has cost the disk as much
-as fetching would have: renting for no longer than the price of buying pays at most twice what was best. The
-fetch is for no waiting request, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
-while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
+the coldest host copies that would have to go is worth more. Sparse reads go on until they have cost the disk as much
+as fetching would have: renting for no longer than the price of buying pays at most twice the optimum. The fetch
+is for no waiting request, so it has the lowest priority: it is of a few chunks, one at a time, and begins only while
+the storage has nothing else to fetch. Otherwise it is left until the prefix is read the next time.
 
-It begins with what workers say of sparse prefixes: how long reading took and what was important, or that it failed.
+It begins with workers' reports of sparse prefixes: how long reading took and what was important, or that it failed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 WARMED_CHUNKS = 16
-"""Of one fetch at the most: so long may a fetch that somebody waits for stand behind it."""
+"""Chunks of one fetch at most: a fetch that a request waits for may stand behind it for so long."""
 
 
 def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path: Path, disk_bytes: int) -> None:
-    """Fetch what is hot of a sparse prefix that was read once more, by ``disk_bytes``, if that costs no other.
+    """Fetch the hot chunks of a sparse prefix that was read once more, by ``disk_bytes``, if that costs no other fetch.
 
-    ``path`` is what the tree knows of the request's tokens up to the end of the span.
+    ``path`` is the match of the request's tokens up to the end of the span.
     """
     state = step.state
     digest = _digest(state, request, span)
@@ -66,14 +66,15 @@ def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path:
 
 
 def _digest(state: CellState, request: Request, span: SparseSpan) -> int:
-    """Return the name under which a node that began where the span does would be remembered. Does not mutate."""
+    """Return the digest by which a node that began with the span would be remembered. Changes nothing."""
     above = extend(root_digest(request.submit.namespace), request.tokens[: span.start * TOKEN_BYTES])
     return extend(above, head_of(state.tree, request.tokens[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]))
 
 
 def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> int:
-    """Return the reads in part, like this one, that take from the disk what fetching all of it takes; no more than can
-    be counted. Does not mutate.
+    """Return how many sparse reads like this one cost the disk as much as fetching the whole span.
+
+    At most the largest frequency that can be counted. Changes nothing.
     """
     if state.geometry is None or disk_bytes <= 0:
         return 0
@@ -82,7 +83,10 @@ def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> i
 
 
 def _is_busy(state: CellState, storage: Storage) -> bool:
-    """Whether the storage fetches something, owes an answer, or has requests that wait for room. Does not mutate."""
+    """Return whether the storage fetches something, owes an answer, or has requests that wait for room.
+
+    Changes nothing.
+    """
     name = storage.storage_id
     fetches_kv = any(fetch.storage_id == name for fetch in state.fetches.values())
     fetches_hidden = any(fetch.storage_id == name for fetch in state.hidden_fetches.values())
@@ -90,7 +94,10 @@ def _is_busy(state: CellState, storage: Storage) -> bool:
 
 
 def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
-    """Pages from the root behind which there is no host copy any more, ``start`` at the least. Does not mutate."""
+    """Return the number of pages from the root up to the first without a host copy, at least ``start``.
+
+    Changes nothing.
+    """
     position = 0
     for node, pages in path:
         if position + pages > start and storage.storage_id not in node.host:
@@ -100,7 +107,10 @@ def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
 
 
 def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, least: int) -> int:
-    """Behind the last chunk from ``first`` on that is there as KV and was read so often. Does not mutate."""
+    """Return the end of the chunks from ``first`` on that the disk has as KV and were read so often.
+
+    Changes nothing.
+    """
     end, most = first, min(most, names.count, first + WARMED_CHUNKS)
     shares = storage.sparse.shares.by_name
     while end < most and names[end] in storage.disk.chunks and names[end] in shares:
@@ -132,7 +142,7 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
 
 
 def _learn(step: Step, storage: Storage, request: Request, span: SparseSpan, report: SparseLoaded) -> None:
-    """Learn what caching a chunk would be worth from what was chosen of it; what is hot comes up."""
+    """Learn the importance of chunks from the tokens chosen of them, and warm hot ones."""
     state = step.state
     storage.sparse.shares.note(split_digests(span.chunks), report.shares)
     pages = span.end // state.tree.page_size

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 def backup_target(state: CellState, worker: Worker) -> Storage | None:
-    """Return the storage that takes this worker's backups now; one that let a deadline pass takes none until it
-    answers.
+    """Return the storage that takes this worker's backups now, or None.
+
+    A storage that let a deadline pass takes none until it answers.
     """
     storage = state.storage_of(worker)
     return None if storage is None or storage.late_backups else storage
 
 
 def open_transfer(step: Step, worker: Worker, storage: Storage, *, stays: bool = False) -> Transfer:
-    """Start a backup without nodes. Those that join it leave the device after it, unless it ``stays``."""
+    """Start a backup without nodes. Nodes that join it leave the device after it, unless it ``stays``."""
     state = step.state
     transfer_id = state.next_transfer
     state.next_transfer += 1
@@ -48,7 +49,7 @@ def open_transfer(step: Step, worker: Worker, storage: Storage, *, stays: bool =
 
 
 def join_transfer(state: CellState, transfer: Transfer, node: Node, host_pages: bytes) -> None:
-    """Let a backup copy this node too, into these leased host pages; without pages it leaves with the others only.
+    """Have a backup copy this node too, into these leased host pages; without pages it only leaves with it.
 
     Nodes join a transfer children first.
     """
@@ -59,7 +60,7 @@ def join_transfer(state: CellState, transfer: Transfer, node: Node, host_pages: 
 
 
 def send_transfer(step: Step, transfer: Transfer) -> None:
-    """Order the backup."""
+    """Order the backup from its storage."""
     state = step.state
     storage, worker = state.storages[transfer.storage_id], state.workers[transfer.worker_id]
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
@@ -107,7 +108,7 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
     worker = state.workers.get(transfer.worker_id)
     for node in nodes:
         offer(state, node)
-        # The copy that a node had may be gone by now; copies below it would go with it.
+        # A node's earlier copy may be gone by now; copies below it would go with the node.
         is_bridge = node.id in uncopied and bool(node.children) and not copies_of(state, node)
         if worker is not None and not is_bridge and not transfer.stays:
             _leave_device(state, node, worker)
@@ -120,7 +121,7 @@ def _leave_device(state: CellState, node: Node, worker: Worker) -> None:
 
 
 def expire_backup(step: Step, transfer: Transfer) -> None:
-    """Expire a backup at its deadline: it is not waited for any more, but its pages stay untouched until the answer."""
+    """Expire a backup at its deadline: no eviction waits for it, but its pages stay leased until the answer."""
     state = step.state
     state.count("backups_failed")
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
@@ -132,14 +133,14 @@ def expire_backup(step: Step, transfer: Transfer) -> None:
 
 
 def _hold(state: CellState, transfer: Transfer, node: Node) -> None:
-    """Hold the host pages that a backup fills for a node: they are the transfer's own until the storage answers."""
+    """Move host pages that a backup fills for a node to the transfer, which holds them until the storage answers."""
     _charge_less(state, node, transfer.storage_id, node.backup_pages)
     transfer.held += node.backup_pages
     node.backup_pages = b""
 
 
 def _charge_less(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
-    """Host pages that were leased for a copy of this node are not for it any more."""
+    """Take host pages that were leased for a copy of this node off its owner's account."""
     if node.owner and pages:
         state.quotas.charge(node.owner, f"{HOST}/{storage_id}", -(len(pages) // PAGE_NUMBER_BYTES))
 
@@ -155,7 +156,7 @@ def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
 
 
 def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign: int) -> None:
-    """Count nodes that join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
+    """Count nodes that join or leave a backup; see :func:`residency.lock_path` for the effect of locks."""
     worker = state.workers.get(transfer.worker_id)
     if worker is None or transfer.is_late or transfer.stays:
         return
@@ -166,7 +167,7 @@ def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign
 
 
 def abandon_backups_of_worker(step: Step, worker: Worker) -> None:
-    """Abandon the backups of a worker that is gone; what they were to fill is free after the storage's answer."""
+    """Abandon the backups of a worker that is gone; their host pages are free after the storage's answer."""
     for transfer in step.state.transfers.values():
         if transfer.worker_id != worker.worker_id:
             continue

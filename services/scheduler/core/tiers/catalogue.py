@@ -1,8 +1,8 @@
-"""The catalogue of what each storage's disk holds: names of chunks in each form, kept by what the storage says.
+"""The catalogue of each storage's disk: names of chunks in each form, kept by what the storage reports.
 
-It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk
-that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to none
-but the requests that ask for it.
+It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk that
+is not known is recomputed. Chunks that are only on disk have no node in the tree, for only the requests that ask for
+them know their tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
     """Add chunks (16 bytes each) of one form that the disk holds now. Repeats are harmless.
 
-    A disk holds no more than its budget: beyond it, what was named first is forgotten.
+    A disk holds no more than its budget: beyond it, the chunks named first are forgotten.
     """
     if len(names) % DIGEST_BYTES:
         state.count("malformed_inputs")
@@ -36,7 +36,7 @@ def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkFo
 
 
 def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
-    """Remove chunks (16 bytes each) of one form that the disk does not hold any more, if it ever did."""
+    """Remove chunks (16 bytes each) of one form that the disk does not hold any more; unknown ones are ignored."""
     if len(names) % DIGEST_BYTES:
         state.count("malformed_inputs")
         return
@@ -46,17 +46,20 @@ def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkFor
 
 
 def arrived_chunks(state: CellState, chunks: int, ordered: int) -> int:
-    """Return how many of the ``ordered`` chunks of a fetch a report can mean; one without sense counts."""
+    """Return the number of arrived chunks that a report of a fetch means, clamped to 0..``ordered``.
+
+    A report outside of that is counted as malformed.
+    """
     if not 0 <= chunks <= ordered:
         state.count("malformed_inputs")
     return min(max(0, chunks), ordered)
 
 
 def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> int:
-    """Chunks of one form that the disk has room for at the most, without their headers.
+    """Return how many chunks of one form the disk has room for at most, without their headers.
 
-    KV is of the cell's geometry, whole or readable in part, and hidden states of the storage's hidden pool; where that
-    does not exist nothing is of use.
+    KV is of the cell's geometry, whole or readable in part, and hidden states of the storage's hidden pool's; 0 where
+    that geometry is not known.
     """
     geometry = state.geometry
     if form == "sparse" and not storage.sparse.is_kept:
@@ -67,13 +70,13 @@ def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> i
 
 
 def has_lower_tiers(storage: Storage) -> bool:
-    """Whether anything could be fetched from below this storage's host pool."""
+    """Return whether anything could be fetched from below this storage's host pool."""
     is_on_disk = bool(storage.disk.chunks or storage.hidden.chunks or storage.sparse.chunks)
     return is_on_disk or storage.disk.has_remote
 
 
 def is_hidden_kept(storage: Storage, name: bytes) -> bool:
-    """Whether this chunk's hidden states are on the disk or on their way there. Does not mutate."""
+    """Return whether this chunk's hidden states are on the disk or being saved. Does not change the state."""
     return name in storage.hidden.chunks or name in storage.hidden.saving
 
 

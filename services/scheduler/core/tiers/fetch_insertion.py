@@ -1,8 +1,8 @@
-"""What a fetch has brought becomes cached: the tree takes over host pages that the fetch had leased.
+"""Insertion of fetched pages: the tree takes over host pages that the fetch had leased.
 
-Nodes that exist get a host copy, cut where the fetched span begins or ends in them; where the tree ends, a node is
-made for the rest. The tree may have changed since the fetch was ordered. A page whose span has a copy by now is given
-back, and so is everything behind a gap: a node cannot hang under tokens that are resident nowhere.
+Nodes that exist get a host copy, cut where the fetched span begins or ends in them; where the tree ends, a node is made
+for the rest. The tree may have changed since the fetch was ordered. A page whose span has a copy by now is given back,
+and so is everything behind a gap: a node cannot hang under tokens that are in no pool.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> Node | None:
-    """Insert the first ``chunks`` chunks of a fetch, which are in host memory: those that are new enter the tree.
+    """Insert the first ``chunks`` chunks of a fetch, which are in host memory; earlier ones are passed over.
 
-    Returns the node that the last of them ends with; None where a gap keeps them out.
+    Return the node that the last of them ends with; None where a gap keeps them out.
     """
     each = chunk_pages(step.state.tree.page_size)
     deepest = _Insertion(step, storage, fetch, fetch.chunks * each, chunks * each).run()
@@ -41,7 +41,7 @@ def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> N
 
 
 def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
-    """Free what is left of the pages [start, end) of a fetch, which are not written any more."""
+    """Free the pages [start, end) of a fetch that it still leases, which are not written any more."""
     left = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
     pages = [page for page in left if page != NOWHERE]
     host_pool(storage).release(pack_int32(pages))
@@ -53,13 +53,13 @@ def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end:
 
 
 def _strike(fetch: Fetch, start: int, end: int) -> None:
-    """Take pages [start, end) from the leases of the fetch."""
+    """Remove pages [start, end) from the leases of the fetch."""
     nowhere = pack_int32([NOWHERE] * (end - start))
     fetch.pages = fetch.pages[: start * PAGE_NUMBER_BYTES] + nowhere + fetch.pages[end * PAGE_NUMBER_BYTES :]
 
 
 class _Insertion:
-    """One walk down the tree. Positions are pages from the root, those of the fetch begin with ``base``."""
+    """One walk down the tree. Positions are pages from the root; those of the fetch begin with ``base``."""
 
     def __init__(self, step: Step, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
         self._step, self._storage, self._fetch = step, storage, fetch
@@ -68,7 +68,7 @@ class _Insertion:
         self._pages = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
 
     def run(self) -> Node | None:
-        """Follow the fetch's tokens from the root, and hand over what has arrived."""
+        """Follow the fetch's tokens from the root, and give nodes the pages that have arrived."""
         state, tokens = self._step.state, self._fetch.tokens
         tree = state.tree
         page = tree.page_token_bytes
@@ -88,7 +88,7 @@ class _Insertion:
         return node
 
     def _add(self, parent: Node | None, position: int) -> tuple[Node | None, int]:
-        """Add a new node for the leased pages from ``position`` on; None where there is a gap."""
+        """Add a node for the leased pages from ``position`` on; return it and its pages, or None at a gap."""
         state, fetch = self._step.state, self._fetch
         end = self._end_of_leased(position) if position >= self._start else position
         if end == position:
@@ -104,7 +104,7 @@ class _Insertion:
         return child, end - position
 
     def _fill(self, node: Node, first: int, size: int) -> Node:
-        """Give the node that begins at page ``first`` a copy where it has none; returns what the fetch goes on below.
+        """Give the node that begins at page ``first`` a copy where it has none; return the node to go on below.
 
         Only its first ``size`` pages are the fetch's.
         """
@@ -134,14 +134,14 @@ class _Insertion:
         return node if pages == page_count(state.tree, node) else split_node(state, node, pages)
 
     def _has_copy(self, node: Node) -> bool:
-        """Whether the node has a copy in this pool or a backup is making one."""
+        """Return whether the node has a copy in this pool or a backup is making one."""
         name = self._storage.storage_id
         transfers = self._step.state.transfers
         is_coming = bool(node.backup_pages) and transfers[node.transfer].storage_id == name
         return name in node.host or is_coming
 
     def _end_of_leased(self, position: int, most: int | None = None) -> int:
-        """Behind the last of the leased pages that follow one another from ``position`` on."""
+        """Return the end of the leased pages that follow one another from ``position`` on."""
         most = self._end if most is None else most
         while position < most and self._pages[position - self._start] != NOWHERE:
             position += 1

@@ -1,8 +1,8 @@
 """Fetches of KV, disk or object store to host pool: how much of a run there is room for, and the order for it.
 
-Fetches that are not over, and what they brought for requests that still wait, have ``prefetch_fraction`` of the pool
-at the most, or one request's KV: more would be evicted before its turn. What was brought for those behind a request
-that is next takes no room from it: it would compute at once what they can still have fetched again.
+Fetches in flight, and fetched pages of requests that still wait, may take ``prefetch_fraction`` of the pool, or one
+request's KV: more would be evicted before its turn. Pages fetched for requests behind the one that is next take no room
+from it: it would have to compute at once, while they can still have them fetched again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """What a fetch is of: packed tokens from the root on, and whose key encrypts their KV at rest."""
+    """The tokens of a fetch, packed int32 from the root on, and the key that encrypts their KV at rest."""
 
     namespace: str
     tokens: bytes
@@ -40,13 +40,13 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class KvRun:
-    """Chunks [first, end) of a sequence that may be brought as KV, and the leading pages that need not be."""
+    """Chunks [first, end) of a sequence that may be fetched as KV; its first ``covered_pages`` pages need not be."""
 
     names: ChunkNames
     first: int
     end: int
     covered_pages: int
-    predicted_us: float = 0.0  # Until it is on the device; 0 where it is unknown.
+    predicted_us: float = 0.0  # Time until the KV is on the device; 0 where it is unknown.
 
 
 def begin_fetch(
@@ -59,12 +59,13 @@ def begin_fetch(
     is_next: bool = False,
     loan: Loan | None = None,
 ) -> bool:
-    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it.
+    """Order a run, or as many of its chunks as there is room for; return False where requests wait for room.
 
     With a ``loan`` it is read from the lender, else from the storage's own disk or object store.
-    What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
-    room behind the first. What those that waited before it count on stays, and what was brought for others takes
-    room, unless it ``is_next``.
+
+    A run that only its owner's quota has no room for is not ordered, and True is returned: no other request waits
+    behind it. Pages that requests before this one count on stay; pages fetched for other requests take room, unless the
+    request ``is_next``.
     """
     state = step.state
     owner, pool = state.tree.owner_of(request.submit.namespace), f"{HOST}/{storage.storage_id}"
@@ -103,9 +104,9 @@ def begin_warming(
     *,
     loan: Loan | None = None,
 ) -> int:
-    """Order a run that no request waits for, or as many chunks of it as fetches may bring, if its pages can be had.
+    """Order a run that no request waits for, or as many of its chunks as fetches have room for.
 
-    With a ``loan`` it is read from the lender. What has to go for it is worth no more than ``value``. Returns how many
+    With a ``loan`` it is read from the lender. It evicts only copies worth no more than ``value``. Returns how many
     pages it brings; 0 where nothing was ordered.
     """
     state = step.state
@@ -133,13 +134,13 @@ def begin_warming(
 
 
 def sequence_of(request: Request) -> TokenSequence:
-    """All that a request's tokens are so far. Does not mutate."""
+    """Return a request's tokens so far, prompt and output. Does not change the state."""
     submit = request.submit
     return TokenSequence(submit.namespace, request.tokens, submit.key_id, submit.trace)
 
 
 def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
-    """Cut a run's wanted pages, ``each`` a chunk, to as many chunks as bring ``room`` pages; returns how many."""
+    """Cut a run's wanted pages, ``each`` per chunk, to as many chunks as bring ``room`` pages; return how many."""
     chunks, needed = len(wanted) // each, sum(wanted)
     while chunks > 0 and needed > room:
         chunks -= 1
@@ -149,9 +150,7 @@ def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
 
 
 def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
-    """Return a 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further
-    on.
-    """
+    """Return a 1 for each page of [start, end) to be fetched; a 0 for covered pages and those with a host copy."""
     wanted = bytearray(b"\x01") * (end - start)
     wanted[: covered - start] = bytes(max(0, covered - start))
     position = 0
@@ -165,7 +164,7 @@ def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: i
 
 
 def _take_pages(step: Step, storage: Storage, path: Path, pages: int, owner: int, behind: str) -> bytes | None:
-    """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
+    """Return host pages for a fetch, or None; the copies that the fetch continues are not evicted for it."""
     held = [node for node, _ in path if storage.storage_id in node.host]
     for node in held:
         lock_host(node, storage.storage_id)
@@ -186,7 +185,7 @@ def _order(
     request: Request | None = None,
     held: HeldLoan | None = None,
 ) -> None:
-    """Write a fetch down and send it. ``request`` waits for it; without one it is for no waiting request."""
+    """Note a fetch in the state and send it. ``request`` waits for it; without one no request does."""
     state = step.state
     each, page_size = run.names.pages_each, state.tree.page_size
     fetch_id = state.next_fetch

@@ -1,8 +1,8 @@
 """Admission to host memory: which evicted nodes are worth a backup, and which copies make room (HotPrefix 3.3.2).
 
-What has an owner with a quota gets no more pages than that allows: for what would go beyond, the owner's own copies
-make room, those used longest ago first, and where they cannot it is not admitted. Pages count as the owner's from the
-moment they are leased. So an owner that makes others' copies go is within its quota with what it gets.
+An owner with a quota gets no more pages than that allows: for pages beyond it the owner's own copies make room, the
+least recently used first, and where they cannot the node is not admitted. Pages count as the owner's from the moment
+they are leased. So an owner that displaces others' copies is within its quota with what it gets.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
 
 BUILT_IN_ADMISSIONS = ("all", "none", "selective")
-"""Part of this module; others are registered by name, from outside the core."""
+"""Admissions that this module implements; others are registered by name, from outside the core."""
 
 
 class Admission:
-    """Base of all admissions. Keeps nothing between decisions and mutates nothing, so snapshots need not hold it."""
+    """Base of all admissions. Keeps and changes nothing between decisions, so snapshots need not hold it."""
 
     name = ""
 
     def admits(self, node: Node, pages: int, moment: Moment) -> bool:
-        """Return whether ``node``, which leaves a device, gets a copy of so many pages in host memory.
+        """Return whether ``node``, which leaves a device, gets a copy of ``pages`` pages in host memory.
 
-        The pool's eviction policy makes room for what is admitted; what is not is dropped. Nodes that a cache lease or
-        a pin asks for get their copy without being asked about here.
+        The pool's eviction policy makes room for an admitted node; others are dropped. Nodes that a cache lease or a
+        pin asks for get their copy without a call of this method.
         """
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class Admission:
 A = TypeVar("A", bound=type[Admission])
 
 ADMISSIONS: dict[str, Admission] = {}
-"""By name, without those that are built in."""
+"""Registered admissions by name, without those that are built in."""
 
 
 def register_admission(admission: A) -> A:
@@ -73,14 +73,14 @@ def register_admission(admission: A) -> A:
 
 
 _MOST_PASSED_OVER = 8
-_NODES_ABOVE_QUOTA = 8  # Copies above a quota that one step drops without anybody's need.
+_NODES_ABOVE_QUOTA = 8  # Copies above a quota that one step drops without need for room.
 
 
 def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
-    """Host pages for a node that leaves a device, or None when it is to be dropped without a copy.
+    """Return host pages for a node that leaves a device, or None when it is to be dropped without a copy.
 
-    "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the
-    coldest copies has that would have to leave for it (Figure 5). An admission that is registered decides by itself.
+    "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the coldest
+    copies has that would be evicted for it (Figure 5). A registered admission decides by itself.
     """
     state = step.state
     config = state.config
@@ -106,10 +106,11 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
 
 
 def take_host_pages(step: Step, storage: Storage, pages: int, owner: int = 0, behind: str = "") -> bytes | None:
-    """Host pages for a backup or a fetch of an owner's KV, evicting what is above a quota and then what the pool's
-    policy names; None when it cannot give so many. What requests count on that wait before ``behind`` stays.
+    """Return ``pages`` host pages (packed) for a backup or a fetch of an owner's KV; None when too few can be freed.
 
-    May cut or remove nodes that have copies in this pool, those on a device included: match again what is used later.
+    Evicts copies above a quota and then what the pool's policy names; copies that requests waiting before ``behind``
+    count on stay. May cut or remove nodes that have copies in this pool, those on a device included: match again what
+    is used later.
     """
     pool = host_pool(storage)
     if pages > pool.free + pool.cached or not _make_room_within_quota(step, storage, pages, owner):
@@ -129,9 +130,10 @@ def take_host_pages(step: Step, storage: Storage, pages: int, owner: int = 0, be
 def displace_colder(
     step: Step, storage: Storage, pages: int, value: float, spared: Container[int], owner: int = 0
 ) -> bytes | None:
-    """Host pages for what is worth ``value``, evicting the coldest copies, none of them worth more; None if too few.
+    """Return ``pages`` host pages for a node worth ``value``, evicting the coldest copies; None if too few may go.
 
-    Nodes of ``spared`` ids stay. What is above a quota goes first, whatever it is worth.
+    No copy worth more is evicted, and nodes of ``spared`` ids stay. Copies above a quota go first, whatever their
+    worth.
     """
     state, pool = step.state, host_pool(storage)
     may_go = _worth_less(state, spared, lambda other: other <= value)
@@ -166,7 +168,7 @@ def displace_colder(
 def displace_cheaper(
     step: Step, storage: Storage, pages: int, value: float, spared: Container[int], owner: int = 0
 ) -> bytes | None:
-    """Host pages for what is worth ``value``, evicting what the pool's policy names as long as that is worth less.
+    """Return ``pages`` host pages for a node worth ``value``, evicting what the policy names while it is worth less.
 
     None if that frees too few; nodes of ``spared`` ids stay. Passes over a few that are worth more and no further, so
     that it costs little in a pool that holds nothing cheaper. May cut or remove nodes as :func:`take_host_pages` does.
@@ -191,7 +193,7 @@ def displace_cheaper(
 
 
 def drop_above_quotas(step: Step, storage: Storage) -> None:
-    """Drop copies of owners that are above their quotas here, a few: quotas were lowered, or are new."""
+    """Drop up to eight copies of owners that are above their quotas here: quotas were lowered, or are new."""
     for _ in range(_NODES_ABOVE_QUOTA):
         found = take_host_excess(step.state, storage.storage_id)
         if found is None:
@@ -200,16 +202,16 @@ def drop_above_quotas(step: Step, storage: Storage) -> None:
 
 
 def _worth_less(state: CellState, spared: Container[int], is_less: Callable[[float], bool]) -> Callable[[Node], bool]:
-    """Whether a copy may go for what is worth more, and is not to be spared."""
+    """Return a predicate: whether a copy is not spared and its worth passes ``is_less``."""
     return lambda node: node.id not in spared and is_less(worth(state, node))
 
 
 def _make_room_within_quota(
     step: Step, storage: Storage, pages: int, owner: int, may_go: Callable[[Node], bool] | None = None
 ) -> bool:
-    """Evict of an owner's own copies, those that ``may_go``, until its quota has room for so many pages more.
+    """Evict an owner's own copies, those that ``may_go``, until its quota has room for ``pages`` more pages.
 
-    Returns whether it has. Passes over a few that may not go and no further.
+    Return whether it has. Passes over a few that may not go and no further.
     """
     if not owner:
         return True
@@ -234,7 +236,7 @@ def _make_room_within_quota(
 
 
 def _drop_excess(step: Step, storage: Storage, pages: int, spared: Container[int] = ()) -> None:
-    """Evict copies that are above their owners' quotas until so many pages are free, as far as they go."""
+    """Evict copies that are above their owners' quotas until ``pages`` pages are free, as far as they go."""
     if not step.state.quotas.above:
         return
     pool = host_pool(storage)
@@ -253,7 +255,7 @@ def _drop_excess(step: Step, storage: Storage, pages: int, spared: Container[int
 
 
 def _lease(state: CellState, storage: Storage, pages: int, owner: int) -> bytes | None:
-    """So many free pages, which count as the owner's from now on; None if fewer are free."""
+    """Return ``pages`` free pages (packed), which count as the owner's from now on; None if fewer are free."""
     leased = host_pool(storage).allocate(pages)
     if leased and owner:
         state.quotas.charge(owner, f"{HOST}/{storage.storage_id}", pages)
@@ -263,7 +265,7 @@ def _lease(state: CellState, storage: Storage, pages: int, owner: int) -> bytes 
 def _drop_end(step: Step, storage: Storage, victim: Node, missing: int) -> None:
     """Evict a host copy, or only its end where that is much less; see :func:`trimming.trim`.
 
-    Its chunks may have to be saved now: what is ordered later fills these pages after they were read.
+    Its chunks may have to be saved now: a later order fills these pages after they were read.
     """
     state = step.state
     if missing <= 0 or not is_host_evictable(state, victim, storage.storage_id):
@@ -282,7 +284,7 @@ def _rank(state: CellState, storage: Storage, node_id: int) -> HeatRank | None:
 
 
 def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> HeatRank | None:
-    """How a copy ranks that only its children hold back, once all of them are gone."""
+    """Return the rank of a copy once all of its children are gone; None where more than they hold it."""
     name = storage.storage_id
     if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.child_ids):
         return None

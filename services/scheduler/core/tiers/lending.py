@@ -1,11 +1,11 @@
-"""Host memory and disks of other nodes: a waiting request's prefix may be read from there.
+"""Host memory and disks of other nodes, from which a waiting request's prefix may be read.
 
-Storages that share by the same engine read one another's host pools (``StorageJoined.shares``). What is fetched so is
-ordered like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of
-callers with a key of their own stays out of it, because host memory, and the way from it, is not encrypted.
+Storages that share by the same engine read one another's host pools (``StorageJoined.shares``). Such a fetch is ordered
+like a fetch from the disk; the lender is told nothing, and its copies are locked until the fetch is over. KV of callers
+with a key of their own stays out of it, because host memory, and the network path from it, is not encrypted.
 
-What a node has on its disk alone it fetches into its own host memory first, for requests that wait on another node,
-and then lends it as anything there.
+For requests that wait on another node, a node first fetches chunks that only its disk has into its own host memory, and
+then lends them as any others there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Pages of ``path`` that are in the host pool of ``lender``, from the first that is needed to the chunk ``end``."""
+    """Pages of ``path`` that are in the host pool of ``lender``, from the first that is needed up to chunk ``end``."""
 
     lender: Storage
     path: Path
@@ -56,12 +56,12 @@ class HeldLoan:
 
 
 def may_borrow(state: CellState, storage: Storage) -> bool:
-    """Whether there is another storage whose host pool this one can read. Does not mutate."""
+    """Return whether there is another storage whose host pool this one can read. Does not change the state."""
     return any(lends_to(other, storage) for other in state.storages.values())
 
 
 def lends_to(other: Storage, storage: Storage) -> bool:
-    """Whether ``storage`` can read the host pool of ``other``, which is on another node. Does not mutate."""
+    """Return whether ``storage`` can read the host pool of ``other``, on another node. Does not change the state."""
     return (
         bool(other.shares)
         and other.storage_id != storage.storage_id
@@ -75,10 +75,10 @@ def lends_to(other: Storage, storage: Storage) -> bool:
 def find_loan(
     state: CellState, request: Request, storage: Storage, path: Path, names: ChunkNames, covered_pages: int, most: int
 ) -> Loan | None:
-    """Return the longest run of at most ``most`` chunks behind the covered pages, to the end of one, that one other
-    storage has in host memory. Does not mutate.
+    """Return the longest run of chunks behind the covered pages that one other storage has in host memory.
 
-    Of those with the longest it is the one that joined first. None where no storage has the next chunk whole.
+    It has at most ``most`` chunks, all whole. Of equals it is the storage's that joined first; None where no storage
+    has the next chunk whole. Does not change the state.
     """
     if not may_be_lent(request, storage):
         return None
@@ -92,8 +92,10 @@ def find_loan(
 
 
 def lies_elsewhere(state: CellState, request: Request, worker: Worker, path: Path, covered_pages: int) -> bool:
-    """Whether another node could lend what follows the covered pages to a request that is next and may still wait.
-    Does not mutate.
+    """Return whether a request that is next may wait for a loan of the KV behind its covered pages.
+
+    Another node must have it in host memory, and the request's wait for fetches must not be over. Does not change the
+    state.
     """
     storage = state.storage_of(worker)
     if storage is None or request.patience.is_fetch_over or not may_be_lent(request, storage):
@@ -104,8 +106,9 @@ def lies_elsewhere(state: CellState, request: Request, worker: Worker, path: Pat
 
 
 def borrowing(state: CellState, request: Request, worker: Worker, path: Path, covered: int) -> tuple[int, float]:
-    """(Tokens behind ``covered`` others that other nodes could lend a worker, microseconds until they are on its
-    device). Does not mutate.
+    """Return (tokens behind ``covered`` others that other nodes can lend, µs until they are on the device).
+
+    (0, 0.0) where there are too few. Does not change the state.
     """
     storage, geometry = state.storage_of(worker), state.geometry
     if storage is None or geometry is None or not may_be_lent(request, storage):
@@ -121,8 +124,9 @@ def borrowing(state: CellState, request: Request, worker: Worker, path: Path, co
 def is_worth_borrowing(
     state: CellState, worker: Worker, storage: Storage, covered: int, tokens: int, on_disk: int
 ) -> bool:
-    """Whether ``tokens`` behind ``covered`` others come faster from another node than by computing them, or than from
-    the disk, which has ``on_disk`` of them. Does not mutate.
+    """Return whether borrowing ``tokens`` behind ``covered`` others beats computing and the node's own disk.
+
+    The disk has ``on_disk`` of them. Computing is weighed as :func:`beats_computing` says. Does not change the state.
     """
     geometry = state.geometry
     if geometry is None:
@@ -130,15 +134,27 @@ def is_worth_borrowing(
     rate = lender_bytes_per_us(storage)
     if on_disk >= tokens and disk_bytes_per_us(storage) > rate:
         return False
-    needed_us = tokens * geometry.token_bytes / rate
-    return not has_compute_speed(state, worker) or needed_us < recompute_us(state, worker, covered, tokens)
+    return beats_computing(state, worker, covered, tokens, tokens * geometry.token_bytes / rate)
+
+
+def beats_computing(state: CellState, worker: Worker, covered: int, tokens: int, needed_us: float) -> bool:
+    """Return whether ``tokens`` behind ``covered`` others are to be brought in ``needed_us`` instead of computed.
+
+    They are, too, where no speed of computing is known, and where ``restoring`` names one means: then nothing is
+    weighed, as for what the node's own disk has. Does not change the state.
+    """
+    if state.config.restoring != "planned" or not has_compute_speed(state, worker):
+        return True
+    return needed_us < recompute_us(state, worker, covered, tokens)
 
 
 def find_on_disks(
     state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, most: int
 ) -> tuple[Storage, int] | None:
-    """Another node whose disk has the chunk ``first``, which one's own does not have, and behind the last of at most
-    ``most`` that it has from there on; of several the longest run. Does not mutate.
+    """Return another storage whose disk has chunk ``first``, and the end of its run of chunks from there.
+
+    None where the own disk has that chunk, or no other. The run is of at most ``most`` chunks; of several, the longest
+    is returned. Does not change the state.
     """
     if not may_be_lent(request, storage) or first >= names.count or names[first] in storage.disk.chunks:
         return None
@@ -155,8 +171,9 @@ def find_on_disks(
 
 
 def raising(state: CellState, request: Request, worker: Worker, names: ChunkNames, covered: int) -> tuple[int, float]:
-    """(Tokens behind ``covered`` others that the disk of another node has, microseconds until they are on a worker's
-    device). Does not mutate.
+    """Return (tokens behind ``covered`` others on another node's disk, µs until they are on the worker's device).
+
+    (0, 0.0) where there are too few. Does not change the state.
     """
     storage, size = state.storage_of(worker), chunk_tokens(state.tree.page_size)
     found = None
@@ -172,8 +189,9 @@ def raising(state: CellState, request: Request, worker: Worker, names: ChunkName
 
 
 def raising_us(state: CellState, lender: Storage, storage: Storage, tokens: int) -> float:
-    """Time until ``tokens`` of a lender's disk are in a storage's host memory, one way after the other. Does not
-    mutate.
+    """Return the time in µs until ``tokens`` of a lender's disk are in a storage's host memory.
+
+    The disk and then the network are counted one after the other. Does not change the state.
     """
     nbytes = 0 if state.geometry is None else tokens * state.geometry.token_bytes
     return nbytes / disk_bytes_per_us(lender) + nbytes / lender_bytes_per_us(storage)
@@ -194,7 +212,7 @@ def hold_loan(state: CellState, loan: Loan, covered_page: int, first_page: int, 
 
 
 def let_go(state: CellState, held: HeldLoan) -> None:
-    """Undo :func:`hold_loan`: nothing was ordered."""
+    """Undo :func:`hold_loan`, because no fetch was ordered."""
     _unlock(state, held.order.storage_id, held.node, held.depth)
 
 
@@ -206,15 +224,16 @@ def end_loan(state: CellState, fetch: Fetch) -> None:
 
 
 def forget_lender(state: CellState, storage: Storage) -> None:
-    """Forget a storage that is lost with its copies: nothing is locked there any more, and its readers find out."""
+    """Forget a storage that is lost with its copies: nothing is locked there, and its readers find out."""
     for fetch in state.fetches.values():
         if fetch.lender_id == storage.storage_id:
             fetch.lent_node = 0
 
 
 def lent_nodes(state: CellState, node_id: int, depth: int) -> Iterator[Node]:
-    """Yield the nodes whose copies a fetch reads, deepest first. They may have been cut since; none is left where one
-    above them failed verification and went with all below it. Does not mutate.
+    """Yield the nodes whose copies a fetch reads, deepest first. Does not change the state.
+
+    They may have been cut since. None is left where one above them failed verification and went with all below it.
     """
     node = state.tree.nodes.get(node_id)
     while node is not None and node.parent and node.depth >= depth:
@@ -228,12 +247,12 @@ def _unlock(state: CellState, lender_id: str, node_id: int, depth: int) -> None:
 
 
 def may_be_lent(request: Request, storage: Storage) -> bool:
-    """Whether a storage may have KV of a request from other nodes. Does not mutate."""
+    """Return whether a storage may have KV of a request from other nodes. Does not change the state."""
     return bool(storage.shares) and not request.submit.key_id and not request.prefetch.is_loan_over
 
 
 def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int) -> Iterator[tuple[Storage, int]]:
-    """Each lender and the chunk behind the last whole one that it has of ``path``, going on from the covered pages."""
+    """Yield (lender, end of its whole chunks of ``path`` behind the covered pages, in chunks from the root)."""
     each = chunk_pages(state.tree.page_size)
     for lender in state.storages.values():
         if lends_to(lender, storage):
@@ -241,8 +260,9 @@ def _reaches(state: CellState, storage: Storage, path: Path, covered_pages: int)
 
 
 def end_of_copies(storage: Storage, path: Path, first_page: int) -> int:
-    """Behind the last page of ``path`` from ``first_page`` on with a sound copy in a storage's host memory;
-    ``first_page`` where it has none. Does not mutate.
+    """Return the end of the pages of ``path`` from ``first_page`` on with a sound copy in a storage's host memory.
+
+    ``first_page`` where it has none. Does not change the state.
     """
     name, position, reached = storage.storage_id, 0, first_page
     for node, pages in path:
@@ -255,7 +275,7 @@ def end_of_copies(storage: Storage, path: Path, first_page: int) -> int:
 
 
 def _within(path: Path, first_page: int, end_page: int) -> Iterator[tuple[Node, int, int]]:
-    """(node, first page, end) of the parts of a path within [first_page, end_page)."""
+    """Yield (node, first page, end) of the parts of a path within [first_page, end_page)."""
     position = 0
     for node, pages in path:
         start, end = max(position, first_page), min(position + pages, end_page)

@@ -1,14 +1,13 @@
 """Loads, to a device from host memory or a neighbour's device: settled when the batch that carried them is answered.
 
-Neighbours are workers of one node, and each may copy pages from the others' devices instead of computing them. A
-worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
-load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
-is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
-vouches for pages on a device but the map of it.
+Neighbours are workers of one node, and each may copy pages from the others' devices instead of computing them. A worker
+is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a load from a
+host pool reads host memory: the path that it reads is locked there until the batch that carries the load is answered.
+After such a load failed, no other is planned between the two before one of them joins again: only the map of a device
+vouches for its pages.
 
-A worker that was given up may only have stood still, and read on when it goes on. What it says then counts at a
-gateway until that has heard of the request's next attempt. So what it was reading stays locked for as long as that
-may take.
+A worker that was given up may only have stood still, and read on when it goes on. Its messages count at a gateway until
+that has heard of the request's next attempt. So the pages that it was reading stay locked for as long as that may take.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 
 
 def settle_loads(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
-    """Settle the loads of an executed batch: what its chunks prove is on the device, and the rest has failed.
+    """Settle the loads of an executed batch: loads that its chunks prove are finished, and the others have failed.
 
-    A chunk that was computed proves everything that its request stands on, its own loads and those of others
-    that it joined. A load that stands on another comes after it in the batch.
+    A chunk that was computed proves everything that its request stands on, its own loads and those of others that it
+    joined. A load that stands on another comes after it in the batch.
     """
     state = step.state
     if not batch.loads:
@@ -70,8 +69,8 @@ def settle_loads(step: Step, worker: Worker, batch: Batch, message: BatchDone) -
 def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: bool) -> None:
     """Settle the loads of a request that leaves its worker before their batch was reported.
 
-    Proven, they are over and good as far as it stands on them. Otherwise the worker may still be copying: the
-    pages of its own load stay untouched until the batch is answered, and then none of its own vouches for them.
+    Proven, they are over and good as far as the request stands on them. Otherwise the worker may still be copying: the
+    pages of its own load stay untouched until the batch is answered, and then no chunk of its own vouches for them.
     """
     for batch in worker.work.batches:
         if is_proven:
@@ -112,11 +111,11 @@ def _finish(step: Step, worker: Worker, batch: Batch, proven: list[Node]) -> Non
 
 
 def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: list[Request], bad_pages: bytes) -> None:
-    """Undo what is left of a load. Copies that failed verification are quarantined.
+    """Undo the rest of a load. Copies that failed verification are quarantined.
 
     The requests that stand on it are about to be preempted. The pages go to the request that the load was for, which
-    gives them back when its worker has let go of it, or back to the pool: plans are executed in order, so nothing
-    writes to them before the worker has forgotten the others too.
+    returns them when its worker has released it, or back to the pool: plans are executed in order, so nothing writes to
+    them before the worker has forgotten the others too.
     """
     state = step.state
     state.count("loads_failed")
@@ -139,7 +138,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
 
 
 def _step_back(state: CellState, worker: Worker, request: Request, failed: list[Node], *, keeps_pages: bool) -> None:
-    """Take a request off a failed load. What it keeps of its pages is private from now on."""
+    """Take a request off a failed load. The pages that it keeps are private from now on."""
     known = dict.fromkeys(node.id for node in failed)
     path = loading_upwards(state, worker, request.node) if request.node else []
     lost = [node for node in path if node.id in known]
@@ -163,7 +162,7 @@ def _step_back(state: CellState, worker: Worker, request: Request, failed: list[
 def release_host(step: Step, nodes: list[Node], storage: Storage, bad_pages: bytes) -> None:
     """Unlock the host copies that a copy up read, lowest first, and quarantine those with bad pages (packed).
 
-    Pins let go of what is quarantined: a copy that their locks kept would keep good KV from being backed up.
+    Pins release quarantined copies: a copy kept by their locks would keep good KV from being backed up.
     """
     state = step.state
     bad = dict.fromkeys(unpack_int32(bad_pages))
@@ -180,13 +179,14 @@ def release_host(step: Step, nodes: list[Node], storage: Storage, bad_pages: byt
 
 
 def loading_nodes(state: CellState, worker: Worker, load: Load) -> list[Node]:
-    """Return the nodes that a load fills, lowest first. Does not mutate."""
+    """Return the nodes that a load fills, lowest first. Does not change the state."""
     return [node for node in loading_upwards(state, worker, load.node) if node.depth >= load.depth]
 
 
 def copies_up(state: CellState, worker: Worker) -> list[tuple[str, list[Node]]]:
-    """Return what each load of the worker and its promotion fill, lowest first, and from which storage. Does not
-    mutate.
+    """Return (storage id, nodes, lowest first) of each load of the worker, and of its promotion.
+
+    Does not change the state.
     """
     found = [
         (load.storage_id, loading_nodes(state, worker, load)) for batch in worker.work.batches for load in batch.loads
@@ -198,7 +198,10 @@ def copies_up(state: CellState, worker: Worker) -> list[tuple[str, list[Node]]]:
 
 
 def loading_upwards(state: CellState, worker: Worker, node_id: int) -> list[Node]:
-    """Return this node and those above it, as far as they are loading on the worker, lowest first. Does not mutate."""
+    """Return this node and its ancestors, as far as they are loading on the worker, lowest first.
+
+    Does not change the state.
+    """
     nodes = []
     node = state.tree.nodes[node_id]
     while worker.worker_id in node.loading:
@@ -208,13 +211,13 @@ def loading_upwards(state: CellState, worker: Worker, node_id: int) -> list[Node
 
 
 LATE_READS_MS = 30_000
-"""A gateway that can hear of tokens looks for notices that it missed every ten seconds."""
+"""How long late reads stay locked: gateways look for missed notices every ten seconds."""
 
 
 def attach_neighbours(step: Step) -> None:
-    """Tell workers of a node about one another, as far as they were not told yet and it is switched on.
+    """Tell workers of a node about one another where they do not know yet, if neighbour loads are switched on.
 
-    One that drains loads nothing more, and once it may leave, no read from it begins.
+    A worker that drains loads nothing more, and once it may leave, no read from it begins.
     """
     state = step.state
     if not state.is_configured or not state.config.neighbour_loads:
@@ -239,7 +242,7 @@ def _attach(step: Step, worker: Worker, other: Worker) -> None:
 
 
 def detach_neighbour(step: Step, worker: Worker) -> None:
-    """Detach a worker that is gone: what others were reading from it and what it read from others."""
+    """Detach a worker that is gone, with the reads of others from it and its reads from others."""
     state = step.state
     _read_on(step, worker)
     for reads in state.late_reads.values():
@@ -255,7 +258,7 @@ def detach_neighbour(step: Step, worker: Worker) -> None:
 
 
 def _read_on(step: Step, worker: Worker) -> None:
-    """Keep the locks of a worker's loads for a while after it."""
+    """Keep the locks of a lost worker's loads for a while."""
     reads = []
     for load in (load for batch in worker.work.batches for load in batch.loads):
         if load.neighbour_id in step.state.workers:
@@ -267,7 +270,7 @@ def _read_on(step: Step, worker: Worker) -> None:
 
 
 def end_late_reads(step: Step, timer_id: str) -> None:
-    """Ignore whatever a worker that was given up says from now on."""
+    """Unlock what a lost worker was reading: from now on its messages do not count."""
     for read in step.state.late_reads.pop(timer_id):
         neighbour = step.state.workers[read.neighbour_id]
         unlock_path(step.state, step.state.tree.nodes[read.node], neighbour)
@@ -275,7 +278,7 @@ def end_late_reads(step: Step, timer_id: str) -> None:
 
 
 def release_neighbour(step: Step, load: Load) -> None:
-    """Release a neighbour after a load: it may evict what was read."""
+    """Release a neighbour after a load: it may evict the pages that were read."""
     neighbour = step.state.workers.get(load.neighbour_id)
     if neighbour is not None:
         unlock_path(step.state, step.state.tree.nodes[load.node], neighbour)
@@ -284,22 +287,22 @@ def release_neighbour(step: Step, load: Load) -> None:
 
 
 def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
-    """Distrust a neighbour after a failed load: no other is planned as long as both stay."""
+    """Distrust a neighbour after a failed load: no other load is planned from it as long as both stay."""
     if worker.moves.neighbours.get(neighbour_id):
         worker.moves.neighbours[neighbour_id] = False
         state.count("neighbours_distrusted")
 
 
 def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
-    """KV was fetched for a request as predicted; its next load completes what the prediction was of."""
+    """Note KV fetched for a request; its next load completes the restoration that ``predicted_us`` is of."""
     if predicted_us > 0:
         request.prefetch.kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
 
 
 def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
-    """KV that was fetched for requests of this batch was loaded with it, or was not: their restorations are over.
+    """Compare predictions of fetched KV with the times observed, now that its loads are over or were not made.
 
-    The observed time is that of the fetch and, one after the other, the batch's time to load as many tokens.
+    The observed time is that of the fetch and, after it, the batch's time to load as many tokens.
     """
     for load in batch.loads:
         request = state.requests.get(load.request_id)

@@ -1,7 +1,7 @@
 """Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there.
 
-What is above its owner's quota goes before anything else, and a few nodes of it with every step even where no request
-needs room. What requests compute is never refused for a quota; the owner's own KV makes room for it first.
+Nodes above their owner's quota go before anything else, and a few of them with every step even where no request needs
+room. A request is never refused pages for a quota; the owner's own KV makes room for it first.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from services.scheduler.core.tiers.under_way import Transfer
     from shared.messages.explanations import Departure
 
-# Bound the time of one step. What is evicted ahead of need can go on with the worker's next input; what somebody
-# waits for goes on when the backups answer that were begun for it.
+# Bound the time of one step. Eviction ahead of need can go on with the worker's next input; eviction that a request
+# waits for goes on when the backups begun for it are answered.
 _NODES_AHEAD = 8
 _NODES_AHEAD_IF_BUSY = 2
 _MANY_ADMISSIONS = 4
 _PAGES_AHEAD = 1024
 _NODES_AT_ONCE = 32
-# Where a reserve is short it is filled up to one page in so many of the pool above it: backups are few and large.
+# A reserve that is short is filled to 1/64 of the pool above it, so that backups are few and large.
 _MARGIN_SHARE = 64
 
 
 @dataclass(slots=True)
 class _Eviction:
-    """The backups that one making of room leads to. ``pages`` are those of the last one.
+    """The backups begun while making room once. ``pages`` are those of the last one.
 
     ``leaving`` counts, by parent, the children that leave with them, so that a chain goes in one transfer.
     """
@@ -49,10 +49,10 @@ class _Eviction:
 
 
 def make_room(step: Step, worker: Worker, pages: int, owner: int = 0) -> bool:
-    """Evict until ``pages`` are free or will be after running backups; returns whether they are free now.
+    """Evict until ``pages`` are free or will be after running backups; return whether they are free now.
 
     They are for a request in a namespace of ``owner``, whose own KV goes first if it is above its quota with them.
-    Evicts a bounded number of nodes as long as a backup is under way: the worker is served again when that answers.
+    Evicts a bounded number of nodes as long as a backup is in flight: the worker is served again when that is answered.
     """
     missing = pages - worker.pool.free
     if missing <= 0:
@@ -66,9 +66,9 @@ def make_room(step: Step, worker: Worker, pages: int, owner: int = 0) -> bool:
 def _evict_pages(
     step: Step, worker: Worker, missing: int, most_nodes: int, *, is_needed: bool, owner: int = 0, coming: int = 0
 ) -> None:
-    """Evict nodes of so many pages together, or ``most_nodes``; more if they are needed and no backup is under way.
+    """Evict nodes of ``missing`` pages, at most ``most_nodes``; more if they are needed and no backup is in flight.
 
-    So many pages are ``coming`` for an ``owner``.
+    ``coming`` pages are for an ``owner``.
     """
     state = step.state
     eviction = _Eviction()
@@ -88,7 +88,7 @@ def _evict_pages(
 
 
 def _evict_above_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
-    """Evict KV of owners that are above their quotas on this worker, a few nodes; returns whether there was any."""
+    """Evict a few nodes of owners that are above their quotas on this worker; return whether there was any."""
     state = step.state
     eviction = _Eviction()
     evicted = 0
@@ -106,7 +106,7 @@ def _evict_above_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
 
 
 def keep_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
-    """Evict some of what is above quotas on a worker and in its node's host pool; whether the worker had any."""
+    """Evict some nodes above quotas on a worker and in its node's host pool; return whether the worker had any."""
     storage = step.state.storage_of(worker)
     if storage is not None:
         drop_above_quotas(step, storage)
@@ -125,7 +125,7 @@ def _evict(step: Step, worker: Worker, node: Node, eviction: _Eviction) -> None:
     storage = backup_target(state, worker)
     pages = None
     departure: Departure = "evicted"
-    # A node that has a copy needs none, nor one that another worker's backup is about to give one.
+    # No copy is needed where the node has one or another worker's backup is making one.
     if storage is not None and storage.storage_id not in node.host and not node.transfer:
         pages = admit_to_host(step, storage, node)
         departure = "evicted" if state.config.admission in ("all", "none") else "refused"
@@ -142,9 +142,7 @@ def _evict(step: Step, worker: Worker, node: Node, eviction: _Eviction) -> None:
 
 
 def _transfer_for(step: Step, worker: Worker, storage: Storage, eviction: _Eviction, pages: bytes) -> Transfer:
-    """Return the transfer that a node with these host pages (packed) joins: the last one, or a new one when that is
-    full.
-    """
+    """Return the transfer that a node with these host pages (packed) joins: the last, or a new one if full."""
     size = len(pages) // 4
     if not eviction.transfers or eviction.pages + size > TRANSFER_PAGES:
         eviction.transfers.append(open_transfer(step, worker, storage))
@@ -171,11 +169,11 @@ def keep_reserve(step: Step, worker: Worker, *, is_busy: bool, admissions: int) 
 
 
 def reserved_pages(state: CellState, worker: Worker) -> int:
-    """Device pages that eviction tries to keep free. Does not mutate."""
+    """Return how many device pages eviction tries to keep free. Does not change the state."""
     return int(worker.pool.total * state.config.reserve_fraction)
 
 
 def filled_reserve(state: CellState, worker: Worker) -> int:
-    """Free device pages at which a reserve that was short is filled again. Does not mutate."""
+    """Return the free device pages up to which a reserve that was short is filled. Does not change the state."""
     reserve = reserved_pages(state, worker)
     return reserve + min(reserve, worker.pool.total // _MARGIN_SHARE)

@@ -1,9 +1,9 @@
 """Hotness promotion (HotPrefix 3.4, Algorithm 2): hot host copies move up while requests decode.
 
-After a batch has prefilled something, the hottest host roots (copies in host memory right below what is on the
-device) take the places of the coldest leaves of the device. The leaves are dropped at once, without a backup. Pages
-above the reserve that are not in use are filled first; beyond them a plan fills only what it frees, so the device holds
-as much afterwards as before. Until the worker answers, the nodes of a plan are being loaded: they are matched
+After a batch has prefilled something, the hottest host roots (copies in host memory right below nodes on the device)
+take the places of the coldest leaves of the device. The leaves are dropped at once, without a backup. Pages above the
+reserve that are not in use are filled first; beyond them a plan fills only what it frees, so the device holds as much
+afterwards as before. Until the worker answers, the nodes of a plan are being loaded: they are matched
 by no request and not evicted. There is no deadline: a worker that lives answers, as with loads, and until then
 it may still write to these pages.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
     from shared.messages.worker_events import PagesPromoted
 
-# Host roots that one plan moves, and that it passes over for want of enough colder leaves: each costs a look at many.
+# Host roots that one plan moves, and that it passes over for want of enough colder leaves: each costs many look-ups.
 _MOST_ROOTS = 16
 _MOST_PASSED_OVER = 4
 
@@ -84,7 +84,7 @@ def promote(step: Step, worker: Worker) -> None:
 
 
 def _is_time(state: CellState, worker: Worker) -> bool:
-    """Whether the worker decodes or is idle, and no copy or page that somebody waits for would come later."""
+    """Return whether the worker decodes or is idle, and no request would wait longer for a copy or a page."""
     if worker.moves.promotion is not None or worker.lease_waits or any(batch.loads for batch in worker.work.batches):
         return False
     is_decoding = any(state.requests[name].state is RequestState.DECODING for name in worker.work.running)
@@ -92,7 +92,10 @@ def _is_time(state: CellState, worker: Worker) -> bool:
 
 
 def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
-    """Algorithm 2: take hosts' hottest roots in turn, and drop the coldest leaves for them; nodes begin to load."""
+    """Choose nodes by Algorithm 2: take the hottest host roots in turn, and drop the coldest leaves for them.
+
+    Return the nodes, which begin to load.
+    """
     name = worker.worker_id
     roots = index_of(state, hottest_below(name), lambda node: _is_host_root(state, worker, storage, node))
     leaves = index_of(state, coldest_of_device(name), lambda node: is_device_evictable(state, node, name))
@@ -103,7 +106,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
     refresh(state, roots, rank_of)
     refresh(state, leaves, lambda node_id: _leaf_rank(state, worker, node_id))
     budget = _budget(state)
-    # While backups free pages, somebody waits for them; and the reserve is for requests, not for guesses.
+    # While backups free pages, a request waits for them; and the reserve is for requests, not for guesses.
     spare = 0 if worker.moves.leaving else max(0, worker.pool.free - filled_reserve(state, worker))
     chosen: list[Node] = []
     passed_over: list[tuple[HeatRank, int]] = []
@@ -136,13 +139,13 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
 
 
 def _budget(state: CellState) -> int:
-    """Pages that one plan may move."""
+    """Return how many pages one plan may move."""
     tokens = state.config.promotion_tokens
     return min(TRANSFER_PAGES, tokens // state.tree.page_size) if tokens > 0 else TRANSFER_PAGES
 
 
 def _root_rank(state: CellState, worker: Worker, storage: Storage, node_id: int) -> HeatRank | None:
-    """How a host root ranks, hottest first. What was never used again, or not for long, is none."""
+    """Return the rank of a host root, hottest first; None for one that was not used again, or not lately."""
     node = state.tree.nodes.get(node_id)
     if node is None or not _is_host_root(state, worker, storage, node):
         return None
@@ -151,7 +154,7 @@ def _root_rank(state: CellState, worker: Worker, storage: Storage, node_id: int)
 
 
 def _is_host_root(state: CellState, worker: Worker, storage: Storage, node: Node) -> bool:
-    """Whether a node has a usable copy in host memory and is not on the device, where its parent is."""
+    """Return whether a node has a usable copy in host memory and is not on the device, where its parent is."""
     name, storage_id = worker.worker_id, storage.storage_id
     if storage_id not in node.host or storage_id in node.quarantined or name in node.device or name in node.loading:
         return False
@@ -160,7 +163,7 @@ def _is_host_root(state: CellState, worker: Worker, storage: Storage, node: Node
 
 
 def _leaf_rank(state: CellState, worker: Worker, node_id: int) -> HeatRank | None:
-    """How a leaf of the device ranks, coldest first."""
+    """Return the rank of a leaf of the device, coldest first."""
     node = state.tree.nodes.get(node_id)
     if node is None or not is_device_evictable(state, node, worker.worker_id):
         return None
@@ -168,9 +171,10 @@ def _leaf_rank(state: CellState, worker: Worker, node_id: int) -> HeatRank | Non
 
 
 def _drop_colder(state: CellState, worker: Worker, leaves: Candidates, root: Node, pages: int) -> int | None:
-    """Drop the coldest leaves, all strictly colder than ``root``, that free so many pages; None if too few do.
+    """Drop the coldest leaves, all strictly colder than ``root``, that free ``pages`` pages; return how many they free.
 
-    Its parent stays. A parent whose children on the device are all dropped is a leaf then, and may go too.
+    None if too few leaves are colder. The root's parent stays. A parent whose children on the device are all dropped is
+    a leaf then, and may go too.
     """
     if pages <= 0:
         return 0
@@ -221,7 +225,7 @@ def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
     storage = state.storages.get(promotion.storage_id)
     if message.ok:
         for node in reversed(nodes):
-            node.last_use = step.seq  # To a policy that goes by last use, it would be the first to leave again.
+            node.last_use = step.seq  # Otherwise a policy that goes by last use would evict it first.
             state.count("promoted_pages", page_count(state.tree, node))
             finish_loading(state, node, worker)
             if storage is not None:

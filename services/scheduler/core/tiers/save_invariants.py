@@ -1,4 +1,4 @@
-"""What must hold of saves, of neighbours, and of device locks that no request holds, from scratch. For tests."""
+"""Invariants of saves, of neighbours, and of device locks that no request holds, from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_saves(state: CellState) -> None:
-    """Raise InvariantViolated if saves, what storages expect of them and their deadlines contradict one another."""
+    """Raise InvariantViolated if saves, the storages' counts of them and their deadlines contradict one another."""
     saving: dict[str, dict[bytes, int]] = {}
     late: dict[str, int] = {}
     for save in state.saves.values():
@@ -36,11 +36,14 @@ def check_saves(state: CellState) -> None:
             storage.disk.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves"
         )
         require(len(storage.disk.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
-        require(storage.disk.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
+        require(
+            storage.disk.unsaved.keys() <= state.tree.nodes.keys(),
+            f"{storage.storage_id} is to save a node that is gone",
+        )
 
 
 def check_neighbours(state: CellState) -> None:
-    """Raise InvariantViolated if a worker knows or reads another as a neighbour that is none."""
+    """Raise InvariantViolated if a worker knows or reads another as a neighbour that is not one."""
     for worker in state.workers.values():
         near = [
             other.worker_id for other in state.workers.values() if other.node == worker.node and other is not worker
@@ -60,7 +63,10 @@ def check_neighbours(state: CellState) -> None:
 
 
 def locks_beside_requests(state: CellState, worker: Worker) -> dict[int, int]:
-    """By node, the locks of saves and of neighbours that load, or were lost while they did. Does not mutate."""
+    """Return, by node, the locks of saves and of neighbours that load, or were lost while they did.
+
+    Does not change the state.
+    """
     held = [save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node]
     for other in state.workers.values():
         for batch in other.work.batches:

@@ -1,4 +1,4 @@
-"""Which whole chunks of a path are still to be saved, and where their pages can be read."""
+"""Runs of whole chunks of a path that are still to be saved, and where their pages can be read."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NODES, _IDENTITIES = itemgetter(0), attrgetter("rare.identities")
 
 @dataclass(frozen=True, slots=True)
 class ChunkRun:
-    """Whole chunks one behind the other. Lists are packed as in ``SaveChunks``; ``first`` counts chunks from the root.
+    """Consecutive whole chunks. Lists are packed as in ``SaveChunks``; ``first`` counts chunks from the root.
 
-    ``reads`` is the deepest node whose device pages are read, None where all are in host memory; ``node`` is the one
-    in which the run ends.
+    ``reads`` is the deepest node whose device pages are read, None where all are in host memory; ``node`` is the one in
+    which the run ends.
     """
 
     first: int
@@ -46,7 +46,7 @@ class ChunkRun:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Chunks of a path from number ``first`` on: their names, identities of their pages, and that of the page above."""
+    """Chunks of a path from number ``first`` on: names, identities of their pages, and that of the page before."""
 
     first: int
     names: list[bytes]
@@ -81,7 +81,7 @@ def runs_to_save(
     missing = _missing(state, storage, names)
     if not missing:
         return []
-    # A session has saved nearly all of its path before: only what follows the first chunk that is missing is gathered.
+    # A session has saved nearly all of its path before: only pages from the first missing chunk on are gathered.
     upper = missing[0]
     skipped = upper * per_chunk
     if skipped:
@@ -92,7 +92,7 @@ def runs_to_save(
 
 
 def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int]:
-    """Return the places of those chunks that the storage neither has nor is about to have."""
+    """Return the indices of the chunks that the storage neither has nor is about to have."""
     held, saving, taken = storage.disk.chunks, storage.disk.saving, storage.disk.taken
     missing = list(compress(range(len(names)), map(not_, map(held.__contains__, names))))
     if storage.hidden.pool is not None and state.config.restoring != "kv":
@@ -103,7 +103,7 @@ def _missing(state: CellState, storage: Storage, names: list[bytes]) -> list[int
 
 
 def _runs(state: CellState, span: _Span, found: _Pages, missing: list[int], most: int) -> list[ChunkRun]:
-    """Return runs of those of the span's chunks that are missing and whose pages are all somewhere."""
+    """Return runs of the span's missing chunks whose pages are all in host memory or on the device."""
     page_size, per_chunk = state.tree.page_size, chunk_pages(state.tree.page_size)
     host, device = b"".join(found.host), b"".join(found.device)
     at_host, at_device = (np.frombuffer(pages, dtype="<i4") for pages in (host, device))
@@ -136,17 +136,20 @@ def _runs(state: CellState, span: _Span, found: _Pages, missing: list[int], most
 
 
 def path_to(state: CellState, node: Node) -> Path:
-    """All of the path that ends with a node, as :func:`prefix_match.match_prefix` returns it. Does not mutate."""
+    """Return the path that ends with a node, as :func:`prefix_match.match_prefix` returns it.
+
+    Does not change the state.
+    """
     return way_to(state.tree, node).path.copy()
 
 
 def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, bytes]:
-    """Return the identities of a path's pages from page ``base`` on, and that of the page above."""
+    """Return the identities of a path's pages from page ``base`` on, and that of the page before."""
     tree = state.tree
     if not path:
         return b"", b""
     deepest, pages = path[-1]
-    page_identities(tree, deepest)  # Which gives all above it theirs.
+    page_identities(tree, deepest)  # Computes those of all nodes above, too.
     end = (deepest.depth // tree.page_size + pages) * DIGEST_BYTES
     identities = b"".join(map(_IDENTITIES, map(_NODES, path)))
     before = identities[(base - 1) * DIGEST_BYTES : base * DIGEST_BYTES]
@@ -157,7 +160,7 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
     """Return the pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
     tree = state.tree
     found = _Pages()
-    is_lost = f"host/{storage_id}" in state.lost  # Then nodes still name a pool that is gone.
+    is_lost = f"host/{storage_id}" in state.lost  # Nodes may still name a pool that is gone.
     first = bisect_right(path, base * tree.page_size, key=_depth) - 1
     for node, pages in path[max(0, first) :]:
         start = node.depth // tree.page_size
@@ -186,7 +189,7 @@ def _depth(place: tuple[Node, int]) -> int:
 
 
 def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
-    """Ascending numbers as stretches [start, end) without a gap, of at most ``most`` each."""
+    """Return ascending numbers as stretches [start, end) without a gap, of at most ``most`` each."""
     breaks = [place for place, (left, right) in enumerate(pairwise(wanted), 1) if right != left + 1]
     stretches = []
     for start, end in pairwise([0, *breaks, len(wanted)]):
@@ -196,7 +199,7 @@ def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
 
 
 def _deepest_read(found: _Pages, low: int, high: int) -> Node | None:
-    """Return the deepest node whose pages among [low, high) read the device."""
+    """Return the deepest node with pages among [low, high) that are read from the device, or None."""
     start = 0
     deepest = None
     for node, end, is_on_device in zip(found.nodes, found.ends, found.is_on_device, strict=True):
@@ -207,15 +210,15 @@ def _deepest_read(found: _Pages, low: int, high: int) -> Node | None:
 
 
 def _node_at(found: _Pages, page: int) -> Node:
-    """Return the node of this page."""
+    """Return the node that has this page of the found ones."""
     return next(node for node, end in zip(found.nodes, found.ends, strict=True) if page < end)
 
 
 def depth_in_chunks(state: CellState, node: Node) -> int:
-    """Return the chunk of the node's first page, counted from the root. Does not mutate."""
+    """Return the number of the chunk with the node's first page, from the root. Does not change the state."""
     return node.depth // state.tree.page_size // chunk_pages(state.tree.page_size)
 
 
 def end_in_chunks(state: CellState, node: Node) -> int:
-    """Whole chunks from the root to the node's end. Does not mutate."""
+    """Return how many whole chunks there are from the root to the node's end. Does not change the state."""
     return node.end // (chunk_pages(state.tree.page_size) * state.tree.page_size)

@@ -1,8 +1,8 @@
 """Saves, to the tiers below host memory: ordered chunk by chunk of a path, answered by the storage, with a deadline.
 
 A save that reads a device keeps the path that it reads locked there until the storage answers, however late that is.
-What it reads of host memory needs no lock: the storage reads before it carries out a later order. How much is under
-way is bounded, per storage and per device; what finds no room stands in line until others are answered.
+Its reads of host memory need no lock: the storage reads before it carries out a later order. How much is in flight is
+bounded, per storage and per device; saves without room wait in line until others are answered.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from shared.messages.storage_events import ChunksSaved
 
 ORDER_CHUNKS = 64
-"""Chunks of one order at the most."""
+"""Most chunks of one order."""
 
 SAVING_CHUNKS = 512
-"""Chunks on their way to one storage at the most: backups wait behind what it has not read yet."""
+"""Most chunks in flight to one storage: backups wait behind those that it has not read yet."""
 
 PUT_OFF_A_TURN = 16
-"""Paths in line that are looked at after one answer at the most: each costs as much as the end of a request."""
+"""Most paths in line that are tried after one answer: each costs as much as the end of a request."""
 
 _HELD_SHARE = 4
-"""Saves keep at most one in so many pages of a device locked, or a single path: requests need the rest."""
+"""Saves lock at most a quarter of a device's pages, or a single path: requests need the rest."""
 
 _TAKEN_REMEMBERED = 16_384
 
 
 def saves_below(storage: Storage) -> bool:
-    """Whether there is anything to save to."""
+    """Return whether the storage has a disk or an object store to save to."""
     return storage.disk.budget_bytes > 0 or storage.disk.has_remote
 
 
 def may_save(storage: Storage) -> bool:
-    """Whether it may be asked to save now; a storage that let a deadline pass gets no more until it answers."""
+    """Return whether the storage may be asked to save now: it has somewhere to, and answered all saves in time."""
     return saves_below(storage) and not storage.disk.late_saves
 
 
 def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
-    """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor on its way.
+    """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor being saved.
 
     ``path`` is as :func:`prefix_match.match_prefix` returns it. Pages are read from the host pool or, where they are
-    not in it, from the worker. What there is no room for now is saved later.
+    not in it, from the worker. Chunks without room now are saved later.
     """
     if not path or not saves_below(storage):
         return
@@ -68,7 +68,7 @@ def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, f
 def _save_as_far_as_may_be(
     step: Step, storage: Storage, worker: Worker | None, path: Path, first: int
 ) -> list[ChunkRun]:
-    """Save what has room; returns the other runs."""
+    """Save the runs that have room; return the others."""
     state = step.state
     worker_id = "" if worker is None else worker.worker_id
     runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
@@ -82,7 +82,7 @@ def _save_as_far_as_may_be(
 
 
 def save_put_off(step: Step, storage: Storage) -> None:
-    """Save what stands in line, as far as there is room now."""
+    """Save paths that wait in line, as far as there is room now."""
     state = step.state
     if state.config.disk_writes == "off":
         storage.disk.unsaved = {}
@@ -99,10 +99,10 @@ def save_put_off(step: Step, storage: Storage) -> None:
 
 
 def save_what_devices_hold(step: Step, storage: Storage) -> None:
-    """Have a storage that can read pages from now on save what was computed without it, used last first.
+    """Have a storage that can read pages from now on save KV computed without it, used last first.
 
-    That is while it was away, and between the start of a cell and this. At most a line full of it; what has been on its
-    disk all the time costs it a look.
+    That is KV from while it was away, or from before it joined a new cell. At most as many paths as the line holds;
+    chunks that have been on its disk all the time only cost a look-up.
     """
     state = step.state
     if state.config.disk_writes != "through" or not saves_below(storage):
@@ -121,7 +121,7 @@ def save_what_devices_hold(step: Step, storage: Storage) -> None:
 
 
 def save_leaving(step: Step, storage: Storage, node: Node) -> None:
-    """Save the chunks that end in a node whose host copy is about to go, if that is when chunks are to be saved.
+    """Save the chunks that end in a node whose host copy is about to go, if ``disk_writes`` is "on_evict".
 
     The first of them may begin above the node: those pages come from host memory or a device of the storage's node.
     """
@@ -133,12 +133,12 @@ def save_leaving(step: Step, storage: Storage, node: Node) -> None:
         return
     path = path_to(state, node)
     left = _save_as_far_as_may_be(step, storage, _holder_of(state, storage, path[:-1]), path, first)
-    # It is gone before there is room.
+    # The copy is gone before there is room.
     state.count("saves_refused_chunks", sum(len(run.names) for run in left))
 
 
 def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
-    """Return a worker of the storage's node with the lowest node of a path outside its host pool."""
+    """Return a worker of the storage's node with the lowest node of a path outside its host pool, or None."""
     for above, _ in reversed(path):
         if storage.storage_id not in copies_of(state, above) or storage.storage_id in above.quarantined:
             holders = [state.workers[name] for name in devices_of(state, above)]
@@ -148,7 +148,7 @@ def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
 
 
 def _may_hold(state: CellState, worker: Worker | None, reads: Node | None) -> bool:
-    """Whether saves may keep the path to this node on the worker too."""
+    """Return whether saves may lock the path to this node on the worker, too."""
     if worker is None or reads is None:
         return True
     held = dict.fromkeys(save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node)
@@ -202,7 +202,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
 
 
 def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) -> None:
-    """Finish a save that the storage answered: it reads nothing of it any more, and its disk holds what it reports."""
+    """Finish a save that the storage answered: it reads no more of it, and its disk has the chunks it reports."""
     state = step.state
     step.touch(save.worker_id)
     step.cancel_timer(save.timer_id)
@@ -219,7 +219,7 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
 
 
 def expire_save(step: Step, save: Save) -> None:
-    """Expire a save: the storage gets no further save before it answers. What it may still read stays locked."""
+    """Expire a save: the storage gets no further save before it answers. Pages that it may still read stay locked."""
     state = step.state
     state.count("saves_failed")
     save.expire()
@@ -227,7 +227,7 @@ def expire_save(step: Step, save: Save) -> None:
 
 
 def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
-    """Abandon the saves of a storage that is gone: they are not read for any more."""
+    """Abandon the saves of a storage that is gone, and release the device pages that they read."""
     state = step.state
     for save in [save for save in state.saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
@@ -239,15 +239,16 @@ def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
 
 
 def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
-    """Abandon the saves of a worker that is gone with its pages and their locks; what the storage has read is good."""
+    """Abandon the reads of a worker that is gone with its pages and locks; chunks read by then are good."""
     for save in state.saves.values():
         if save.worker_id == worker.worker_id:
             save.worker_id, save.node = "", 0
 
 
 def remember_taken(storage: Storage, names: bytes) -> None:
-    """Remember chunks (16 bytes each) that the storage has somewhere, if not on its disk: they are not offered to it
-    again.
+    """Remember chunks (16 bytes each) that the storage has somewhere, if not on its disk.
+
+    They are not offered to it again.
     """
     taken = storage.disk.taken
     taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.disk.chunks)
@@ -256,12 +257,12 @@ def remember_taken(storage: Storage, names: bytes) -> None:
 
 
 def forget_taken(state: CellState, storage: Storage) -> None:
-    """Forget what is being deleted below the storage's host pool: it may be saved again."""
+    """Forget the chunks taken: chunks below the host pool are being deleted, and may be saved again."""
     storage.disk.taken, storage.disk.taken_from = {}, state.next_save
 
 
 def remember_key(state: CellState, message: SubmitRequest) -> None:
-    """Note whose key encrypts this request's namespace. What is not used any more is forgotten now and then."""
+    """Note whose key encrypts this request's namespace. Unused namespaces are forgotten now and then."""
     if not message.key_id or message.namespace in state.key_ids:
         return
     state.key_ids[message.namespace] = message.key_id
@@ -275,7 +276,7 @@ def remember_key(state: CellState, message: SubmitRequest) -> None:
 
 
 def _close(state: CellState, storage: Storage, save: Save) -> None:
-    """Forget a save, and unlock what it read."""
+    """Forget a save, and unlock the path that it read."""
     del state.saves[save.save_id]
     for name in split_digests(save.chunks):
         storage.disk.saving.pop(name, None)

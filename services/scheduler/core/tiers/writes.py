@@ -1,13 +1,13 @@
-"""Writing down ahead of eviction: what of a computed sequence goes to host memory and to disk at once, and what later.
+"""Copies ahead of eviction: which parts of a computed sequence go to host memory and to disk at once, which later.
 
 "through" takes a sequence when its prompt is computed and again when it ends; "selective" takes as much of it as was
-reused often enough, which a request that reuses it again brings up anew. "on_evict" has its place where copies go
-(:mod:`tiers`, :func:`saves.save_leaving`).
+reused often enough, whenever a request reuses it. "on_evict" is implemented where copies go (:mod:`tiers`,
+:func:`saves.save_leaving`).
 
-At rest: a worker that is killed takes its device's KV with it. What is on a disk comes back from there, but only in
-whole chunks and not in runs shorter than ``min_prefetch_tokens``. So with ``copies_at_rest``, when a worker has nothing
-to do, every whole page of what it computed gets a host copy, as far as host memory has free pages: no other copy leaves
-for it. The copies go in short backups, one at a time, so that a request that comes meanwhile hardly waits for them.
+At rest: a worker that is killed takes its device's KV with it. Chunks on a disk can be fetched from there, but only
+whole chunks and not in runs shorter than ``min_prefetch_tokens``. So with ``copies_at_rest``, when a worker is idle,
+every whole page that it computed gets a host copy, as far as host memory has free pages: no other copy leaves for it.
+The copies go in short backups, one at a time, so that a request that comes meanwhile hardly waits for them.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
 
 PAGES_AHEAD = 1024
-"""Device pages that one storage is copying ahead of eviction at the most: a backup that frees pages waits behind them.
+"""Most device pages that one storage is copying ahead of eviction: a backup that frees pages waits behind them.
 
 A single node may be larger.
 """
 
 MOST_ENDS = 1024
-"""Ends of computed sequences that are remembered for one worker at the most."""
+"""Most ends of computed sequences that are remembered for one worker."""
 
 TOKENS_AT_ONCE = 4096
-"""Tokens of one backup at the most: 0.5 GiB of an 8B model, or 20 ms of a link of 25 GB/s."""
+"""Most tokens of one backup: 0.5 GiB of an 8B model, or 20 ms of a link of 25 GB/s."""
 
 
 def sequence_computed(
     step: Step, worker: Worker, request: Request, tokens: bytes, computed: int, end: Node | None
 ) -> None:
-    """Save the first ``computed`` of these tokens of a request, which are in the tree as far as they ever will be.
+    """Copy and save the first ``computed`` of a request's tokens (packed), as the settings say.
 
-    They lie on the way to ``end`` as far as that goes; None is not at all. Prefill and end are such moments; single
-    decode steps are not.
+    They are in the tree as far as they ever will be, on the path to ``end`` as far as that goes; with None that is not
+    known. Called after prefill and at the request's end, not after single decode steps.
     """
     state = step.state
     config = state.config
     if request.sparse.span is not None:
-        return  # What it computed is lossy, and what it stood on is being kept already.
+        return  # Its computed KV is lossy, and the prefix that it read is kept already.
     if config.host_writes == "on_evict" and config.disk_writes in ("on_evict", "off"):
         return
     storage = state.storage_of(worker)
@@ -67,13 +67,16 @@ def sequence_computed(
     if to_host:
         path = match_again(state.tree, namespace, tokens, pages, *known)
         _copy_ahead(step, worker, _written(state, path, config.host_writes))
-    if to_disk:  # It is matched only now: making room for copies may cut nodes of the path, or remove them.
+    if to_disk:  # Matched again: making room for copies may cut nodes of the path, or remove them.
         path = match_again(state.tree, namespace, tokens, pages, *known)
         save_path(step, storage, worker, _written(state, path, config.disk_writes))
 
 
 def _written(state: CellState, path: Path, policy: str) -> Path:
-    """All of a path or, under "selective", its upper part that was used often enough. Does not mutate."""
+    """Return all of a path or, under "selective", its upper part that was used often enough.
+
+    Does not change the state.
+    """
     if policy != "selective":
         return path
     for index, (node, _) in enumerate(path):
@@ -83,7 +86,7 @@ def _written(state: CellState, path: Path, policy: str) -> Path:
 
 
 def _copy_ahead(step: Step, worker: Worker, path: Path) -> None:
-    """Back up what of the path is on the device and has no copy, top first; it stays on the device."""
+    """Back up nodes of the path that are on the device and have no copy, top first; they stay on the device."""
     state = step.state
     storage = backup_target(state, worker)
     if storage is None:
@@ -112,8 +115,9 @@ def _copy_ahead(step: Step, worker: Worker, path: Path) -> None:
 
 
 def copy_to_lend(step: Step, request: Request, storage: Storage, path: Path, covered_pages: int) -> bool:
-    """Have another node copy to its host memory what follows the covered pages, if only its devices have that; returns
-    whether it was told to. Then match again.
+    """Have another node copy KV behind the covered pages to host memory, if only its devices have it.
+
+    Return whether it was told to. The path must be matched again then.
     """
     state = step.state
     position = index = 0
@@ -135,7 +139,7 @@ def copy_to_lend(step: Step, request: Request, storage: Storage, path: Path, cov
 
 
 def _pages_under_way(state: CellState, storage: Storage) -> int:
-    """Pages that this storage is copying ahead of eviction. Does not mutate."""
+    """Return how many pages this storage is copying ahead of eviction. Does not change the state."""
     ahead = [item for item in state.transfers.values() if item.stays and item.storage_id == storage.storage_id]
     return sum(len(state.tree.nodes[node_id].backup_pages) // 4 for item in ahead for node_id in item.nodes)
 
@@ -151,9 +155,9 @@ def note_end(state: CellState, worker: Worker, end: Node) -> None:
 
 
 def copy_at_rest(step: Step, worker: Worker) -> bool:
-    """Order one backup of what has no host copy, if the worker is idle and copies nothing; returns whether it did.
+    """Order one backup of nodes without a host copy, if the worker is idle and copies nothing; return whether it did.
 
-    What was used last goes first, and of a sequence its beginning, without which nothing would find the rest.
+    The sequence used last goes first, and its beginning before the rest, which no match would find without it.
     """
     state = step.state
     ends = worker.moves.uncopied
@@ -183,7 +187,7 @@ def _is_copying(state: CellState, worker: Worker) -> bool:
 
 
 def _has_room(state: CellState, storage: Storage, node: Node, pages: int) -> bool:
-    """Whether no copy must leave for so many pages of this node: a copy that can wait displaces none."""
+    """Return whether host memory and quota have free room for ``pages`` pages: a copy that can wait displaces none."""
     pool = f"{HOST}/{storage.storage_id}"
     is_within = not node.owner or state.quotas.excess(node.owner, pool, pages) <= 0
     return is_within and host_pool(storage).free >= pages
@@ -198,9 +202,9 @@ def _choose(
     chosen: list[tuple[Node, bytes]],
     seen: dict[int, bool],
 ) -> int:
-    """Choose of the way to ``end`` what has no copy, ``most`` pages or less; returns how many of them that used up.
+    """Choose nodes without a copy on the path to ``end``, at most ``most`` pages; return how many pages were used up.
 
-    ``seen`` says of nodes that were looked at whether the way to them will have copies.
+    ``seen`` maps nodes visited before to whether all of the path to them will have copies.
     """
     state, name = step.state, worker.worker_id
     way = []

@@ -1,0 +1,1 @@
+"""Waits of queued requests: fair sharing among tenants, transient nodes of producers, and deferrals."""

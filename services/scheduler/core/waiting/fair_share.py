@@ -1,8 +1,8 @@
 """The ready order of one worker's waiting requests: by priority, then by fair share, then by arrival.
 
 Within one priority the tenants take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996), counted in
-tokens served: each tenant has a lane with a tag, the lane with the least tag is served next, and what it is served
-raises its tag. A tenant that comes anew starts at the tag of the lane that was served last, so it neither waits
+tokens served: each tenant has a lane with a tag, the lane with the least tag is served next, and tokens served raise
+its tag. A tenant that returns starts at the tag of the lane that was served last, so it neither waits
 behind another's thousand requests nor makes up for the time in which it asked for nothing. Within a lane, requests
 that come back from a deferral stand at the front and the others in order of arrival; with one tenant, or without
 fair sharing, the front of the lane is the front of the queue.
@@ -10,7 +10,7 @@ fair sharing, the front of the lane is the front of the queue.
 No operation touches more than one lane: lists are sorted by plain tuples, which a bisection compares in C.
 
 Beside the order is an index by the first page of tokens (``Worker.openings``), so that a batch that has begun to
-load a prefix finds the requests that stand on it without looking at the whole line.
+load a prefix finds the requests that reuse it without a scan of the whole queue.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 Entry = tuple[int, int, str]
-"""(0 for a request that comes back from a deferral, otherwise 1; its place in arrival order; its id)."""
+"""A waiting request: (0 after a deferral, otherwise 1; its place in arrival order; its id)."""
 
 _IDLE_TENANTS = 1024
-"""Tenants without a waiting request whose tag is remembered, at most. One with an old tag needs none."""
+"""Tenants at most without a waiting request whose tag is remembered. One with an old tag needs none."""
 
 
 class Lane(msgspec.Struct):
@@ -55,13 +55,13 @@ class Level(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """What waits at one worker and is ready to run, by priority. A priority without requests is forgotten."""
+    """Requests that wait at one worker and are ready to run, by priority. A priority without requests is dropped."""
 
     levels: dict[int, Level] = {}
     size: int = 0
 
     def add(self, priority: int, tenant: str, entry: Entry) -> None:
-        """Let a request wait."""
+        """Add a request to its tenant's lane."""
         level = self.levels.get(priority)
         if level is None:
             level = self.levels[priority] = Level()
@@ -80,7 +80,7 @@ class Queue(msgspec.Struct):
         _move(level, before, _place(lane, tenant))
 
     def remove(self, priority: int, tenant: str, entry: Entry) -> None:
-        """Remove a request that waits no more, or not here; raises InvariantViolated when it did not."""
+        """Remove a request. Raises InvariantViolated when it is not in this lane."""
         level = self.levels.get(priority)
         lane = None if level is None else level.lanes.get(tenant)
         index = 0 if lane is None else bisect_left(lane.waiting, entry)
@@ -103,9 +103,9 @@ class Queue(msgspec.Struct):
             _remember(level, tenant, lane.tag)
 
     def charge(self, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
-        """Charge a tenant for so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
+        """Charge a tenant for ``tokens``. ``is_start``: one of its waiting requests is about to be admitted.
 
-        Where no request waits there is nothing to share, and nothing is written down.
+        Where no request waits there is nothing to share, and nothing is recorded.
         """
         level = self.levels.get(priority)
         if level is None:
@@ -121,7 +121,7 @@ class Queue(msgspec.Struct):
         _move(level, before, _place(lane, tenant))
 
     def window(self, limit: int, cost_of: Callable[[str], int]) -> list[str]:
-        """Return the first ``limit`` ids in the order of service, if each cost ``cost_of`` tokens."""
+        """Return the first ``limit`` ids in the order of service, with ``cost_of`` tokens charged for each."""
         names: list[str] = []
         for priority in sorted(self.levels, reverse=True):
             level = self.levels[priority]
@@ -136,7 +136,7 @@ class Queue(msgspec.Struct):
 
 
 def _interleave(level: Level, limit: int, cost_of: Callable[[str], int], names: list[str]) -> None:
-    """Append what the lanes would serve in turn. Looks at no more lanes than it takes requests."""
+    """Append the ids that the lanes would serve in turn. Looks at no more lanes than it takes requests."""
     upcoming: list[tuple[int, int, int, str, int]] = []  # A heap of lanes that were served already.
     unserved = 0
     order = level.order
@@ -184,7 +184,7 @@ def _remember(level: Level, tenant: str, tag: int) -> None:
 
 
 def stand_in_line(worker: Worker, request: Request) -> None:
-    """Put a waiting request where its priority, its tenant's share and its arrival say."""
+    """Add a waiting request to the ready order of its worker, and to the index by first page."""
     worker.line.queue.add(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     alike = worker.line.openings.get(opening)
@@ -195,7 +195,7 @@ def stand_in_line(worker: Worker, request: Request) -> None:
 
 
 def step_out(worker: Worker, request: Request) -> None:
-    """Take a waiting request that is ready out of the order."""
+    """Take a ready request out of the order and the index."""
     worker.line.queue.remove(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     if opening:
@@ -206,24 +206,24 @@ def step_out(worker: Worker, request: Request) -> None:
 
 
 def serve(worker: Worker, request: Request, tokens: int) -> None:
-    """Take a request out of the order because it is admitted, and charge its tenant what it will compute."""
+    """Take a request that is admitted out of the order, and charge its tenant for ``tokens`` to compute."""
     worker.line.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=True)
     step_out(worker, request)
 
 
 def charge_output(worker: Worker, request: Request, tokens: int) -> None:
-    """Charge a tenant the output of a request that leaves its worker."""
+    """Charge a tenant for output tokens of a request that leaves its worker."""
     worker.line.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=False)
 
 
 def first_in_line(state: CellState, worker: Worker, limit: int) -> list[str]:
-    """Return the requests that would be served next, at most ``limit``. Does not mutate."""
+    """Return the ids of the requests that would be served next, at most ``limit``. Changes nothing."""
     requests = state.requests
     return worker.line.queue.window(limit, lambda name: requests[name].place.uncached)
 
 
 def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:
-    """Return the ready requests whose tokens begin with one of these pages. In no order; does not mutate."""
+    """Return the ids of ready requests whose tokens begin with one of these pages, unordered. Changes nothing."""
     found: dict[str, None] = {}
     for page in first_pages:
         found |= worker.line.openings.get(page, {})
@@ -231,7 +231,7 @@ def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:
 
 
 def waiting_at(worker: Worker) -> list[str]:
-    """Every request that waits at a worker, deferred ones first. Does not mutate."""
+    """Return the ids of all requests that wait at a worker, deferred ones first. Changes nothing."""
     names = list(worker.line.deferred)
     for level in worker.line.queue.levels.values():
         for lane in level.lanes.values():
@@ -240,7 +240,7 @@ def waiting_at(worker: Worker) -> list[str]:
 
 
 def _opening(worker: Worker, request: Request) -> bytes:
-    """Return the first page of a request's tokens; b"" where it has none or reuses nothing. The same while it waits."""
+    """Return the first page of a request's tokens; b"" where it has none or reuses nothing. Constant while it waits."""
     if not request.may_reuse:
         return b""
     size = worker.handle.geometry.page_size * TOKEN_BYTES
@@ -254,10 +254,10 @@ def _entry(request: Request) -> Entry:
 
 
 class Line(msgspec.Struct):
-    """Who waits at a worker."""
+    """The requests that wait at a worker."""
 
     queue: Queue = msgspec.field(default_factory=Queue)  # Waiting requests that are ready to run.
-    openings: dict[bytes, dict[str, None]] = {}  # Those of them that may reuse a prefix, by their first page of tokens.
-    deferred: dict[str, int] = {}  # Waiting requests that are not, by when they will: tokens of their producer.
-    load_waiters: dict[int, dict[str, int]] = {}  # Those of them that wait for a load, by node.
-    cost: int = 0  # Of all waiting requests, deferred ones included.
+    openings: dict[bytes, dict[str, None]] = {}  # Ready requests that may reuse a prefix, by their first page.
+    deferred: dict[str, int] = {}  # Deferred requests; the tokens that their producer must have computed.
+    load_waiters: dict[int, dict[str, int]] = {}  # Deferred requests that wait for a load, by node.
+    cost: int = 0  # Microseconds of all waiting requests, deferred ones included.

@@ -1,15 +1,15 @@
-"""Transient nodes: spans of tokens whose KV somebody is about to compute (Strata 4.3.1).
+"""Transient nodes: spans of tokens whose KV a request is about to compute (Strata 4.3.1).
 
 They are a radix tree of their own, beside the tree of cached prefixes and with the same token keys. In the main
 tree every node is resident somewhere, and residency, locks, eviction orders and hotness all rest on that; a node
 without pages would be an exception to each of them. Apart, the two need no rule in common: a transient node comes
-and goes with the requests that mark it, and what they compute enters the main tree as ordinary nodes.
+and goes with the requests that mark it, and the KV that they compute enters the main tree as ordinary nodes.
 
 A producer is a request that will compute more than ``defer_tokens`` of its own. It marks the whole path of its
-tokens, so that one match from the root tells how much another request shares with it; what of that is cached
-already is subtracted where the mark is read. A mark is **in-queue** while its producer waits and **in-flight**
-once the producer is admitted; it goes as soon as the producer's prefill is reported, or the producer is anything
-but on its way to that. Marks are kept by worker, because KV on one device helps no request on another.
+tokens, so that one match from the root tells how much another request shares with it; the cached part of that
+is subtracted where the mark is read. A mark is **in-queue** while its producer waits and **in-flight**
+once the producer is admitted; it is removed as soon as the producer's prefill is reported, or the producer will
+not complete it. Marks are kept by worker, because KV on one device helps no request on another.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TransientTree(msgspec.Struct):
 def add_span(
     transient: TransientTree, page_size: int, worker_id: str, request_id: str, namespace: str, tokens: bytes
 ) -> int:
-    """Mark the whole pages of ``tokens`` (at least one) for a producer; returns the deepest node's id."""
+    """Mark the whole pages of ``tokens`` (at least one) for a producer; return the deepest node's id."""
     tree = transient.tree
     tree.page_size = page_size
     node = root_of(tree, namespace)
@@ -67,7 +67,7 @@ def add_span(
 
 
 def remove_span(transient: TransientTree, worker_id: str, request_id: str, node_id: int) -> None:
-    """Take a producer's marks away, from its deepest node upwards, and the nodes that are unmarked then."""
+    """Remove a producer's marks, from its deepest node upwards, and the nodes that are unmarked then."""
     tree = transient.tree
     node = tree.nodes[node_id]
     while node.parent:
@@ -85,7 +85,7 @@ def remove_span(transient: TransientTree, worker_id: str, request_id: str, node_
 
 
 def match(transient: TransientTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
-    """Return the longest marked path that ``tokens`` follow. Does not mutate."""
+    """Return the longest marked path that ``tokens`` follow. Changes nothing."""
     if not transient.marks:
         return []
     return match_prefix(transient.tree, namespace, tokens, max_pages)
@@ -98,7 +98,7 @@ def _split(transient: TransientTree, node: Node, pages: int) -> Node:
 
 
 def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
-    """By worker, how many leading tokens of a request others there have computed or are about to. Does not mutate."""
+    """Return, by worker, how many leading tokens of a request others there compute or are about to. Changes nothing."""
     if not state.transient.marks or not request.may_reuse:
         return {}
     page_size = state.tree.page_size

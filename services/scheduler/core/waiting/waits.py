@@ -1,10 +1,10 @@
-"""Deferral on delay hit (Strata 4.3.1): who waits for KV that another is about to bring, and for how long.
+"""Deferral on delay hit (Strata 4.3.1): requests wait, for a bounded time, for KV that another is about to bring.
 
 A deferred request is out of its worker's ready order. It waits for a producer that is running or stands ahead of
-it, for a load under way, or for what is fetched for it from below host memory (Strata 4.2); a producer is never
-deferred itself (one that becomes so lets go of its waiters), and loads and fetches wait for no request, so that
+it, for a load in flight, or for its fetch from below host memory (Strata 4.2); a producer is never
+deferred itself (one that is wakes its waiters first), and loads and fetches wait for no request, so that
 no requests can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
-fetch is over, or the producer is not going to bring it any more. From its first deferral for another on it has a
+fetch is over, or the producer will not compute it any more. From its first deferral for another request on it has a
 deadline; past it, it runs anyway and is not deferred again before it is admitted. A wait for a fetch has bounds of
 its own (see :mod:`fetch_waits`).
 """
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What a request is better off waiting for, out of the ready order."""
+    """The subject that a request should wait for, out of the ready order."""
 
     kind: WaitKind
     subject: str | int  # A producer's request id, a node that is being loaded, a fetch.
     needed: int = 0  # Tokens of the request that must be there before it goes on.
-    spared: int = 0  # Tokens that it need not compute if it waits.
+    spared: int = 0  # Tokens that it saves computing by waiting.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """A row of :data:`REASONS`: how requests come to wait for something, and how that ends.
 
-    Modules above this one find a reason that has no ``find``, and call :func:`defer`. What brings the subject wakes
-    where there is no ``wake``. ``begin`` and ``end`` index those that wait. ``find`` and ``is_known`` do not
-    mutate.
+    A reason without ``find`` is found by modules above this one, which call :func:`defer`. Without ``wake``, the module
+    that brings the subject wakes the requests. ``begin`` and ``end`` index the waiting requests. ``find`` and
+    ``is_known`` change nothing.
     """
 
-    counters: tuple[str, ...]  # Count each time that a request is deferred for it.
-    duration: Literal["deferral", "prefetch_wait"] = "deferral"  # As explanations and the counter of ms call it.
+    counters: tuple[str, ...]  # Raised each time that a request is deferred for it.
+    duration: Literal["deferral", "prefetch_wait"] = "deferral"  # Its name in explanations and counters.
     has_deadline: bool = True  # Bounded by ``defer_deadline_ms``; past it the request runs and is not looked at again.
     find: Callable[[CellState, Worker, Request, PrefixMatch, int, Mapping[str, None]], Aside | None] | None = None
     begin: Callable[[CellState, Worker, Request, Aside], None] | None = None
@@ -69,10 +69,10 @@ def find_aside(
     reach_tokens: int,
     ahead: Mapping[str, None],
 ) -> Aside | None:
-    """Find what a request should wait for; None if it may run now. Does not mutate.
+    """Return what a request should wait for; None if it may run now. Changes nothing.
 
-    ``found`` is what it can reuse, ``reach_tokens`` how far it gets with what it would read in part; ``ahead`` are
-    waiting requests that would run before it.
+    ``found`` is the part that it can reuse, ``reach_tokens`` its end including a sparse prefix; ``ahead`` are waiting
+    requests that would run before it.
     """
     if request.patience.is_over:
         return None
@@ -84,7 +84,7 @@ def find_aside(
 
 
 def defer(step: Step, request: Request, worker: Worker, aside: Aside) -> None:
-    """Let a request wait for something, out of the ready order."""
+    """Defer a request: it waits for ``aside``, out of the ready order, within the reason's deadline."""
     state, reason = step.state, REASONS[aside.kind]
     if aside.spared:
         state.count("deferred_tokens", aside.spared)
@@ -103,13 +103,13 @@ def defer(step: Step, request: Request, worker: Worker, aside: Aside) -> None:
 
 
 def wake_due(state: CellState, worker: Worker) -> None:
-    """Let those go on whose reason is gone, for reasons that are looked at before each batch."""
+    """Wake requests whose reason to wait is gone, for reasons that are checked before each batch."""
     for wake_those in _WAKERS:
         wake_those(state, worker)
 
 
 def announce(state: CellState, request: Request, uncached: int) -> None:
-    """Mark what a request at a worker is about to compute, if it is enough for others to wait for."""
+    """Mark the tokens that a request at a worker is about to compute, if they are enough for others to wait for."""
     if request.place.marks:
         if uncached <= state.config.defer_tokens:
             withdraw(state, request)
@@ -125,7 +125,7 @@ def announce(state: CellState, request: Request, uncached: int) -> None:
 
 
 def withdraw(state: CellState, request: Request) -> None:
-    """Withdraw the marks of a request that computes nothing more for others: it is not waited for any more."""
+    """Remove the marks of a request that computes nothing more for others, and wake its waiters."""
     if request.place.marks:
         transient.remove_span(state.transient, request.worker_id, request.request_id, request.place.marks)
         request.place.marks = 0
@@ -134,14 +134,14 @@ def withdraw(state: CellState, request: Request) -> None:
 
 
 def progressed(state: CellState, producer: Request) -> None:
-    """Note a producer that has computed more: those who share no more than that with it need wait no longer."""
+    """Wake the waiters that share no more tokens with a producer than it has computed by now."""
     for name, needed in list(state.waiters.get(producer.request_id, {}).items()):
         if needed <= producer.computed:
             wake(state, state.requests[name])
 
 
 def wake(state: CellState, request: Request) -> None:
-    """Wake a deferred request: it stands at the front again."""
+    """End a request's deferral and put it at the front of the ready order."""
     end_deferral(state, request)
     request.advance_wait(WaitEvent.WOKEN)
     request.place.is_returned = True
@@ -149,7 +149,7 @@ def wake(state: CellState, request: Request) -> None:
 
 
 def end_deferral(state: CellState, request: Request) -> None:
-    """End a deferral that nothing will end any more; the caller says what the request waits for instead."""
+    """Remove a request from the index of its deferral, and record the wait; the caller says what it waits for next."""
     worker, wait = state.workers[request.worker_id], request.wait
     del worker.line.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
@@ -165,7 +165,7 @@ def end_deferral(state: CellState, request: Request) -> None:
 
 
 def expire_deferral(step: Step, request: Request) -> None:
-    """Expire a deferral: the request runs as soon as it can, whatever others bring."""
+    """End a deferral at its deadline: the request runs as soon as it can, and is not deferred again."""
     request.patience.timer = ""
     request.patience.is_over = True
     if request.wait.is_deferred:
@@ -174,14 +174,14 @@ def expire_deferral(step: Step, request: Request) -> None:
 
 
 def forget_deferral(step: Step, request: Request) -> None:
-    """Forget the deferral of a request that is admitted or over."""
+    """Clear the deadline and marks of deferral of a request that is admitted or over."""
     step.cancel_timer(request.patience.timer)
     request.patience.timer = ""
     request.patience.is_over = request.place.is_returned = False
 
 
 def transient_nodes(state: CellState) -> tuple[int, int]:
-    """How many transient nodes are in-queue and how many in-flight. Does not mutate."""
+    """Return the numbers of in-queue and of in-flight transient nodes. Changes nothing."""
     in_flight = 0
     for marks in state.transient.marks.values():
         producers = [name for names in marks.values() for name in names]
@@ -196,18 +196,19 @@ def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None
 
 
 def end_fetch_wait(step: Step, request: Request) -> None:
-    """Nothing bounds the wait of a request any more: what it waited for is over, or it is not going to wait."""
+    """Cancel the timer that bounds a request's wait for a fetch."""
     step.cancel_timer(request.patience.fetch_timer)
     request.patience.fetch_timer = ""
 
 
 def forget_fetch_waits(step: Step, request: Request) -> None:
-    """Forget the waits for fetches of a request that is admitted or over."""
+    """Clear the bounds of waits for fetches of a request that is admitted or over."""
     end_fetch_wait(step, request)
     request.patience.is_fetch_over, request.patience.fetch_since_ns, request.prefetch.follows = False, 0, 0
 
 
 def count_waiting(state: CellState, request: Request, change: int) -> None:
+    """Add ``change`` (1 or -1) requests like this to the counts of the queue and of its tenant."""
     state.queued += change
     state.queued_tokens += change * request.token_count
     tenant = request.submit.tenant
@@ -219,7 +220,7 @@ def count_waiting(state: CellState, request: Request, change: int) -> None:
 
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
-    """Release a request from its fetches; a fetch that no request waits for then ends with the step."""
+    """Release a request from its fetch and held copies; a fetch without waiters is cancelled at the step's end."""
     if request.prefetch.is_due or request.prefetch.brought_to or request.prefetch.counted >= 0:
         for storage in state.storages.values():
             storage.fetching.due.pop(request.request_id, None)
@@ -245,7 +246,7 @@ def _find_load(
     _reach_tokens: int,
     _ahead: Mapping[str, None],
 ) -> Aside | None:
-    """Find the node that is being loaded right below what a request reuses."""
+    """Return the node that is being loaded right below the request's reusable prefix, if any."""
     return None if found.awaited is None else Aside(WaitKind.LOAD, found.awaited.id)
 
 
@@ -265,7 +266,7 @@ def _find_producer(
     reach_tokens: int,
     ahead: Mapping[str, None],
 ) -> Aside | None:
-    """Find who is about to compute more than ``defer_tokens`` of what a request would compute itself."""
+    """Return a producer of more than ``defer_tokens`` tokens that the request would compute itself, if any."""
     threshold = state.config.defer_tokens
     if threshold <= 0 or not request.may_reuse:
         return None
@@ -321,7 +322,7 @@ REASONS: dict[WaitKind, Reason] = {
     WaitKind.FETCH: _FOR_A_FETCH,
     WaitKind.RUN: _FOR_A_FETCH,
 }
-"""Every kind of deferral, in the order in which it is looked for."""
+"""Every kind of deferral, in the order of look-up."""
 
 _FINDERS = tuple(reason.find for reason in REASONS.values() if reason.find is not None)
 _WAKERS = tuple(reason.wake for reason in REASONS.values() if reason.wake is not None)

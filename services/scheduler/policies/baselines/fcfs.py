@@ -7,6 +7,6 @@ from services.scheduler.core.queue.schedules import Schedule, register_schedule
 
 @register_schedule
 class FirstComeFirstServed(Schedule):
-    """Every candidate in turn."""
+    """First come, first served: every candidate is admitted in the ready order."""
 
     name = "fcfs"

@@ -1,8 +1,8 @@
-"""Queues of resident nodes, and the memory of nodes that left: what the queue-shaped policies are built from.
+"""Queues of resident nodes, and ghosts of nodes that left: the parts of policies that are made of queues.
 
 Only leaves can go, and most nodes of a prefix tree are not leaves. So a queue keeps two orders: the place of every
-member, and a heap of those members only that were offered for eviction, in order of their places. A node that may
-not go keeps its place and costs nothing until it is offered.
+member, and a heap of only those members that were offered for eviction, in order of their places. A node that may not
+go keeps its place and costs nothing until it is offered.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Entry = tuple[int, int]
 
 
 class NodeQueue(msgspec.Struct):
-    """Nodes in order of a number that is given when one joins or is moved to the back. Sizes are tokens."""
+    """Nodes in order of a number that each gets when it joins or is moved to the back. Sizes are tokens."""
 
     places: dict[int, int] = {}
     sizes: dict[int, int] = {}
     tokens: int = 0
-    last: int = 0  # Place that was given last.
+    last: int = 0  # The last place that was assigned.
     offered: dict[int, int] = {}  # Place with which a member is in ``heap``; other entries of its id are void.
     heap: list[Entry] = []
 
     def append(self, node_id: int, size: int) -> None:
-        """Append a node that is no member at the back."""
+        """Append a node that is not a member at the back; it is not on offer."""
         self.last += 1
         self.places[node_id] = self.last
         self.sizes[node_id] = size
@@ -47,7 +47,7 @@ class NodeQueue(msgspec.Struct):
             self.offer(node_id)
 
     def take_out(self, node_id: int) -> int:
-        """Take out a node; returns its size, or 0 when it was no member."""
+        """Remove a node; return its size in tokens, or 0 when it was not a member."""
         if self.places.pop(node_id, None) is None:
             return 0
         size = self.sizes.pop(node_id)
@@ -56,13 +56,13 @@ class NodeQueue(msgspec.Struct):
         return size
 
     def split(self, upper: Node, lower: Node, upper_size: int) -> None:
-        """``lower``, a member, was cut: both parts have its place."""
+        """Note that the member ``lower`` was cut: both parts have its place."""
         self.places[upper.id] = self.places[lower.id]
         self.sizes[upper.id] = upper_size
         self.sizes[lower.id] -= upper_size
 
     def offer(self, node_id: int) -> None:
-        """Offer a member for eviction."""
+        """Offer a member for eviction at its present place. Repeats are harmless."""
         place = self.places[node_id]
         if self.offered.get(node_id) == place:
             return
@@ -91,14 +91,17 @@ class ScannedQueue(NodeQueue):
     order: list[Entry] = []
 
     def append(self, node_id: int, size: int) -> None:
+        """Append a node, and enter it in the order of all members."""
         super().append(node_id, size)
         self._enter(node_id)
 
     def renew(self, node_id: int) -> None:
+        """Move a member to the back, in the order of all members too."""
         super().renew(node_id)
         self._enter(node_id)
 
     def split(self, upper: Node, lower: Node, upper_size: int) -> None:
+        """Note a cut: ``upper`` gets the place of ``lower``, in the order of all members too."""
         super().split(upper, lower, upper_size)
         self._enter(upper.id)
 
@@ -127,7 +130,7 @@ def move(node_id: int, source: NodeQueue, target: NodeQueue) -> None:
 
 
 class GhostList(msgspec.Struct):
-    """Digests of nodes that left, oldest first, with their sizes: at most so many tokens as the caller allows."""
+    """Ghosts: digests and sizes of nodes that left, oldest first, of at most as many tokens as the caller allows."""
 
     sizes: dict[int, int] = {}
     numbers: dict[int, int] = {}
@@ -147,7 +150,7 @@ class GhostList(msgspec.Struct):
         self.trim(most_tokens)
 
     def take(self, digest: int) -> int:
-        """Forget a node; returns the size that it had, or 0 when it was not remembered."""
+        """Forget a node; return the size that it had, or 0 when it was not remembered."""
         size = self.sizes.pop(digest, 0)
         if size:
             del self.numbers[digest]

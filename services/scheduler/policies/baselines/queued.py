@@ -1,4 +1,4 @@
-"""Policies that are made of a few queues, each resident node being in one of them."""
+"""The base of policies made of a few queues; each resident node is in one of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class QueuedPolicy(Policy):
-    """What such policies share. Queues are compared with their shares of ``capacity``, in tokens."""
+    """Base of policies made of queues, which they compare with their shares of ``capacity``, in tokens."""
 
     def queues(self) -> tuple[NodeQueue, ...]:
-        """All queues, the one that most nodes are in first."""
+        """Return all queues, the one that most nodes are in first."""
         raise NotImplementedError
 
     def queue_of(self, node_id: int) -> NodeQueue | None:
@@ -26,11 +26,13 @@ class QueuedPolicy(Policy):
         return None
 
     def split(self, upper: Node, lower: Node) -> None:
+        """Give both parts of a cut node its place in its queue."""
         queue = self.queue_of(lower.id)
         if queue is not None:
             queue.split(upper, lower, size_of(upper))
 
     def offer(self, node: Node) -> None:
+        """Offer the node in the queue that it is in; one that the policy does not know is ignored."""
         queue = self.queue_of(node.id)
         if queue is not None:
             queue.offer(node.id)

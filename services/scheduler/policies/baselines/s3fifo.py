@@ -2,11 +2,11 @@
 
 A newcomer enters the small queue, or the main one if its digest is still in ``ghosts``. Used twice or more by the
 time it comes to the small queue's front, it moves to the main queue; otherwise it is evicted. The main queue puts
-back what was used, once for each of up to three uses.
+used nodes back, once for each of up to three uses.
 
-What comes to the small queue's front and cannot go, because something hangs below it, waits in ``passed`` as the
-ghost that it ought to be: a use brings it to the main queue, otherwise it goes as soon as it may. Without that,
-parents of what sits in the main queue would fill the small one for good, and the main queue would never shrink.
+A node that comes to the small queue's front and cannot go, because it has children, waits in ``passed`` as the ghost
+that it ought to be: a use brings it to the main queue, otherwise it goes as soon as it may. Without that, parents of
+nodes in the main queue would fill the small one permanently, and the main queue would never shrink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ USES_TO_MOVE = 2  # Uses after arrival that bring a node from the small to the m
 
 @register_policy
 class S3FifoPolicy(QueuedPolicy):
-    """The paper's Algorithm 1."""
+    """S3-FIFO, the paper's Algorithm 1."""
 
     name = "s3-fifo"
 
@@ -42,9 +42,11 @@ class S3FifoPolicy(QueuedPolicy):
     uses: dict[int, int] = {}
 
     def queues(self) -> tuple[NodeQueue, ...]:
+        """Return the main queue, the nodes that the small queue passed over, and the small queue."""
         return (self.main, self.passed, self.small)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """Count a use of each node, up to three; a node in ``passed`` moves to the main queue instead."""
         for node in reversed(path):
             if node.id in self.passed.places:
                 self._to_main(node.id, self.passed)
@@ -52,11 +54,13 @@ class S3FifoPolicy(QueuedPolicy):
                 self.uses[node.id] = min(MOST_USES, self.uses[node.id] + 1)
 
     def add(self, node: Node, moment: Moment) -> None:
+        """Append a newcomer to the small queue, or to the main queue if it is a ghost."""
         queue = self.main if self.ghosts.take(node.digest) else self.small
         queue.append(node.id, size_of(node))
         self.uses[node.id] = 0
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Take the node out of its queue; unless that is the main queue, remember it as a ghost."""
         size = self.small.take_out(node.id) or self.passed.take_out(node.id)
         if size:
             self.ghosts.put(node.digest, size, self.capacity * (1 - SMALL_SHARE))
@@ -65,10 +69,16 @@ class S3FifoPolicy(QueuedPolicy):
         self.uses.pop(node.id, None)
 
     def split(self, upper: Node, lower: Node) -> None:
+        """Give the upper part the place and the uses of the whole."""
         super().split(upper, lower)
         self.uses[upper.id] = self.uses[lower.id]
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return a node that waits in ``passed``, else the small queue's front where that is above its share.
+
+        Otherwise it is the first node of the main queue without uses left, or the oldest evictable one of the small
+        queue.
+        """
         overdue = self.passed.first_evictable(evictable)
         if overdue is not None:
             return overdue

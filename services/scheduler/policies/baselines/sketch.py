@@ -12,7 +12,7 @@ _MOST_SEEN = 15  # As in the paper, where a counter has four bits.
 _LEAST_BITS, _MOST_BITS = 8, 18  # Counters of a row, as a power of two.
 
 Places = tuple[int, int, int, int]
-"""Of a digest's counters, one in each row."""
+"""Indices of a digest's counters, one in each row."""
 
 
 class FrequencySketch(msgspec.Struct):
@@ -20,10 +20,10 @@ class FrequencySketch(msgspec.Struct):
 
     bits: int = 0
     counters: bytearray = bytearray()  # Row after row, a byte each.
-    seen: int = 0  # Digests counted since all was halved, plus half of those before.
+    seen: int = 0  # Digests counted since the counters were halved, plus half of those before.
 
     def count(self, digest: int, sample: int) -> None:
-        """See a digest once more; all counters are halved after every ``sample`` of them."""
+        """Count a digest once more; all counters are halved after every ``sample`` counts."""
         places = self._places(digest)
         self._raise(places, min(_MOST_SEEN, self._least(places) + 1))
         self.seen += 1
@@ -32,11 +32,11 @@ class FrequencySketch(msgspec.Struct):
             self.seen //= 2
 
     def raise_to(self, digest: int, seen: int) -> None:
-        """Let the digest count as seen at least so often."""
+        """Let the digest count as seen at least ``seen`` times."""
         self._raise(self._places(digest), seen)
 
     def estimate(self, digest: int) -> int:
-        """How often the digest was seen lately: never less than that, at most 15."""
+        """Return how often the digest was seen lately: never less than the true count, at most 15."""
         return self._least(self._places(digest))
 
     def _least(self, places: Places) -> int:
@@ -62,6 +62,6 @@ class FrequencySketch(msgspec.Struct):
 
 
 def make_sketch(entries: int) -> FrequencySketch:
-    """Return a sketch for about so many digests at a time."""
+    """Return an empty sketch for about ``entries`` digests at a time; 1 KiB to 1 MiB."""
     bits = min(_MOST_BITS, max(_LEAST_BITS, (max(1, entries) - 1).bit_length()))
     return FrequencySketch(bits=bits, counters=bytearray(4 << bits))

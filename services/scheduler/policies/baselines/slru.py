@@ -1,7 +1,7 @@
-"""Segmented LRU (Karedla, Love and Wherry 1994): what was used twice is protected from what was used once.
+"""Segmented LRU (Karedla, Love and Wherry 1994): nodes used twice are protected from nodes used once.
 
-A newcomer is on probation. Its next use protects it, and what was protected longest without a use goes back on
-probation when the protected part outgrows its share.
+A newcomer is on probation. Its next use protects it, and the least recently used protected node goes back on probation
+when the protected part outgrows its share.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ PROTECTED_SHARE = 0.8
 
 
 class Segments(msgspec.Struct):
-    """The two parts; also the main part of :mod:`w_tinylfu`."""
+    """The two segments, probation and protected; also the main part of :mod:`w_tinylfu`."""
 
     probation: NodeQueue = msgspec.field(default_factory=NodeQueue)
     protected: ScannedQueue = msgspec.field(default_factory=ScannedQueue)
 
     @property
     def tokens(self) -> int:
+        """Size of both segments in tokens."""
         return self.probation.tokens + self.protected.tokens
 
     def use(self, node_id: int, most_protected: float) -> None:
-        """Use a member. At most ``most_protected`` tokens stay protected."""
+        """Protect a member, at the back; the oldest protected ones beyond ``most_protected`` tokens go on probation."""
         if node_id in self.protected.places:
             self.protected.renew(node_id)
             return
@@ -44,7 +45,10 @@ class Segments(msgspec.Struct):
             move(oldest, self.protected, self.probation)
 
     def first_evictable(self, evictable: Evictable) -> Node | None:
-        """See :meth:`NodeQueue.first_evictable`: on probation first."""
+        """Return the least recently used evictable node on probation, else a protected one, else None.
+
+        See :meth:`NodeQueue.first_evictable`.
+        """
         return self.probation.first_evictable(evictable) or self.protected.first_evictable(evictable)
 
 
@@ -57,19 +61,24 @@ class SlruPolicy(QueuedPolicy):
     segments: Segments = msgspec.field(default_factory=Segments)
 
     def queues(self) -> tuple[NodeQueue, ...]:
+        """Return the nodes on probation and the protected ones."""
         return (self.segments.probation, self.segments.protected)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """Protect reused nodes, children first."""
         # Bottom up, so that a parent counts as used after its children and is not demoted before them.
         for node in reversed(path):
             self.segments.use(node.id, self.capacity * PROTECTED_SHARE)
 
     def add(self, node: Node, moment: Moment) -> None:
+        """Put a newcomer on probation."""
         self.segments.probation.append(node.id, size_of(node))
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Take the node out of its segment; no ghost is kept."""
         for queue in self.queues():
             queue.take_out(node.id)
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return the least recently used evictable node on probation, else a protected one."""
         return self.segments.first_evictable(evictable)

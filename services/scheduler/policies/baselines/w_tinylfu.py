@@ -1,11 +1,11 @@
 """W-TinyLFU (Einziger, Friedman and Manes 2017): a newcomer stays only if it is used more than what it displaces.
 
-Newcomers enter a small window in order of use. What the window pushes out meets the main part's next victim, and
-the one that a sketch has seen more often lately stays. The main part is a segmented LRU.
+Newcomers enter a small window in order of use. A node that the window pushes out meets the main part's next victim,
+and the one that a sketch has seen more often lately stays. The main part is a segmented LRU.
 
-What the window pushes out and cannot go, because something hangs below it, waits in ``passed``: the contest is
-held as soon as it may go, unless a use brings it back into the window. While the main part is smaller than its
-share, who wins a contest enters without displacing anybody.
+A node that the window pushes out and that cannot go, because it has children, waits in ``passed``: the contest is
+held as soon as it may go, unless a use brings it back into the window. While the main part is smaller than its share,
+the winner of a contest enters without displacing another node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAST_SAMPLE = 1000
 
 @register_policy
 class WTinyLfuPolicy(QueuedPolicy):
-    """``is_full`` says that room had to be made since the pool was last half empty; before, the window overflows."""
+    """W-TinyLFU. ``is_full``: room had to be made since the pool was last half empty; before, the window overflows."""
 
     name = "w-tinylfu"
 
@@ -44,9 +44,11 @@ class WTinyLfuPolicy(QueuedPolicy):
     is_full: bool = False
 
     def queues(self) -> tuple[NodeQueue, ...]:
+        """Return both segments of the main part, the window, and the nodes that it passed over."""
         return (self.main.probation, self.main.protected, self.window, self.passed)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """Count a use of each node, children first, and renew it; one in ``passed`` goes back to the window."""
         for node in reversed(path):
             self._see(node)
             if node.id in self.window.places:
@@ -57,6 +59,7 @@ class WTinyLfuPolicy(QueuedPolicy):
                 self.main.use(node.id, self._main_share() * PROTECTED_SHARE)
 
     def add(self, node: Node, moment: Moment) -> None:
+        """Count the newcomer and append it to the window, which overflows into the main part until full."""
         self._see(node)
         self.window.append(node.id, size_of(node))
         if self.is_full and 2 * sum(queue.tokens for queue in self.queues()) <= self.capacity:
@@ -67,10 +70,12 @@ class WTinyLfuPolicy(QueuedPolicy):
             move(oldest, self.window, self.main.probation)
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Take the node out of its queue; the sketch still remembers it."""
         for queue in self.queues():
             queue.take_out(node.id)
 
     def split(self, upper: Node, lower: Node) -> None:
+        """Give both parts the place of the whole, and count both as seen as often."""
         super().split(upper, lower)
         # A cut changes what a part is remembered by; both were seen as often as the whole was.
         seen = max(self.sketch.estimate(upper.digest), self.sketch.estimate(lower.digest))
@@ -78,6 +83,11 @@ class WTinyLfuPolicy(QueuedPolicy):
         self.sketch.raise_to(lower.digest, seen)
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return the loser of a contest between the window's candidate and the main part's next victim.
+
+        A candidate whose estimate is not higher loses. Without a candidate it is the main part's victim, else the
+        oldest evictable node of ``passed`` or the window.
+        """
         self.is_full = True
         while (candidate := self._candidate(evictable)) is not None:
             rival = self.main.first_evictable(evictable)
@@ -101,7 +111,7 @@ class WTinyLfuPolicy(QueuedPolicy):
         )
 
     def _candidate(self, evictable: Evictable) -> Node | None:
-        """Return what the window pushes out and may go, or None while the window is within its share."""
+        """Return a node that the window pushes out and that may go, or None while it is within its share."""
         waiting = self.passed.first_evictable(evictable)
         if waiting is not None:
             return waiting

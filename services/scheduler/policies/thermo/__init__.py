@@ -1,0 +1,1 @@
+"""Parts of the default eviction policy, :mod:`services.scheduler.policies.thermocline`."""

@@ -1,6 +1,6 @@
-"""Columns of numbers: the state of the default policy costs a few bytes a number, in memory as in a snapshot.
+"""Columns of numbers: the default policy's state takes a few bytes a number, in memory as in a snapshot.
 
-An array is read and written by place as fast as an attribute. In a snapshot it is its type code and its bytes.
+An array is read and written by index as fast as an attribute. In a snapshot it is its type code and its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ else:
 
 
 ROWS = 64
-"""Rows that are added at once."""
+"""Rows by which tables grow."""
 
 
 class Wholes(_Wholes):
@@ -32,30 +32,28 @@ class Reals(_Reals):
 
 
 def wholes(typecode: str) -> Any:
-    """Return a field of a struct that holds whole numbers of this type; it has a first row, which stands for none."""
+    """Return a struct's field for a column of whole numbers of this type code; row 0 stands for no row."""
     return msgspec.field(default_factory=lambda: Wholes(typecode, [0]))
 
 
 def reals(typecode: str) -> Any:
-    """Return a field of a struct that holds floating-point numbers of this type; it has a first row, which stands for
-    none.
-    """
+    """Return a struct's field for a column of floating-point numbers of this type code; row 0 stands for no row."""
     return msgspec.field(default_factory=lambda: Reals(typecode, [0.0]))
 
 
 def grow(columns: tuple[_Wholes | _Reals, ...], rows: int) -> None:
-    """Add so many rows of zeros to each."""
+    """Add ``rows`` rows of zeros to each column."""
     for column in columns:
         column.frombytes(bytes(column.itemsize * rows))
 
 
 def column(numbers: _Wholes | _Reals) -> NDArray[Any]:
-    """Return a column as an array that changes with it, for a moment: as long as it is there the column cannot grow."""
+    """Return a view of a column as an array. The column cannot grow while the view is there: keep it for a moment."""
     return np.frombuffer(numbers, dtype=numbers.typecode)
 
 
 def encoded(told: object) -> bytes:
-    """For msgspec: a column as bytes. Raises NotImplementedError for anything else."""
+    """Return a column as bytes, for msgspec. Raises NotImplementedError for anything else."""
     if isinstance(told, array):
         return told.typecode.encode() + told.tobytes()
     raise NotImplementedError(f"{type(told).__name__} is no column")

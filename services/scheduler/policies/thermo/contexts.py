@@ -1,4 +1,4 @@
-"""What is known of requests, as far as the prefixes that they used last share it; a row each."""
+"""Contexts: facts of requests that the prefixes used last by one share; a row for each request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NO_ANSWER = -1
 class Contexts(msgspec.Struct):
     """Columns by row, from 1 on. Sizes in tokens, times in policy seconds. A row without users is free."""
 
-    number: Wholes = wholes("Q")  # Of the request's admission.
+    number: Wholes = wholes("Q")  # Number of the request's admission.
     last: Reals = reals("d")  # When it was admitted.
     prompt: Wholes = wholes("I")
-    known: Wholes = wholes("I")  # Of its prompt, how much had been seen before, resident or not.
-    turn: Wholes = wholes("H")  # How many requests extended one another to come to this one.
+    known: Wholes = wholes("I")  # Prompt tokens that had been seen before, resident or not.
+    turn: Wholes = wholes("H")  # Number of requests before it in a chain, each of them extended by the next.
     pace: Reals = reals("f")  # Smoothed time between uses of the deepest known prefix; -1 when it was not known.
     branches: Wholes = wholes("H")  # Known continuations of the deepest known prefix, this one among them.
-    answer: Wholes = wholes("i")  # Tokens that were sampled for it; NO_ANSWER as long as that is not known.
+    answer: Wholes = wholes("i")  # Tokens that were sampled for it; NO_ANSWER until that is known.
     users: Wholes = wholes("I")  # Prefixes and holders that refer to it.
     by_number: Index = msgspec.field(default_factory=Index)
     free: Wholes = wholes("I")
@@ -30,7 +30,7 @@ class Contexts(msgspec.Struct):
         return self.by_number.find(self.number, number)
 
     def open(self, number: int, last: float, prompt: int, users: int) -> int:
-        """Return the row of an admission that has none yet."""
+        """Return a new row for an admission that has none yet."""
         if len(self.free) == 1:
             first = len(self.number)
             columns = (self.number, self.last, self.prompt, self.known, self.turn, self.pace)
@@ -44,7 +44,10 @@ class Contexts(msgspec.Struct):
         return row
 
     def release(self, row: int) -> None:
-        """One prefix (or holder) less refers to the request; with the last one it is forgotten. Row 0 is unused."""
+        """Count one prefix or holder less that refers to the request; with the last one it is forgotten.
+
+        Row 0 is ignored.
+        """
         if row:
             users = self.users[row] - 1
             self.users[row] = users

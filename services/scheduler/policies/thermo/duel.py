@@ -1,7 +1,8 @@
-"""Which rule ranks the pool: the one whose shadow cache hits most, as far as that is no accident.
+"""The choice of the rule that ranks the pool: the one whose shadow cache hits most, beyond chance.
 
 While the pool has not been full yet, smaller caches that fill sooner decide (scouts), and before those have seen
-anything the rule is rounds: where nothing came back so far, what is old is nearer to its return than what is new.
+anything the rule is rounds: where nothing came back so far, an old prefix is nearer to its return than a new one.
+
 The idea of experts that learn from what they would have lost is that of LeCaR (Vietri et al., HotStorage 2018) and
 CACHEUS (Rodriguez et al., FAST 2021); here each has a cache of its own, and one of them decides at a time.
 """
@@ -22,35 +23,38 @@ if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
     from services.scheduler.policies.thermo.prefixes import Prefixes
 
-SAMPLES_PER_REQUEST = 4.0  # At most;
-MOST_HELD = 2048  # fewer where the pool would hold more samples than this.
-SCOUT_SHARE = 0.25  # Of the pool's capacity.
-MOST_ENTERING = 64  # Samples of one request. Many nodes can be added without one.
-HANDED_OVER = 20.0  # Of the scouts' evidence (in squared samples) that the others begin with.
-TURNOVERS = 4.0  # After which a hit counts by 1 / e,
-LEAST_HORIZON = 300.0  # but no sooner than after so many requests.
-DEVIATIONS = 1.0  # By which the lead of a simple rule must exceed chance,
-LEAST_LEAD = 2.0  # and so many samples.
-LEARNED_DEVIATIONS = 0.5  # The law gets better, so that the past speaks against it more than it should.
+SAMPLES_PER_REQUEST = 4.0  # At most.
+MOST_HELD = 2048  # Samples in the pool; where there would be more, fewer are taken per request.
+SCOUT_SHARE = 0.25  # Capacity of the scouts as a share of the pool's.
+MOST_ENTERING = 64  # Samples of one request. Many nodes can be added without a request.
+HANDED_OVER = 20.0  # The scouts' evidence (in squared samples) that the full caches begin with, at most.
+TURNOVERS = 4.0  # Turnovers of the pool after which a hit counts by 1 / e.
+LEAST_HORIZON = 300.0  # Requests that must pass at least until it does.
+DEVIATIONS = 1.0  # Standard deviations by which the lead of a simple rule must exceed chance.
+LEAST_LEAD = 2.0  # Samples that its lead must have on top.
+LEARNED_DEVIATIONS = 0.5  # The same for the law, which gets better, so that the past understates it.
 
 
 class Duel(msgspec.Struct):
-    """``rule`` is the one in force. Samples of a request are entered behind it, when most is known of them."""
+    """The duel of the rules. ``rule`` is the one in force.
+
+    Samples of a request are entered after it, when most of their features are known.
+    """
 
     rule: int = ROUNDS
     spacing: Spacing = msgspec.field(default_factory=Spacing)
-    tokens: float = 0.0  # That one sample stands for; 0 before that is known.
-    entering: list[tuple[int, float]] = []  # Digests of the newest request's samples, and what each weighs.
+    tokens: float = 0.0  # Tokens for which one sample stands; 0 before that is known.
+    entering: list[tuple[int, float]] = []  # Digests of the newest request's samples, and the weight of each.
     shadows: Shadows = msgspec.field(default_factory=Shadows)
-    scouts: Shadows | None = msgspec.field(default_factory=Shadows)  # None once the others have evicted.
+    scouts: Shadows | None = msgspec.field(default_factory=Shadows)  # None once ``shadows`` have evicted.
 
     def used(self, digest: int, size: int) -> None:
-        """So many tokens were used at the end of this prefix."""
+        """Note that ``size`` tokens at the end of this prefix were used; some may be sampled."""
         if self.spacing.picks(size, self.tokens) and len(self.entering) < MOST_ENTERING:
             self.entering.append((digest, max(size / self.tokens, 1.0) if self.tokens else 1.0))
 
     def enter(self, digest: int, last: float, code: int, weight: float) -> None:
-        """One of ``entering``, with the features that it has by now."""
+        """Enter one of ``entering`` into the shadow caches, with the features that its prefix has by now."""
         self.reused(digest)
         self.shadows.enter(digest, last, code, weight)
         if self.scouts is not None:
@@ -63,7 +67,7 @@ class Duel(msgspec.Struct):
             self.scouts.reused(digest)
 
     def changed(self, prefixes: Prefixes, row: int) -> None:
-        """Note other features of a prefix that may be sampled."""
+        """Note changed features of a prefix that may be sampled."""
         digest = prefixes.digest[row]
         is_watched = digest in self.shadows.rows
         if is_watched or (self.scouts is not None and digest in self.scouts.rows):
@@ -73,9 +77,10 @@ class Duel(msgspec.Struct):
                 self.scouts.changed(digest, code)
 
     def settle(self, capacity: int, request_tokens: float, request_s: float, now: float, law: Law) -> int:
-        """Behind a request: the rule from now on. ``capacity`` is in tokens, as is the average prompt.
+        """Settle the duel after a request; return the rule from now on.
 
-        ``request_s`` is the average time from one request to the next.
+        ``capacity`` is in tokens, as is the average prompt, ``request_tokens``. ``request_s`` is the average time from
+        one request to the next.
         """
         self.tokens = request_tokens / min(SAMPLES_PER_REQUEST, MOST_HELD * request_tokens / max(capacity, 1))
         held = capacity / self.tokens

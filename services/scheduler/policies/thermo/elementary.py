@@ -21,20 +21,20 @@ _MOST = 746.0  # From here on e**-x is 0.
 
 _EXPONENTIAL = [1 / 6227020800, 1 / 479001600, 1 / 39916800, 1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040, 1 / 720,
                 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0]  # fmt: skip
-"""Of r**13 down to r in exp(r) - 1; the rest is below half a unit for |r| up to half of ln 2."""
+"""Coefficients of r**13 down to r in exp(r) - 1; the rest is below half a unit for |r| up to half of ln 2."""
 
 _ARTANH = [2 / power for power in range(23, 0, -2)]
-"""Of f**23 down to f in log((1 + f) / (1 - f)); the rest is below half a unit for f up to 0.172."""
+"""Coefficients of f**23 down to f in log((1 + f) / (1 - f)); the rest is below half a unit for f up to 0.172."""
 
 
 def exp2(x: Floats) -> Floats:
-    """2**x; whole powers are exact."""
+    """Return 2**x, float64 in the shape of ``x``; whole powers are exact."""
     exponent = np.rint(x)
     return _scaled(1.0 + _below_one((x - exponent) * _LN2), exponent)
 
 
 def decay(x: Floats) -> tuple[Floats, Floats]:
-    """e**-x and 1 - e**-x for x of at least 0, the latter right for small x, too."""
+    """Return e**-x and 1 - e**-x for ``x`` of at least 0 (float64), the latter exact for small x, too."""
     x = np.minimum(x, _MOST)
     exponent = np.rint(x / -_LN2)
     rest = -x - exponent * _LN2_HIGH - exponent * _LN2_LOW
@@ -44,7 +44,7 @@ def decay(x: Floats) -> tuple[Floats, Floats]:
 
 
 def log2(x: Floats) -> Floats:
-    """Of positive numbers; of powers of two exact."""
+    """Return the binary logarithm of positive numbers (float64); of powers of two it is exact."""
     mantissa, exponent = np.frexp(x)
     is_small = mantissa < _HALF_ROOT
     mantissa = np.where(is_small, 2.0 * mantissa, mantissa)
@@ -82,7 +82,7 @@ def log2_one(x: float) -> float:
 
 
 def _below_one(rest: Floats) -> Floats:
-    """exp(rest) - 1 for what is at most half of ln 2 away from 0."""
+    """Return exp(rest) - 1 for numbers at most half of ln 2 away from 0."""
     total = np.zeros_like(rest)
     for coefficient in _EXPONENTIAL:
         total += coefficient

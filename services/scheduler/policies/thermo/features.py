@@ -1,8 +1,8 @@
-"""What is known of a prefix, as one number: the features that the law tells apart, and the uses above them.
+"""The features of a prefix as one number, its code: those that the law tells apart, and the uses above them.
 
-Five bits a feature, and two for the length of the answer: sizes and times by doublings, counts by halves of one. A
-step of the scheduler asks for dozens of these, so they are put together by shifts and looked up in a table where they
-are small.
+Five bits a feature, and two for the length of the answer: sizes and times by doublings, counts by halves of one. A step
+of the scheduler asks for dozens of codes, so they are put together by shifts and looked up in a table where they are
+small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNT, _NEW, _PROMPT, _TURN, _END, _BRANCHES, _CHILDREN = (shift_of(feature) fo
 
 
 def _halves(count: int) -> int:
-    """Small counts as they are, larger ones in steps of half a doubling."""
+    """Return small counts as they are, larger ones in steps of half a doubling."""
     if count < 4:
         return count
     octave = count.bit_length()
@@ -54,7 +54,7 @@ def code_of_request(contexts: Contexts, context: int) -> int:
 
 
 def code_with(prefixes: Prefixes, row: int, request: int) -> int:
-    """Return the code of a prefix from what its request says of it."""
+    """Return the code of a prefix, given the part that its request contributes (:func:`code_of_request`)."""
     count, pace = prefixes.count[row], prefixes.pace[row]
     pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
     return (

@@ -1,8 +1,8 @@
 """The fit of the law, in slices of bounded work, so that no single request waits for it.
 
-One round of alternating ratios from the factors in force: the base hazard by rhythm and age from exposure weighted
-with the factors, then each feature's factor in turn from the reuses seen and due, then the Gittins index of each
-rhythm. Between slices everything is plain bytes; the tables in force change only when all of the new ones are there.
+One round of alternating ratios from the factors in force: the base hazard by rhythm and age from exposure weighted with
+the factors, then each feature's factor in turn from the reuses seen and due, then the Gittins index of each rhythm.
+Between slices everything is plain bytes; the tables in force change only when all of the new ones are there.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 FACTOR_LIMIT = 50.0
 PRIOR_EVENTS = 10.0  # Weight, in reuses, of the assumption that a feature makes no difference.
-CHAIN_EVENTS = 20.0  # Weight of the assumption that it makes the same difference as at the age before.
+CHAIN_EVENTS = 20.0  # Weight, in reuses, of the assumption that it makes the same difference as at the age before.
 MIN_EVENTS = 16
 ROWS = 2048  # Samples in one slice.
 PARTS = 3  # Slices that the index of a rhythm is made in.
-BUDGET = 3.0  # Work between two requests: a slice counts one, those of the index two, and more with many samples.
-UNIT_SHARE = 8  # The first age bins are a part of so many of the median age of reuse.
+BUDGET = 3.0  # Work between two requests: a slice counts 1, one of the index 2, and more with many samples.
+UNIT_SHARE = 8  # The unit of age bins is the median age of reuse divided by this.
 
 _LEVELS = np.arange(LEVELS).reshape(PARTS, -1)
 _SLICE_BYTES = _LEVELS.shape[1] * EDGES * 4
@@ -50,23 +50,23 @@ IDLE, WATCH, BASE, EXPECT, FACTOR, INDEX = range(6)
 
 
 class Fit(msgspec.Struct):
-    """A fit under way: its stage, and what the stages before have found. All tables are float64."""
+    """A fit in progress: its stage, and the results of the stages before. All tables are float64."""
 
     stage: int = IDLE
-    at: int = 0  # How far the stage is: a row, a feature or a place in ``paces``.
+    at: int = 0  # How far the stage is: a row, a feature or a slice of the index.
     now: float = 0.0
-    count: int = 0  # Samples that take part, the first ones of the window.
+    count: int = 0  # Samples that are fitted to, the first ones of the window.
     edges: bytes = b""
-    # 3 x RHYTHMS x AGE_BINS: net weight that leaves in a bin, its part of the bin, reuses.
+    # 3 x RHYTHMS x AGE_BINS: net weight that leaves in a bin, weighted time in the bin, reuses.
     steps: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)  # By sample: product of factors, then reuses due.
     base: bytes = b""  # RHYTHMS x AGE_BINS.
     factors: bytes = b""
-    rhythms: bytes = b""  # Those that some sample has, and of each class of answers that without a pace.
+    rhythms: bytes = b""  # Rhythms that some sample has, and for each class of answers the one without a pace (uint8).
     index: bytearray = msgspec.field(default_factory=bytearray)
 
     def start(self, law: Law, now: float) -> bool:
-        """Begin, unless one is under way or too few reuses were seen; returns whether one is under way now."""
+        """Begin, unless a fit is in progress or too few reuses were seen; return whether one is in progress now."""
         if self.stage != IDLE:
             return True
         samples = law.samples
@@ -82,7 +82,7 @@ class Fit(msgspec.Struct):
         return True
 
     def advance(self, law: Law) -> None:
-        """Do one slice, or a few while they are small; of the index what was not made ahead."""
+        """Do one slice of the fit, or a few while they are small; slices of the index that were made ahead are used."""
         left = BUDGET
         while self.stage != IDLE and left > 0:
             left -= 1 + (self.stage == INDEX) + min(2.5 * self.count / ROWS, 5.0)
@@ -98,10 +98,10 @@ class Fit(msgspec.Struct):
                 self._index(law)
 
     def make_ahead(self) -> bool:
-        """Do a slice of the index now that is due later, if there is one; returns whether there was.
+        """Make a slice of the index now that is due later, if there is one; return whether there was.
 
-        The index follows from tables that are final by then, so it does not matter when it is made. It comes into
-        force when the last of its slices is due.
+        The index follows from tables that are final by then, so it does not matter when it is made. It comes into force
+        when the last of its slices is due.
         """
         if self.stage != INDEX or len(self.index) == PARTS * len(self.rhythms) * _SLICE_BYTES:
             return False
@@ -134,7 +134,7 @@ class Fit(msgspec.Struct):
         self._go_on(0, 0, EXPECT)
 
     def _expect(self, law: Law) -> None:
-        """How many reuses were due of each sample while it was watched."""
+        """Multiply each sample's weight by the reuses due by the base hazard while it was watched."""
         stop = min(self.at + ROWS, self.count)
         enter, leave, _ = law.samples.ages(self.at, stop, self.now)
         rhythm = law.samples.features(self.at, stop) & (RHYTHMS - 1)
@@ -177,7 +177,7 @@ class Fit(msgspec.Struct):
         if self.stage != IDLE:
             return
         rhythms = np.frombuffer(self.rhythms, np.uint8)
-        # A pace that no sample has is taken for the nearest one below that some sample with such an answer has.
+        # A rhythm that no sample has takes the row of the nearest one below it that has one.
         law.rows = (np.searchsorted(rhythms, np.arange(RHYTHMS), side="right") - 1).astype(np.uint8).tobytes()
         law.factors, law.edges, law.index = self.factors, self.edges, bytes(self.index)
         halves = 2 * log2(np.frombuffer(self.factors).reshape(FEATURES, PACES))
@@ -187,7 +187,7 @@ class Fit(msgspec.Struct):
         self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), bytearray(), b""
 
     def _make_index(self) -> None:
-        """Make the next slice of the index: of one rhythm, a part of the levels."""
+        """Make the next slice of the index: a third of the levels of one rhythm."""
         place, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
         base = np.frombuffer(self.base).reshape(RHYTHMS, AGE_BINS)[self.rhythms[place]]
         table = gittins(base, np.frombuffer(self.edges), _LEVELS[part])
@@ -200,7 +200,10 @@ class Fit(msgspec.Struct):
 
 
 def _edges(reuse_ages: Floats, oldest: float) -> Floats:
-    """Ages that grow geometrically; the data set the unit. Bins that few reuses fall into would mislead the index."""
+    """Return EDGES ages that grow geometrically, in a unit set by the data.
+
+    Bins that few reuses fall into would mislead the index.
+    """
     middle = len(reuse_ages) // 2
     unit = max(
         float(np.partition(reuse_ages, middle)[middle]) / UNIT_SHARE,
@@ -211,13 +214,13 @@ def _edges(reuse_ages: Floats, oldest: float) -> Floats:
 
 
 def _place(edges: Floats, ages: Floats) -> tuple[Ints, Floats]:
-    """Return the bin of each age, and how far into the bin it is."""
+    """Return the bin of each age, and how far into the bin it is, in seconds."""
     age_bin = np.clip(np.searchsorted(edges, ages, side="right") - 1, 0, AGE_BINS - 1)
     return age_bin, np.minimum(ages, edges[-1]) - edges[age_bin]
 
 
 def _fit_base(exposure: Floats, events: Floats) -> Floats:
-    """Hazard by rhythm and age bin, a product of three: of all prefixes, of their paces, of the lengths of answers."""
+    """Return the hazard by rhythm and age bin: that of all prefixes, times factors by pace and by answer length."""
     first = (events.sum() + 1) / (exposure.sum() + 1e-12)
     bins = zip(events.sum(axis=0).tolist(), exposure.sum(axis=0).tolist(), strict=True)
     steps = accumulate(bins, lambda before, found: (found[0] + 1) / (found[1] + 1 / before), initial=float(first))
@@ -226,16 +229,16 @@ def _fit_base(exposure: Floats, events: Floats) -> Floats:
     due = exposure.reshape(ANSWERS, PACES, AGE_BINS) * pooled
     by_pace = _departures(seen.sum(axis=0), due.sum(axis=0))
     by_answer = _departures(seen.sum(axis=1), (due * by_pace).sum(axis=1))
-    # While a request runs no other goes on from it, which says nothing about later: it is taken for an average one.
+    # No request goes on from one that still runs, which says nothing about later: its class is taken for average.
     by_answer[0] = 1.0
     return np.asarray(pooled * by_pace * by_answer[:, None]).reshape(RHYTHMS, AGE_BINS)
 
 
 def _departures(seen: Floats, due: Floats) -> Floats:
-    """By row and age bin, how many times as many reuses were seen as were due, as far as they bear it out.
+    """Return, by row and age bin, the ratio of reuses seen to reuses due, as far as they bear it out.
 
-    What is known of an age is taken for true of the next one until that has reuses of its own. So a class of prefixes
-    whose reuses come late is held on to before the first of it have grown so old.
+    The ratio of an age is taken for that of the next one until that has reuses of its own. So a class of prefixes whose
+    reuses come late is kept before the first of them have grown so old.
     """
     ratio = (seen.sum(axis=1) + PRIOR_EVENTS / 4) / (due.sum(axis=1) + PRIOR_EVENTS / 4)
     seen, due = _smooth(seen) + CHAIN_EVENTS, _smooth(due)
@@ -255,15 +258,18 @@ def _smooth(values: Floats) -> Floats:
 
 
 _EARLIER, _LATER = np.triu_indices(EDGES, 1)
-"""All pairs of an edge and a later one, by the earlier of both."""
+"""All pairs of an edge and a later one, ordered by the earlier of both."""
 _FIRST_PAIR: Ints = np.searchsorted(_EARLIER, np.arange(AGE_BINS))
 
 
 def gittins(base: Floats, edges: Floats, levels: Ints) -> Floats:
-    """Of one pace, by level of the factors (number) and edge: the best ratio of reuses to occupancy of all stops.
+    """Return, by level of the factors and edge, the best ratio of reuses to occupancy of all stops, for one rhythm.
 
-    From edge i to a later edge j that is (R_i - R_j) / (O_i - O_j), with R and O what is left of both from an edge
-    on. They are summed from the far end, so that the differences are exact where survival is small.
+    ``base`` is the hazard by age bin (AGE_BINS), ``edges`` has EDGES ages, ``levels`` are numbers of levels; the result
+    is len(levels) x EDGES.
+
+    From edge i to a later edge j the ratio is (R_i - R_j) / (O_i - O_j), with R and O the reuses and the occupancy left
+    from an edge on. They are summed from the far end, so that the differences are exact where survival is small.
     """
     # Tables have a row for each edge here, so that those of all pairs are put together by whole rows.
     scale = exp2((levels - MIDDLE) / 2.0)
@@ -283,7 +289,7 @@ def gittins(base: Floats, edges: Floats, levels: Ints) -> Floats:
     ratio = reuses.take(_EARLIER, axis=0) - reuses.take(_LATER, axis=0)
     ratio /= spent
     best = np.empty((EDGES, count))
-    # Where hardly anything survives, and at the far end, only the hazard of the bin itself can be told.
+    # Where hardly anything survives, and at the far end, only the hazard of the bin itself is known.
     best[:AGE_BINS] = np.where(alive > 1e-200, np.maximum.reduceat(ratio, _FIRST_PAIR, axis=0), hazard)
     best[AGE_BINS] = hazard[-1]
     return best.T

@@ -1,7 +1,7 @@
-"""Finds rows by a 64-bit key: chains of rows, in linear hashing (Litwin, VLDB 1980).
+"""An index of rows by a 64-bit key: chains of rows, in linear hashing (Litwin, VLDB 1980).
 
-A row costs four bytes and its share of the buckets, where a dictionary would take ten times that. Buckets are split
-one at a time, so that no insertion waits for all rows to be placed anew.
+A row costs four bytes and its share of the buckets, where a dictionary would take ten times that. Buckets are split one
+at a time, so that no insertion waits for all rows to be placed anew.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from services.scheduler.policies.thermo.columns import Wholes, column, grow, wholes
 
 _FIRST_BUCKETS = 8
-_SPARE = 63  # Rows for which there is room when there must be for one more.
+_SPARE = 63  # Rows added beyond the one that is needed.
 
 
 class Index(msgspec.Struct):
-    """Of rows from 1 on; 0 is none. The keys are the caller's, a column with the key of each row."""
+    """Index of rows from 1 on; 0 is none. The keys are the caller's, a column with the key of each row."""
 
     buckets: Wholes = msgspec.field(default_factory=lambda: Wholes("I", [0] * _FIRST_BUCKETS))
     following: Wholes = wholes("I")  # By row: the next one in its chain.
     count: int = 0
     mask: int = _FIRST_BUCKETS - 1
-    split: int = 0  # Buckets below were split already, and are told apart by one bit more.
+    split: int = 0  # Buckets below this were split already, and are distinguished by one bit more.
 
     def find(self, keys: Wholes, key: int) -> int:
         """Return the row with this key, or 0."""
-        # The low bits of a digest depend on the low bits of tokens only; the middle ones on everything.
+        # The low bits of a digest depend on the low bits of tokens only; the middle ones on all bits.
         mixed = key ^ key >> 29
         place = mixed & self.mask
         if place < self.split:
@@ -38,7 +38,7 @@ class Index(msgspec.Struct):
         return row
 
     def find_all(self, keys: Wholes, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the row with each of these keys, or 0, as :meth:`find` has it."""
+        """Return the row with each of these keys, or 0 (int64, in their shape), as :meth:`find` does."""
         buckets, following, all_keys = column(self.buckets), column(self.following), column(keys)
         mixed = wanted ^ wanted >> np.uint64(29)
         places = mixed & np.uint64(self.mask)
@@ -49,7 +49,7 @@ class Index(msgspec.Struct):
         return rows
 
     def add(self, keys: Wholes, row: int) -> None:
-        """Find this row by its key from now on. No other one may have the key."""
+        """Add a row under its key, which no other row of the index may have."""
         place = self._place(keys[row])
         missing = row + 1 - len(self.following)
         if missing > 0:
@@ -61,7 +61,7 @@ class Index(msgspec.Struct):
             self._split_one(keys)
 
     def remove(self, keys: Wholes, row: int) -> None:
-        """Find the row no more. Raises KeyError for one that is not found."""
+        """Remove the row. Raises KeyError for one that is not in the index."""
         place, following = self._place(keys[row]), self.following
         at = self.buckets[place]
         if at == row:

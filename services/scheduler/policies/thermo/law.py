@@ -1,16 +1,16 @@
-"""The law of reuse: how likely a prefix is to be asked for again, by its age and by what is known of it.
+"""The law of reuse: how likely a prefix is to be used again, by its age and its features.
 
 Reuse is a point process. Its hazard (reuses a second of a prefix of age ``a``, given that it was not reused yet) is
 taken as a product, ``hazard(a) = base[rhythm][age bin] * factor_1 * ... * factor_n``: one shape over age for each
-rhythm (the smoothed time between the last uses, and how long the answer was, for what is long is read for longer) and
+rhythm (the smoothed time between the last uses, and how long the answer was, for long answers are read for longer) and
 one factor for each other feature. That is a piecewise exponential model, fitted by alternating ratios of observed to
 expected reuses over a sliding window of sampled accesses (see :mod:`thermo.fit`). A sample goes on when its prefix is
 evicted, and one that has not ended counts with the time that it was watched, so the estimate is not biased by what the
 cache keeps.
 
-The value of holding a token is its Gittins index: the most reuses per second of occupancy that any future stopping
-time gives. It is the hazard itself where the hazard falls with age (recency is right), and looks ahead where it
-rises (think times, cyclic scans: the oldest is the next to come back, so that the newest goes first).
+The value of holding a token is its Gittins index: the most reuses per second of occupancy that any future stopping time
+gives. It is the hazard itself where the hazard falls with age (recency is right), and looks ahead where it rises (think
+times, cyclic scans: the oldest is the next to come back, so that the newest goes first).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import numpy as np
 from services.scheduler.policies.thermo.samples import Floats, Ints, Samples
 
 FEATURE_BITS = 5
-PACES = 1 << FEATURE_BITS  # And values of any other feature.
+PACES = 1 << FEATURE_BITS  # Values of the pace, and of any other feature.
 ANSWER_BITS = 2
 ANSWERS = 1 << ANSWER_BITS
 RHYTHM_BITS = FEATURE_BITS + ANSWER_BITS  # The pace, and above it the class of the answer.
 RHYTHMS = 1 << RHYTHM_BITS
 FEATURES = 9  # The rhythm and eight features with factors.
-PASSED_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 2)  # Of the last feature.
-COUNT_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 1)  # Above the features a code has the number of uses.
+PASSED_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 2)  # Where the last feature begins.
+COUNT_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 1)  # Where the number of uses begins, above the features.
 PAIRS = (FEATURES - 1) // 2  # Features are looked up two at a time.
 PAIR_SIZE = PACES * PACES
 AGE_BINS = 32
 EDGES = AGE_BINS + 1
 BINS_PER_DOUBLING = 3
-LEVELS = 33  # Of the product of factors, half a doubling apart, the middle one being 1.
+LEVELS = 33  # Levels of the product of factors, half a doubling apart, the middle one being 1.
 MIDDLE = LEVELS // 2
 
 _FLOAT = Struct("<d")
@@ -48,7 +48,7 @@ _FIRST_EDGE = 2 ** (1 / BINS_PER_DOUBLING) - 1
 
 
 def pack(features: tuple[int, ...]) -> int:
-    """One number for a tuple of ``FEATURES`` small numbers, the rhythm first."""
+    """Return the code of a tuple of ``FEATURES`` small numbers, the rhythm first; too large ones are clipped."""
     code = min(features[0], RHYTHMS - 1)
     for index in range(1, len(features)):
         code |= min(features[index], PACES - 1) << shift_of(index)
@@ -56,26 +56,29 @@ def pack(features: tuple[int, ...]) -> int:
 
 
 def shift_of(feature: int) -> int:
-    """Where in a code the feature with this number begins, which is not the rhythm (0)."""
+    """Return the bit of a code at which a feature begins, by its number from 1 on (0 is the rhythm)."""
     return RHYTHM_BITS + FEATURE_BITS * (feature - 1)
 
 
 class Law(msgspec.Struct):
-    """The tables that were fitted last; none are in force before the first fit.
+    """The samples, and the tables of the last fit; no tables are in force before the first.
 
-    Scores and tables are rounded to single precision: machines (and the two ways to a score) differ in the last bits
-    of a double, and which of two equal prefixes goes first must not depend on that, or a replay elsewhere would.
+    Scores and tables are rounded to single precision: machines (and the two ways to compute a score) differ in the last
+    bits of a double. The order of two equal prefixes must not depend on that, or a replay elsewhere would differ.
     """
 
     samples: Samples = msgspec.field(default_factory=Samples)
     factors: bytes = b""  # FEATURES x PACES, float64; row 0 is not used.
-    levels: bytes = b""  # PAIRS x PAIR_SIZE, float64: what two features together add to the level.
+    levels: bytes = b""  # PAIRS x PAIR_SIZE, float64: the sum that two features together add to the level.
     edges: bytes = b""  # EDGES ages, float64.
     rows: bytes = b""  # RHYTHMS bytes: the rhythm's row in ``index``.
     index: bytes = b""  # Rows x LEVELS x EDGES, float32: the Gittins index at the edges.
 
     def score(self, ages: Floats, codes: Ints) -> Floats:
-        """Return expected reuses per second of occupancy of prefixes of these ages and features."""
+        """Return expected reuses per second of occupancy (float64) of prefixes of these ages (s) and codes.
+
+        Before the first fit it is 1 / (1 + age).
+        """
         if not self.index:
             return rounded(1.0 / (1.0 + np.maximum(ages, 0.0)))  # Nothing was learned yet: recency.
         level = np.clip(self.level(codes), 0, LEVELS - 1.001)
@@ -92,7 +95,7 @@ class Law(msgspec.Struct):
         return rounded((1 - above) * at_low + above * at_high)
 
     def level(self, codes: Ints) -> Floats:
-        """Where the products of the factors of these features are among the levels, not limited to them."""
+        """Return the level (float64) of each code's product of factors, not limited to the levels of the tables."""
         levels = np.frombuffer(self.levels)
         total = np.full(len(codes), float(MIDDLE))
         for pair in range(PAIRS):
@@ -123,11 +126,11 @@ class Law(msgspec.Struct):
 
 
 def rounded(values: Floats) -> Floats:
-    """Single precision, kept as doubles."""
+    """Return the values rounded to single precision, as float64."""
     return values.astype(np.float32).astype(np.float64)
 
 
 def rounded_one(value: float) -> float:
-    """Return the same for one."""
+    """Return one value rounded to single precision."""
     number: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
     return number

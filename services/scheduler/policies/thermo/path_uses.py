@@ -1,6 +1,6 @@
-"""What a request's use of a path changes in each of its prefixes, worked out for all of them together.
+"""Changes that a request's use of a path makes to each of its prefixes, computed for all of them together.
 
-Nearly all of what a session's turn goes along was used before and nothing else happens there; one by one they would
+Nearly all prefixes of a session's turn were used before and nothing but the use happens there; one by one they would
 cost more than the rest of an admission. Numbers are those of one use after the other, to the bit.
 """
 
@@ -27,13 +27,13 @@ MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
 
 
 class PathUses:
-    """Of the prefixes in ``rows``, top first; each goes on from the one before. ``digests`` are theirs.
+    """Uses of the prefixes in ``rows``, top first; each continues the one before. ``digests`` are theirs.
 
     None of them refers to the row ``context`` yet, that of the request which uses them at ``clock``.
     """
 
     def __init__(self, prefixes: Prefixes, rows: NDArray[np.int64], context: int, clock: float) -> None:
-        """Look at the state, and change nothing."""
+        """Read the state, and change nothing."""
         self.rows: list[int] = rows.tolist()
         self.digests: list[int] = column(prefixes.digest)[rows].tolist()
         self._all, self._context = rows, context
@@ -48,8 +48,9 @@ class PathUses:
         self._counts = np.minimum(counts + 1, MOST_USES)
 
     def noted(self, prefixes: Prefixes, watched: Sequence[Collection[int]]) -> list[int]:
-        """Places, in order, at which more happens than that a prefix is used: it is sampled or among the digests in
-        ``watched``, or another way was taken there the last time. The end of the path is the last.
+        """Return the places, in order, at which more happens than a use; the end of the path is the last.
+
+        There the prefix is sampled or among the digests in ``watched``, or the last request continued it otherwise.
         """
         stands_out = column(prefixes.sample)[self._all] != NO_SAMPLE
         went = column(prefixes.latest)[self._all[:-1]]
@@ -59,14 +60,14 @@ class PathUses:
         return [*np.flatnonzero(stands_out).tolist(), len(self.rows)]
 
     def take(self, prefixes: Prefixes, place: int) -> None:
-        """Write what one prefix has now, and its request as far as that is known down to there."""
+        """Write the new values of one prefix, and of its request as far as it is known down to there."""
         row = self.rows[place]
         prefixes.pace[row], prefixes.count[row] = float(self._paces[place]), int(self._counts[place])
         prefixes.passed[row], prefixes.context[row] = 0, self._context
         self._tell(prefixes, row)
 
     def take_all(self, prefixes: Prefixes) -> None:
-        """Write what all of them have now, and count who refers to which request."""
+        """Write the new values of all prefixes, and count the references to each request."""
         rows = self._all
         column(prefixes.pace)[rows], column(prefixes.count)[rows] = self._paces, self._counts
         column(prefixes.passed)[rows], column(prefixes.context)[rows] = 0, self._context
@@ -84,7 +85,7 @@ class PathUses:
     def _rebind(self, contexts: Contexts) -> None:
         contexts.users[self._context] += len(self.befores)
         referred = Counter(self.befores)
-        # One without any more references is let go of at the last prefix that did.
+        # A request without any more references is released at the last prefix that had one.
         for before in reversed(dict.fromkeys(reversed(self.befores))):
             contexts.users[before] -= referred[before] - 1
             contexts.release(before)

@@ -1,8 +1,8 @@
-"""What is known of each prefix that ends where a node ends, or ended: a row each, resident or not.
+"""The prefixes that end where a node ends, or ended: a row each, resident or not.
 
-A row stays where it is when its node is evicted, and is a ghost from then on, so that reuse after an eviction is seen
-as what it is. Ghosts are bounded in number; the one that was evicted longest ago is forgotten. A prefix costs about
-90 bytes, in memory as in a snapshot.
+A row stays where it is when its node is evicted, and is a ghost from then on, so that reuse after an eviction is
+recognised. Ghosts are bounded in number; the one that was evicted longest ago is forgotten. A prefix costs about 90
+bytes, in memory as in a snapshot.
 
 Prefixes that one request used together share a row of :class:`Contexts`, so that a fact about the request (how much of
 it was new, which turn of a conversation it was) is stored once.
@@ -28,24 +28,26 @@ NO_SAMPLE = -1
 
 
 class Prefixes(msgspec.Struct):
-    """Columns by row, from 1 on. At most ``limit`` ghosts. Row 0 stands for none, and for both ends of the ghosts."""
+    """Columns by row, from 1 on. At most ``limit`` ghosts. Row 0 is none, and both ends of the list of ghosts."""
 
     limit: int = 65536
     digest: Wholes = wholes("Q")
     head: Wholes = wholes("Q")  # Key of the span's beginning, see head_of.
     latest: Wholes = wholes("Q")  # Digest of the continuation that was used last; 0 is none.
-    node: Wholes = wholes("Q")  # Id of its node; 0 of a ghost.
-    sample: Wholes = wholes("q")  # In the law's window; NO_SAMPLE is none.
+    node: Wholes = wholes("Q")  # Id of its node; 0 for a ghost.
+    sample: Wholes = wholes("q")  # Number of its sample in the law's window; NO_SAMPLE is none.
     end: Wholes = wholes("I")  # Depth of its end, in tokens.
     context: Wholes = wholes("I")  # Row of the request that used it last; 0 is none yet.
     pace: Reals = reals("f")  # Smoothed seconds between uses; -1 with fewer than two.
     count: Wholes = wholes("H")
     turn: Wholes = wholes("H")
-    children: Wholes = wholes("H")  # Continuations ever seen.
-    passed: Wholes = wholes("B")  # Since its last use a request took another branch: 0 no, else how many there are.
-    is_headed: Wholes = wholes("B")  # 1: of a ghost that ``by_head`` finds.
-    older: Wholes = wholes("I")  # Of a ghost: the ones that were evicted before
-    newer: Wholes = wholes("I")  # and after it.
+    children: Wholes = wholes("H")  # Number of continuations seen so far.
+    passed: Wholes = wholes(
+        "B"
+    )  # Whether a request took another branch since its last use: 0 no, else a class of their number.
+    is_headed: Wholes = wholes("B")  # 1 for a ghost that ``by_head`` finds.
+    older: Wholes = wholes("I")  # For a ghost: the one that was evicted before it.
+    newer: Wholes = wholes("I")  # For a ghost: the one that was evicted after it.
     ghosts: int = 0
     contexts: Contexts = msgspec.field(default_factory=Contexts)
     by_digest: Index = msgspec.field(default_factory=Index)
@@ -63,11 +65,11 @@ class Prefixes(msgspec.Struct):
         return self.by_node.find(self.node, node_id)
 
     def of_nodes(self, node_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the row of each of these nodes, or 0."""
+        """Return the row of each of these nodes, or 0 (int64)."""
         return self.by_node.find_all(self.node, node_ids)
 
     def resident(self) -> int:
-        """How many nodes are."""
+        """Return the number of resident prefixes."""
         return self.by_node.count
 
     def open(self, digest: int, head: int, node_id: int, end: int) -> int:
@@ -87,7 +89,7 @@ class Prefixes(msgspec.Struct):
         return row
 
     def bind(self, row: int, context: int) -> None:
-        """Let the prefix refer to this request, and no longer to an older one."""
+        """Make the prefix refer to this request, and no longer to an older one."""
         before = self.context[row]
         if before != context:
             self.contexts.users[context] += 1
@@ -95,7 +97,7 @@ class Prefixes(msgspec.Struct):
             self.context[row] = context
 
     def make_ghost(self, row: int) -> None:
-        """Make the prefix a ghost: its node is gone."""
+        """Make the prefix a ghost, the newest one: its node is gone."""
         self.by_node.remove(self.node, row)
         self.node[row] = 0
         if self.hopes:
@@ -111,13 +113,13 @@ class Prefixes(msgspec.Struct):
         self.is_headed[row] = 1
 
     def revive(self, row: int, node_id: int) -> None:
-        """Revive a ghost that has a node again."""
+        """Make a ghost resident: it has a node again."""
         self._leave_ghosts(row)
         self.node[row] = node_id
         self.by_node.add(self.node, row)
 
     def forget(self, row: int) -> None:
-        """Remove a ghost for good."""
+        """Remove a ghost permanently, and free its row."""
         self._leave_ghosts(row)
         self.by_digest.remove(self.digest, row)
         self.contexts.release(self.context[row])
@@ -125,17 +127,17 @@ class Prefixes(msgspec.Struct):
         self.free.append(row)
 
     def oldest(self) -> int:
-        """Return the ghost that was evicted longest ago, once there are more than the limit; else 0."""
+        """Return the row of the ghost evicted first, once there are more than the limit; else 0."""
         return self.newer[0] if self.ghosts > self.limit else 0
 
     def users(self) -> Counter[int]:
-        """How many prefixes refer to each request's row, counted afresh. Does not mutate."""
+        """Return how many prefixes refer to each request's row, counted afresh. Does not change the state."""
         found = Counter(np.frombuffer(self.context, np.uint32).tolist())
         del found[0]
         return found
 
     def absorbed(self, node: Node, parent: int, head: int) -> tuple[list[int], int]:
-        """Ghosts whose prefixes end within the node's span, top first, and one that goes on beyond it, or 0.
+        """Return ghosts whose prefixes end within the node's span, top first, and one that goes on beyond it, or 0.
 
         A history that was cached turn by turn comes back as one span when it was evicted, or cut by chunks.
         """
@@ -157,7 +159,7 @@ class Prefixes(msgspec.Struct):
             if offset == end:
                 break
             following = node.tokens_between(offset - node.depth, offset - node.depth + HEAD_TOKENS)
-            # What is left of the span may be too short for a key; then the way that was last taken is a guess.
+            # The rest of the span may be too short for a key; then the continuation used last is a guess.
             ghost = self._ghost_under(head_of(digest, following)) or self._ghost(self.latest[ghost])
         return found, 0
 
@@ -178,12 +180,12 @@ class Prefixes(msgspec.Struct):
 
 
 def head_of(above: int, tokens: bytes) -> int:
-    """Key of a span by the prefix above it and its first tokens; the same however long the span is."""
+    """Return the key of a span by the prefix above it and its first tokens; the same however long the span is."""
     return extend(above, tokens[: HEAD_TOKENS * TOKEN_BYTES])
 
 
 def start_digest(node: Node) -> int:
-    """Digest of the prefix above a node, from its own: the digest is a polynomial with an odd, invertible base."""
+    """Return the digest of the prefix above a node, from its own: a polynomial with an odd, invertible base."""
     tokens = node.tokens
     tail = extend(0, tokens)
     power = (extend(1, tokens) - tail) & _MASK

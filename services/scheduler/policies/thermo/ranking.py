@@ -1,8 +1,8 @@
-"""Which of the offered nodes to evict next, by scores that change with time.
+"""Ranking of the offered nodes for eviction, by scores that change with time.
 
-All offered nodes are scored now and then, a slice at a time, and the lowest few put in line; nodes that are offered
-in between are scored alone and compared with the head of the line. So a victim costs a few microseconds on average,
-no request waits for more than one slice, and a score is at most about one ranking old.
+All offered nodes are scored now and then, a slice at a time, and the lowest few put in line; nodes that are offered in
+between are scored alone and compared with the head of the line. So a victim costs a few microseconds on average, no
+request waits for more than one slice, and a score is at most about one ranking old.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
 
 LINE = 16  # Nodes in line, at least.
-LINE_SHARE = 64  # One node in so many is put in line,
-LINE_LIMIT = 512  # but no more than this.
-STALE_SHARE = 64  # A ranking is made anew when it is older than one in so many of the pool's turnovers.
-SLICE = 1024  # Nodes that are scored at once; as many are ranked in one go.
+LINE_SHARE = 64  # One node in so many is put in line on top of that.
+LINE_LIMIT = 512  # Most nodes that are put in line on top.
+STALE_SHARE = 64  # A ranking is made again when it is older than the pool's turnover divided by this.
+SLICE = 1024  # Nodes that are scored at once; up to as many are ranked in one slice.
 
 
 Entry = tuple[float, int, int]
@@ -32,7 +32,7 @@ Entry = tuple[float, int, int]
 
 
 class Ranking(msgspec.Struct):
-    """Offered nodes in parallel packed columns, a place each. ``weights`` is the cost of losing a token (1: neutral).
+    """Offered nodes in parallel packed columns, a place each. ``weights`` are costs of losing a token (1: neutral).
 
     A node is found by the row of its prefix (see :mod:`prefixes`), which it keeps as long as it is resident: a
     dictionary by its id would take as much as all columns together.
@@ -43,17 +43,22 @@ class Ranking(msgspec.Struct):
     lasts: Reals = msgspec.field(default_factory=lambda: Reals("d"))
     codes: Wholes = msgspec.field(default_factory=lambda: Wholes("q"))
     weights: Reals = msgspec.field(default_factory=lambda: Reals("d"))
-    places: Wholes = wholes("I")  # By row: where the node is in the columns, counted from 1; 0 is nowhere.
+    places: Wholes = wholes("I")  # By row: the node's place in the columns, counted from 1; 0 is none.
     rule: int = ROUNDS
-    turnover_s: float = 1.0  # Of the pool, as the rules measure half-lives by.
-    line: list[Entry] = []  # Worst last.
-    fresh: list[Entry] = []  # A heap.
+    turnover_s: float = 1.0  # Turnover of the pool, in which the rules measure half-lives.
+    line: list[Entry] = []  # Entries in line, the next victim at the end.
+    fresh: list[Entry] = []  # A heap of entries offered since the line was formed.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
     ranked_at: float = 0.0  # When the last ranking was made, in policy seconds.
-    sliced_at: int = 0  # Number of the request at the last slice of one.
-    at: int = 0  # The first of the slice that is to be scored next.
-    coming: list[Entry] = []  # The lowest of each slice before, as they were then.
-    memo: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # Now, last, code and their score.
+    sliced_at: int = 0  # Number of the request at the last slice.
+    at: int = 0  # First place of the slice to be scored next.
+    coming: list[Entry] = []  # Lowest entries of the slices scored so far, as they were then.
+    memo: tuple[float, float, int, float] = (
+        0.0,
+        0.0,
+        0,
+        0.0,
+    )  # Arguments now, last and code of a score, and the score.
 
     def offer(self, row: int, node_id: int, last: float, code: int, weight: float, now: float, law: Law) -> None:
         """Offer the node of this row for eviction, with these features. Repeats change nothing."""
@@ -105,7 +110,7 @@ class Ranking(msgspec.Struct):
         self.scored.pop(node_id, None)
 
     def lowest(self, now: float, request: int, law: Law) -> int | None:
-        """Return the node with the least score, which is withdrawn; None when none is offered."""
+        """Return the id of the node with the lowest score, and withdraw it; None when none is offered."""
         if not self.rows:
             return None
         self._skip()
@@ -124,11 +129,11 @@ class Ranking(msgspec.Struct):
         return node_id
 
     def _is_valid(self, entry: Entry) -> bool:
-        """Whether an entry has its node's score of now."""
+        """Return whether an entry has its node's present score."""
         return self.scored.get(entry[1]) == entry[0] and self._is_offered(entry)
 
     def _is_offered(self, entry: Entry) -> bool:
-        """Whether the node of an entry still is; its row may be another node's by now."""
+        """Return whether an entry's node is still offered; its row may be another node's by now."""
         place = self.places[entry[2]]
         return place > 0 and self.ids[place - 1] == entry[1]
 
@@ -137,7 +142,7 @@ class Ranking(msgspec.Struct):
             self.line.pop()
 
     def _rank(self, now: float, request: int, law: Law) -> None:
-        """Score one slice. Behind the last one the line is made of the lowest of all, else only if it has run out."""
+        """Score one slice. The last one forms the line from the lowest of all; an earlier one only an empty line."""
         self.sliced_at = request
         offered = len(self.rows)
         if offered <= SLICE:
@@ -155,7 +160,7 @@ class Ranking(msgspec.Struct):
             self._form(found[: LINE + len(found) // 8])
 
     def _form(self, found: list[Entry]) -> None:
-        """Make the line of these, and keep the fresh ones that are not among them."""
+        """Form the line from these entries, and keep the scores of fresh ones that are not among them."""
         kept = {node_id: score for score, node_id, _ in self.fresh if self.scored.get(node_id) == score}
         self.line = found[::-1]
         self.scored = kept | {node_id: score for score, node_id, _ in found}
@@ -177,7 +182,7 @@ class Ranking(msgspec.Struct):
         return list(zip(scores[order].tolist(), ids[order].tolist(), rows[order].tolist(), strict=True))
 
     def _thin_out(self) -> None:
-        """Only the lower half of the fresh nodes can come before the line does; the next ranking finds the others."""
+        """Drop the upper half of the fresh entries: the line comes before them, and a ranking finds them again."""
         valid = sorted({entry for entry in self.fresh if self.scored.get(entry[1]) == entry[0]})
         self.fresh = valid[: len(valid) // 2]
         waiting = {node_id for _, node_id, _ in self.line}
@@ -187,7 +192,7 @@ class Ranking(msgspec.Struct):
 
 
 def _least(entries: list[Entry], count: int) -> list[Entry]:
-    """Return the least ``count`` of these, in order. Most are told apart by their scores alone, without sorting."""
+    """Return the lowest ``count`` entries, in order. Most are told apart by their scores alone, without sorting."""
     if len(entries) > count:
         scores = np.array([score for score, _, _ in entries])
         kept = scores <= np.partition(scores, count - 1)[count - 1]

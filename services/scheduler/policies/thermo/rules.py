@@ -1,12 +1,12 @@
 """The rankings that the default policy chooses among: the law that it has learned, and rules that need no learning.
 
-Each simple rule is right for some workloads from the first request on: recency where what is used again is used again
+Each simple rule is right for some workloads from the first request on: recency where prefixes used again are used again
 soon, frequency where every prefix has a popularity of its own, and frequency with the newest first ("rounds") where
 everything is asked for in turn. Between recency and frequency lie the two that count a use for half as much after every
 half-life, as LRFU does (Lee et al., IEEE ToC 50(12), 2001): where popularity lasts for a while. Half-lives are in
-turnovers of the pool. What was passed by (see :class:`thermo.record.Record`) comes before all else with the three, and
-counts as used once with the two, unless it is one of many ways on: examples in a tree are asked for in any order.
-Frequency is counted across evictions, as in HotPrefix (3.3.1).
+turnovers of the pool. A prefix that was passed by (:attr:`thermo.prefixes.Prefixes.passed`) is evicted before all
+others under the three, and counts as used once under the two, unless it is one of many ways on: examples in a tree are
+asked for in any order. Frequency is counted across evictions, as in HotPrefix (3.3.1).
 
 The simple scores are sums and quotients of doubles, which every machine rounds alike.
 """
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 LEARNED, RECENCY, FREQUENCY, ROUNDS, FADING, LASTING = range(6)
 RULES = 6
-HALF_LIVES = {FADING: 1.0, LASTING: 4.0}  # Of a use, in turnovers of the pool.
+HALF_LIVES = {FADING: 1.0, LASTING: 4.0}  # Half-lives of a use, in turnovers of the pool.
 MOST_USES = 2**15 - 1
 _TICKS_PER_S = 1000.0
 _USE = 2.0**37  # Ticks that one use more outweighs: four years. With the uses they still fit a double exactly.
 _PASSED = (PACES - 1) << PASSED_SHIFT
-_PASSED_BY_ONE = 1 << PASSED_SHIFT  # The other one of two ways was taken; a greater number says that there are more.
+_PASSED_BY_ONE = 1 << PASSED_SHIFT  # The other of two ways was taken; a greater number says that there are more ways.
 _NO_LAW = Law()
 _MOST_COUNTED = 4095
 _LOG2_USES = rounded(log2(np.maximum(np.arange(_MOST_COUNTED + 1.0), 1.0)))
@@ -40,7 +40,7 @@ _LEAST_EXPONENT = -120.0  # Powers of two that single precision holds.
 
 
 def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law, turnover_s: float = 1.0) -> Floats:
-    """Of prefixes that were used at ``lasts`` (policy seconds) and have these codes; the least goes first."""
+    """Return scores (float64) of prefixes used at ``lasts`` (policy s) with these codes; the lowest goes first."""
     if rule == LEARNED:
         return law.score(now - lasts, codes)
     if rule in HALF_LIVES:
@@ -74,7 +74,10 @@ def score_one(rule: int, now: float, last: float, code: int, law: Law, turnover_
 
 
 def order_keys(rule: int, lasts: Floats, codes: Ints, turnover_s: float = 1.0) -> Floats:
-    """Of a simple rule: in the order of its scores, nearly so for recency, and the same while the turnover is."""
+    """Return keys (float64) in the order of a simple rule's scores; nearly in it for recency.
+
+    They do not change with time while the turnover is the same.
+    """
     if rule == RECENCY:
         return lasts
     if rule in HALF_LIVES:
@@ -86,7 +89,7 @@ def order_keys(rule: int, lasts: Floats, codes: Ints, turnover_s: float = 1.0) -
 
 
 def _left(code: int, half_life_s: float) -> float:
-    """Return what is left at its last use of all uses of a prefix, that one among them."""
+    """Return the faded count of all uses of a prefix at its last use, that one included."""
     if code & _PASSED == _PASSED_BY_ONE:
         return 1.0
     return min(float(code >> COUNT_SHIFT), _most_left(half_life_s)[code & (PACES - 1)])
@@ -94,7 +97,7 @@ def _left(code: int, half_life_s: float) -> float:
 
 @lru_cache(maxsize=64)
 def _most_left(half_life_s: float) -> tuple[float, ...]:
-    """By pace: what is left of endlessly many uses that far apart. Without a pace there is no bound.
+    """Return, by pace, the faded count of endlessly many uses that far apart. Without a pace there is no bound.
 
     A pace is known by the doublings of a millisecond that it has, so the middle of each is taken.
     """
@@ -104,6 +107,6 @@ def _most_left(half_life_s: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _log2_most(half_life_s: float) -> bytes:
-    """Return the logarithms of :func:`_most_left`, float64."""
+    """Return the binary logarithms of :func:`_most_left`, float64."""
     most = np.array(_most_left(half_life_s))
     return rounded(log2(np.minimum(most, 2.0**100))).tobytes()

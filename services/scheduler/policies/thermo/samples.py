@@ -20,9 +20,10 @@ _WHOLE = Struct("<q")
 
 
 class Samples(msgspec.Struct):
-    """Sample number ``first`` is in row 0. ``begin`` is when the prefix was used, ``enter`` since when it is watched
-    with these features (later than ``begin`` if they changed in between), ``end`` when it was reused or lost sight
-    of, or -1.
+    """Samples by row; number ``first`` is in row 0.
+
+    ``begin`` is when the prefix was used, ``enter`` since when it is watched with these features (later than ``begin``
+    if they changed in between), ``end`` when it was reused or no longer watched, or -1.
     """
 
     window: int = 13824  # Samples kept when a fit begins.
@@ -38,7 +39,7 @@ class Samples(msgspec.Struct):
         return len(self.is_reused)
 
     def open(self, begin: float, enter: float, code: int) -> int:
-        """Begin to watch a prefix; returns the sample's number."""
+        """Begin to watch a prefix; return the sample's number."""
         self.begin += _FLOAT.pack(begin)
         self.enter += _FLOAT.pack(enter)
         self.end += _FLOAT.pack(-1.0)
@@ -47,7 +48,7 @@ class Samples(msgspec.Struct):
         return self.first + len(self.is_reused) - 1
 
     def relabel(self, number: int, code: int) -> None:
-        """Correct the features of an open sample."""
+        """Correct the features of an open sample; one that has left the window is ignored."""
         if number >= self.first:
             _WHOLE.pack_into(self.codes, 8 * (number - self.first), code)
 
@@ -58,12 +59,12 @@ class Samples(msgspec.Struct):
             self.is_reused[number - self.first] = is_reused
 
     def close_all(self, now: float) -> None:
-        """Whatever is watched is lost sight of."""
+        """Close all open samples, as no longer watched."""
         end = np.frombuffer(self.end, np.float64)
         end[end < 0] = now
 
     def begun(self, number: int) -> float:
-        """When the sampled prefix was used, or -1 when the window has passed the sample."""
+        """Return when the sampled prefix was used, or -1 when the sample has left the window."""
         return float(_FLOAT.unpack_from(self.begin, 8 * (number - self.first))[0]) if number >= self.first else -1.0
 
     def trim(self) -> None:
@@ -75,9 +76,9 @@ class Samples(msgspec.Struct):
             self.first += surplus
 
     def ages(self, start: int, stop: int, now: float) -> tuple[Floats, Floats, Bools]:
-        """Of the samples in these rows: the ages since and until when they were watched, and whether reuse ended it.
+        """Return the ages (s) at which samples in these rows began and ceased to be watched, and whether by reuse.
 
-        What happened after ``now`` has not happened yet.
+        Ends later than ``now`` have not happened yet.
         """
         span = stop - start
         begin = np.frombuffer(self.begin, np.float64, span, 8 * start)
@@ -88,5 +89,5 @@ class Samples(msgspec.Struct):
         return enter, leave, is_over & (np.frombuffer(self.is_reused, np.bool_, span, start))
 
     def features(self, start: int, stop: int) -> Ints:
-        """Return the codes of the samples in these rows."""
+        """Return the codes of the samples in these rows (int64, a copy)."""
         return np.frombuffer(self.codes, np.int64, stop - start, 8 * start).copy()

@@ -1,9 +1,9 @@
-"""Shadow caches of metadata, one a rule, of sampled tokens: what each rule would have kept, and hit.
+"""Shadow caches of sampled tokens, one for each rule, without data: what each rule would have kept, and hit.
 
 A sample stands for the tokens that were used around it, and weighs more where its own prefix has more of them. Each
 cache holds it until its rule evicts it or the prefix is used again, which is a hit. All caches see the same samples and
 have one capacity, so rules are compared on what some of them hit and others missed. Such hits come in bundles, because
-what one request touches comes back together: the request, not the sample, is what evidence is counted in.
+prefixes that one request touches come back together: evidence is counted by request, not by sample.
 
 A cache evicts now and then, several samples at once: down to half of what it evicts below its capacity, so that it has
 its capacity on average. The samples are columns with a row each, so that this is done by whole columns.
@@ -24,45 +24,49 @@ if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
     from services.scheduler.policies.thermo.samples import Floats, Ints
 
-SLACK_SHARE = 64  # A cache evicts when the samples that came since are one in so many of its capacity,
-LEAST_SLACK = 4  # and at least so many.
-SMALL = 512  # Rows; among so many all rules evict at once, else one behind each request.
+SLACK_SHARE = 64  # A cache evicts when the samples that came since weigh one in so many of its capacity.
+LEAST_SLACK = 4  # The least weight of these samples.
+SMALL = 512  # Rows up to which all rules evict at once; with more, one rule after each request.
 _ALL = (1 << RULES) - 1
 _PAIRS = RULES * RULES
 _MOST_WEIGHT = 2.0**40
-_SPARE = 64  # Rows of samples that ended that are not worth removing.
+_SPARE = 64  # Ended samples that are not worth removing.
 _FLOAT = Struct("<d")
 _WHOLE = Struct("<q")
 _DIGEST = Struct("<Q")
 _HOLDERS = tuple(tuple(rule for rule in range(RULES) if held >> rule & 1) for held in range(1 << RULES))
-"""The rules that a sample's ``held`` stands for."""
+"""The rules whose caches hold a sample, by its ``held``."""
 
 
 class Shadows(msgspec.Struct):
-    """``leads[RULES * i + j]`` is what rule i hit more than rule j lately, ``squares`` the same squared by request.
+    """The caches and the evidence of their hits.
 
-    Both are in units of ``unit``, which grows where older evidence would have to fade. At most RULES times the
-    capacity in samples are remembered, and as many rows of samples that ended.
+    ``leads[RULES * i + j]`` is the weight that rule i hit more than rule j lately, ``squares`` its square by request.
+
+        Both are in units of ``unit``, which grows where older evidence would have to fade. At most RULES times the
+        capacity in samples are remembered, and as many rows of samples that ended.
     """
 
-    rows: dict[int, int] = {}  # By digest of the prefix.
+    rows: dict[int, int] = {}  # Row of each sample, by digest of its prefix.
     digests: bytearray = msgspec.field(default_factory=bytearray)
     lasts: bytearray = msgspec.field(default_factory=bytearray)
     codes: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)
-    held: bytearray = msgspec.field(default_factory=bytearray)  # A bit for each rule whose cache has it; 0: it ended.
+    held: bytearray = msgspec.field(
+        default_factory=bytearray
+    )  # A bit for each rule whose cache has the sample; 0: it ended.
     came: float = 0.0  # Weight of the samples since the caches began to evict last.
-    total: float = 0.0  # And of all that are known.
-    turn: int = RULES  # The rule that is to evict next; behind the last one none is.
-    hits: dict[int, float] = {}  # Of a request, by who held it.
+    total: float = 0.0  # Weight of all samples that have not ended.
+    turn: int = RULES  # The rule that is to evict next; RULES is none.
+    hits: dict[int, float] = {}  # Weight hit by the present request, by the ``held`` of its samples.
     leads: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
     squares: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
-    unit: float = 1.0  # Of a hit now.
-    turnover_s: float = 1.0  # Of the cache, a power of two.
-    is_full: bool = False  # Whether something was evicted ever.
+    unit: float = 1.0  # Weight of evidence of a hit now.
+    turnover_s: float = 1.0  # Turnover of the cache, rounded to a power of two.
+    is_full: bool = False  # Whether a sample was evicted so far.
 
     def enter(self, digest: int, last: float, code: int, weight: float) -> None:
-        """Enter a prefix that was used and has no known sample."""
+        """Enter a prefix that was used and has no sample into all caches."""
         self.rows[digest] = len(self.held)
         self.digests += _DIGEST.pack(digest)
         self.lasts += _FLOAT.pack(last)
@@ -73,13 +77,13 @@ class Shadows(msgspec.Struct):
         self.total += weight
 
     def changed(self, digest: int, code: int) -> None:
-        """Note the other features of a prefix."""
+        """Note changed features of a prefix; one that is not sampled is ignored."""
         row = self.rows.get(digest)
         if row is not None:
             _WHOLE.pack_into(self.codes, 8 * row, code)
 
     def reused(self, digest: int) -> None:
-        """Note the reuse of a prefix, which ends its sample."""
+        """Note the reuse of a prefix, which ends its sample with a hit of all caches that hold it."""
         row = self.rows.pop(digest, None)
         if row is not None:
             held = self.held[row]
@@ -89,9 +93,9 @@ class Shadows(msgspec.Struct):
             self.held[row] = 0
 
     def settle(self, capacity: float, now: float, law: Law, fading: float, turnover_s: float) -> bool:
-        """Behind a request: count its hits, and those before it less, and let caches evict what is too much.
+        """Settle a request: fade the evidence so far, count its hits, and let caches evict what is too much.
 
-        Returns whether the evidence has changed.
+        Return whether the evidence has changed. ``capacity`` is in samples' weight.
         """
         self.unit /= fading
         if self.unit > _MOST_WEIGHT:
@@ -114,14 +118,14 @@ class Shadows(msgspec.Struct):
         return is_changed
 
     def lead(self, one: int, other: int) -> tuple[float, float]:
-        """Return how much more one rule hit than another lately, and the same squared by request."""
+        """Return the weight that one rule hit more than another lately, and the sum of its squares by request."""
         place = RULES * one + other
         return self.leads[place] / self.unit, self.squares[place] / self.unit
 
     def _count(self) -> bool:
         by_rule = [0.0] * RULES
         for held, count in self.hits.items():
-            if held != _ALL:  # What all rules held tells none from another.
+            if held != _ALL:  # Hits of all rules distinguish none.
                 for rule in _HOLDERS[held]:
                     by_rule[rule] += count
         self.hits = {}
@@ -148,7 +152,7 @@ class Shadows(msgspec.Struct):
         self.rows = dict(zip(np.frombuffer(self.digests, np.uint64).tolist(), range(len(kept)), strict=True))
 
     def _evict(self, rule: int, capacity: float, slack: float, now: float, law: Law) -> None:
-        # Of a few dozen samples, six times behind a request: methods of arrays, which cost less than functions of them.
+        # A few dozen samples, six times per request: methods of arrays cost less than functions of them.
         held = np.frombuffer(self.held, np.uint8)
         (its,) = (held & (1 << rule)).nonzero()
         weights = np.frombuffer(self.weights)[its]
@@ -170,8 +174,8 @@ class Shadows(msgspec.Struct):
 
 
 def lowest(keys: Floats, weights: Floats, wanted: float) -> Ints:
-    """Places of those with the least keys, so many that they weigh as much as is wanted; of equal ones the first."""
-    # At most so many are needed, because none weighs less than one. Their values do not depend on how machines part.
+    """Return places of the lowest keys, as many as weigh ``wanted`` together; of equal keys the first."""
+    # At most so many are needed, because each weighs at least 1. Their values do not depend on a machine's partition.
     count = min(int(wanted) + 1, len(keys))
     parted = keys.copy()
     parted.partition(count - 1)

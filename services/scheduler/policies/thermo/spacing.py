@@ -1,4 +1,4 @@
-"""Picks tokens out of a stream of them, about evenly spaced and never in step with it."""
+"""Picking tokens out of a stream of them, about evenly spaced and never in step with it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _MODULUS = 2**63
 
 
 class Spacing(msgspec.Struct):
-    """The spacing is drawn anew each time, from half to one and a half of what is asked for, by a fixed sequence."""
+    """Spacings drawn anew for each pick, from 0.5 to 1.5 times the asked one, by a fixed pseudo-random sequence."""
 
-    left: float = 0.0  # Tokens until the next one is picked.
+    left: float = 0.0  # Tokens until the next pick.
     jitter: int = 1  # State of a linear congruential generator.
 
     def picks(self, size: int, spacing: float) -> bool:
-        """Whether one of the next ``size`` tokens is picked, where one in ``spacing`` is on average."""
+        """Return whether one of the next ``size`` tokens is picked, where one in ``spacing`` is on average."""
         self.left -= size
         if self.left > 0:
             return False

@@ -1,4 +1,4 @@
-"""What an eviction policy is, and how a cell finds it by name. LRU is here, because quotas rank by it."""
+"""The interface of eviction policies, and how a cell finds one by name. LRU is here, because quotas rank by it."""
 
 from services.scheduler.core.cache.eviction.policy import (
     POLICIES,

@@ -1,4 +1,4 @@
-"""Policies that give every node a number, the least going first, and the one that the core needs: LRU."""
+"""Base of policies that give every node a number and evict the least, and the policy that the core needs: LRU."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ Rank = tuple[int | float, ...]
 
 
 class RankedPolicy(Policy):
-    """A heap with lazy deletion over the nodes that were offered. Subclasses say how a node ranks now.
+    """A heap with lazy deletion over the nodes that were offered. Subclasses define :meth:`rank`.
 
     ``latest`` is the rank that each node was last offered with; other entries of its id are void. A rank may rise
-    unnoticed, because what comes to the top is ranked again; one that falls must be offered anew to be found.
+    unnoticed, because a node that comes to the top is ranked again; one whose rank falls must be offered again.
     """
 
     entries: list[tuple[Rank, int]] = []
     latest: dict[int, Rank] = {}
 
     def rank(self, node: Node) -> Rank:
-        """Where the node stands now; the least is evicted first. Does not mutate."""
+        """Return the node's present rank; the least is evicted first. Changes nothing."""
         raise NotImplementedError
 
     def remove(self, node: Node, moment: Moment) -> None:
+        """Forget the node's rank; its entries in the heap become void."""
         self.latest.pop(node.id, None)
 
     def offer(self, node: Node) -> None:
+        """Push the node's present rank; rebuild the heap once more than half of its entries are void."""
         rank = self.rank(node)
         if self.latest.get(node.id) == rank:
             return
@@ -43,6 +45,7 @@ class RankedPolicy(Policy):
             heapify(self.entries)
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """Return the evictable node of least rank, or None; a node whose rank changed meanwhile is pushed again."""
         while self.entries:
             rank, node_id = heappop(self.entries)
             if self.latest.get(node_id) != rank:
@@ -58,7 +61,7 @@ class RankedPolicy(Policy):
         return None
 
     def share_numbers(self, nodes: Mapping[int, Node]) -> None:
-        """Hold each id and each rank once, where decoding made two of them: 200 bytes for each node on offer."""
+        """Keep one object for each id and rank, where decoding made two: saves 200 bytes for each offered node."""
         ids = {node_id: nodes[node_id].id if node_id in nodes else node_id for node_id in self.latest}
         self.latest = {ids[node_id]: rank for node_id, rank in self.latest.items()}
         entries = []
@@ -70,9 +73,10 @@ class RankedPolicy(Policy):
 
 @register_policy
 class LruPolicy(RankedPolicy):
-    """Ranks by the sequence number of the input that last used a node."""
+    """Least recently used first, by the sequence number of the input that last used a node."""
 
     name = "lru"
 
     def rank(self, node: Node) -> Rank:
+        """Return the sequence number of the input that last used the node."""
         return (node.last_use,)

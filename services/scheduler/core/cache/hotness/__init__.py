@@ -1,1 +1,1 @@
-"""What is remembered of how often and how lately each prefix was used, on a device or not (HotPrefix 3.2)."""
+"""How often and how lately each prefix was used, on a device or not (HotPrefix 3.2)."""

@@ -24,20 +24,20 @@ from numpy.typing import NDArray
 
 from services.scheduler.core.cache.digests import MULTIPLIER, mix, mix_all
 
-SLOTS = 4  # Entries of a bucket.
+SLOTS = 4  # Entries in a bucket.
 LEAST_BASE_BITS = 12  # 16,384 entries, 80 KiB.
 MOST_BUCKETS = 64
-"""Buckets from which one insertion tries to move an entry away, at most."""
+"""Buckets at most that one insertion searches for an entry to move away."""
 
 _AGED_TOGETHER = 1 << 18
-"""Clocks that are lowered at a time, so that what lies in between fits a cache: twice as fast as all at once."""
+"""Clocks lowered at a time, so that intermediate values fit a cache: twice as fast as all at once."""
 
 _MASK = 2**64 - 1
 
 Digests = NDArray[np.uint64]
 
 SIZES = tuple(next(size for size in (1, 2, 4, 8) if bits <= 8 * size) for bits in range(65))
-"""Bytes of a value of so many bits."""
+"""Bytes of a value with that many bits."""
 
 Vector = NDArray[np.unsignedinteger]
 
@@ -45,7 +45,7 @@ _TYPES = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 
 
 class HotnessFilter(msgspec.Struct):
-    """Entries in columns, little-endian. Equal histories give equal bytes; nothing here is chosen by chance.
+    """The filter's entries in columns, little-endian. Equal histories give equal bytes; nothing is chosen by chance.
 
     ``base_bits`` is the logarithm of the buckets before any doubling. An entry whose tag is 0 is empty.
     """
@@ -57,14 +57,15 @@ class HotnessFilter(msgspec.Struct):
     growth_bits: int = 8
     base_bits: int = LEAST_BASE_BITS
     doublings: int = 0
-    occupied: int = 0  # Entries that are not empty.
-    ages: int = 0  # How often all clocks were lowered by one so far.
+    occupied: int = 0  # Entries in use.
+    ages: int = 0  # Number of times that all clocks were lowered by one so far.
     tags: bytearray = bytearray()
     clocks: bytearray = bytearray()
     frequencies: bytearray = bytearray()
     depths: bytearray = bytearray()
 
     def __post_init__(self) -> None:
+        """Allocate columns of empty entries, unless they are given, as by a snapshot."""
         if not self.tags:
             capacity = self.capacity
             self.tags = bytearray(capacity * SIZES[self.tag_bits])
@@ -74,17 +75,17 @@ class HotnessFilter(msgspec.Struct):
 
     @property
     def tag_bits(self) -> int:
-        """Bits by which entries of one bucket are told apart, as long as there was no doubling."""
+        """Bits that tell entries of one bucket apart, before any doubling."""
         return self.fingerprint_bits + self.growth_bits
 
     @property
     def capacity(self) -> int:
-        """Entries that there is room for."""
+        """Number of entries, used or empty."""
         return SLOTS << self.base_bits + self.doublings
 
     @property
     def load_factor(self) -> float:
-        """The share of entries in use."""
+        """Share of entries in use."""
         return self.occupied / self.capacity
 
     @property
@@ -94,11 +95,11 @@ class HotnessFilter(msgspec.Struct):
 
     @property
     def max_age(self) -> int:
-        """The clock of what was used since the last aging."""
+        """Clock of a prefix that was used since the last aging."""
         return (1 << self.clock_bits) - 1
 
     def lookup(self, digest: int) -> tuple[int, int]:
-        """(frequency, clock) of a prefix; (0, 0) when nothing is known."""
+        """Return (frequency, clock) of a prefix; (0, 0) when nothing is known."""
         slot = self._slot(digest)
         if slot < 0:
             return 0, 0
@@ -107,14 +108,15 @@ class HotnessFilter(msgspec.Struct):
         return _read(self.frequencies, self.frequency_bits, slot), _read(self.clocks, self.clock_bits, slot)
 
     def depth_of(self, digest: int) -> int:
-        """Return the depth that a prefix had when it was last used; 0 when nothing is known."""
+        """Return the depth at which a prefix was last used; 0 when nothing is known."""
         slot = self._slot(digest)
         return 0 if slot < 0 else _read(self.depths, self.depth_bits, slot)
 
     def touch(self, digest: int, depth: int) -> bool:
-        """Use the prefix: its frequency goes up by one, its clock to ``max_age``; a new one begins at 1.
+        """Note one use of the prefix: its frequency rises by one (a new one begins at 1), its clock to ``max_age``.
 
-        Returns whether it is known now. It is not when there is no room for a new entry: then nothing has changed.
+        Returns whether the prefix is known now. Where there is no room for a new entry it is not, and nothing has
+        changed.
         """
         tag, home, other = self._places(digest)
         slot = self._search(tag, home)
@@ -122,7 +124,7 @@ class HotnessFilter(msgspec.Struct):
             slot = self._search(tag, other)
         if slot < 0:
             return self._insert(tag, home, other, (1, self.max_age, depth))
-        if self.frequency_bits == self.clock_bits == self.depth_bits == 8:  # As below, for what nearly every use meets.
+        if self.frequency_bits == self.clock_bits == self.depth_bits == 8:  # As below, for the usual widths.
             self.frequencies[slot] += self.frequencies[slot] < 255
             self.clocks[slot] = 255
             self.depths[slot] = depth if depth < 255 else 255
@@ -131,8 +133,9 @@ class HotnessFilter(msgspec.Struct):
         return True
 
     def touch_all(self, digests: Digests, depth: int) -> bool:
-        """:meth:`touch` of each, the first at ``depth`` and each one deeper than the one before, if all are known and
-        entries are of a byte each; returns whether. Else nothing has changed.
+        """:meth:`touch` each prefix, the first at ``depth`` and each next one deeper by 1; return whether it was done.
+
+        It is not done, and nothing changes, unless all are known under entries of their own and all values have 8 bits.
         """
         if not self.frequency_bits == self.clock_bits == self.depth_bits == 8:
             return False
@@ -146,7 +149,7 @@ class HotnessFilter(msgspec.Struct):
         return True
 
     def put(self, digest: int, frequency: int, clock: int, depth: int) -> bool:
-        """Make these the prefix's values, each at most what its width holds.
+        """Set the prefix's values, each at most what its width holds.
 
         Returns whether there was room for it; if not, nothing has changed.
         """
@@ -158,7 +161,7 @@ class HotnessFilter(msgspec.Struct):
         return True
 
     def age(self) -> None:
-        """Every clock goes down by one, to 0 at the least (HotPrefix 3.2.2)."""
+        """Lower every clock by one, to 0 at the least (HotPrefix 3.2.2)."""
         clocks = vector(self.clocks, self.clock_bits)
         for start in range(0, len(clocks), _AGED_TOGETHER):
             some = clocks[start : start + _AGED_TOGETHER]
@@ -166,7 +169,7 @@ class HotnessFilter(msgspec.Struct):
         self.ages += 1
 
     def grow(self) -> bool:
-        """Double the buckets and keep every entry; False when the growth bits are used up."""
+        """Double the buckets and keep every entry. Return False when the growth bits are used up."""
         if self.doublings == self.growth_bits:
             return False
         tag_bits = self.tag_bits
@@ -179,10 +182,10 @@ class HotnessFilter(msgspec.Struct):
         return True
 
     def drop_coldest(self, kept: Digests, amount: int) -> int:
-        """Forget up to ``amount`` prefixes that are not among ``kept``; returns how many.
+        """Forget up to ``amount`` prefixes that are not among ``kept``; return their number.
 
         Coldest by frequency x clock (Equation 6), so those whose clock has run down first, then by frequency, then by
-        place.
+        place in the filter.
         """
         is_kept = np.zeros(self.capacity, dtype=bool)
         slots = self.slots_of(kept)
@@ -200,7 +203,7 @@ class HotnessFilter(msgspec.Struct):
         return len(gone)
 
     def slots_of(self, digests: Digests) -> NDArray[np.int64]:
-        """Return the entry of each digest, -1 where nothing is known. Vectorised."""
+        """Return the index of each digest's entry, int64, -1 where nothing is known. Vectorised."""
         tag, home = self._split_hash_all(mix_all(digests))
         other = home ^ np.maximum((tag * np.uint64(MULTIPLIER)) >> np.uint64(64 - self.base_bits), np.uint64(1))
         buckets = vector(self.tags, self.tag_bits).reshape(-1, SLOTS)
@@ -212,10 +215,10 @@ class HotnessFilter(msgspec.Struct):
         return found
 
     def count_entries(self) -> int:
-        """Return what ``occupied`` must be. Looks at the whole filter."""
+        """Return the correct value of ``occupied``. Reads the whole filter."""
         return int(np.count_nonzero(vector(self.tags, self.tag_bits)))
 
-    # Where an entry is.
+    # Finding entries.
 
     def _places(self, digest: int) -> tuple[bytes, int, int]:
         """Return the tag's bytes and the two candidate buckets (Equations 2 to 4, by partial-key hashing)."""
@@ -229,7 +232,7 @@ class HotnessFilter(msgspec.Struct):
         return tag.to_bytes(SIZES[bits], "little"), home, home ^ _shift(tag, base)
 
     def _split_hash_all(self, mixed: Digests) -> tuple[Digests, Digests]:
-        """Tags and home buckets, as :meth:`_places` has them."""
+        """Return tags and home buckets, as in :meth:`_places`."""
         growth, bits = self.growth_bits, self.tag_bits
         tag = mixed & np.uint64((1 << bits) - 1)
         tag += np.where(tag >> np.uint64(growth) == 0, np.uint64(1 << growth), np.uint64(0))
@@ -237,7 +240,7 @@ class HotnessFilter(msgspec.Struct):
         return tag, mixed >> np.uint64(64 - self.base_bits) | upper
 
     def _slot(self, digest: int) -> int:
-        """Return the entry of a prefix, or -1."""
+        """Return the index of a prefix's entry, or -1."""
         return self._find(*self._places(digest))
 
     def _find(self, tag: bytes, home: int, other: int) -> int:
@@ -255,7 +258,7 @@ class HotnessFilter(msgspec.Struct):
         return found // size
 
     def _insert(self, tag: bytes, home: int, other: int, values: tuple[int, int, int]) -> bool:
-        """Write a new entry (frequency, clock, depth) if there is room, or room can be made; returns whether."""
+        """Write a new entry (frequency, clock, depth) if there is or can be made room for it; return whether."""
         empty = bytes(len(tag))
         slot = self._search(empty, home)
         if slot < 0:
@@ -280,11 +283,11 @@ class HotnessFilter(msgspec.Struct):
         return chain[-1] if chain else -1
 
     def _chain(self, first: int, second: int) -> list[int]:
-        """Return an empty entry, one that may move there, one that may move to that one's place and so on up to one in
-        the first or second bucket; empty if there is none within the bound.
+        """Return a chain of moves that frees an entry of the first or second bucket; empty if none is within the bound.
 
-        The shortest one, found breadth first: no victim is drawn by chance, and no entry is in it twice, because no
-        bucket is reached twice.
+        The list begins with an empty entry; each further entry can move to the place of the one before, and the last is
+        in one of the two buckets. It is the shortest chain, found breadth first: no victim is drawn by chance, and no
+        entry is in it twice, because no bucket is reached twice.
         """
         reached = [(first, -1, -1), (second, -1, -1)]  # Bucket, the entry that may move there, and from which of these.
         seen = {first, second}
@@ -306,7 +309,7 @@ class HotnessFilter(msgspec.Struct):
             position += 1
         return []
 
-    # Entries.
+    # Reading and writing entries.
 
     def _write(self, slot: int, frequency: int, clock: int, depth: int) -> None:
         """Set the values of an entry, each at most what its width holds."""
@@ -327,7 +330,7 @@ class HotnessFilter(msgspec.Struct):
 
 
 def _least(keys: NDArray[np.uint64], amount: int) -> NDArray[np.int64]:
-    """Places of so many of the least keys, or of all; of equal ones the first. Not in order."""
+    """Return the indices of the ``amount`` least keys, or of all, unordered; among equal keys the first."""
     if amount >= len(keys):
         return np.arange(len(keys))
     if not amount:
@@ -348,12 +351,12 @@ def _way_back(reached: list[tuple[int, int, int]], position: int) -> list[int]:
 
 
 def _shift(tag: int, base_bits: int) -> int:
-    """How the numbers of the two buckets of a tag differ: not at all would leave it only one."""
+    """Return the difference (xor) between a tag's two bucket numbers; at least 1, so that there are two."""
     return ((tag * MULTIPLIER) & _MASK) >> (64 - base_bits) or 1
 
 
 def _read(column: bytearray, bits: int, slot: int) -> int:
-    """One value."""
+    """Return the value of an entry in a column."""
     if bits <= 8:
         return column[slot]
     size = SIZES[bits]
@@ -371,13 +374,13 @@ def _store(column: bytearray, bits: int, slot: int, value: int) -> None:
 
 
 def vector(column: bytearray, bits: int) -> Vector:
-    """Return the whole column; changes go through."""
+    """Return the whole column as an array; writes to it change the column."""
     values: Vector = np.frombuffer(column, dtype=_TYPES[SIZES[bits]])
     return values
 
 
 def _parted(column: bytearray, bits: int, goes_up: NDArray[np.bool_]) -> bytearray:
-    """Return a column of twice the length: each value in the lower or the upper half, and 0 in the other."""
+    """Return a column of twice the length: each value in its lower or upper half, and 0 in the other."""
     doubled = bytearray(2 * len(column))
     values, halves = vector(column, bits), vector(doubled, bits).reshape(2, -1)
     halves[0] = np.where(goes_up, 0, values)

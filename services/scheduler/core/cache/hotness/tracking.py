@@ -1,4 +1,4 @@
-"""Where the fold tells the hotness filter what happens to nodes (HotPrefix 3.2.2).
+"""Updates of the hotness filter by what happens to nodes, and its size (HotPrefix 3.2.2).
 
 A node is known by its ``digest``, a hash of everything from the root through the node's *head* (ADR 0008). While
 it is cached all of its tokens are used alike, because a request that uses a part of a node cuts it there; only what
@@ -6,9 +6,7 @@ is remembered from before an eviction belongs to the head alone. That is how a c
 part keeps the node's, the lower part gets the uses since the node was computed, which are its own too, and
 whatever is remembered of the prefix that begins there.
 
-Keeping the hotness filter in bounds: how large it begins, what it forgets when it is full, and when it grows instead.
-
-It has an entry for every :data:`HEAD_TOKENS` tokens of all pools together, no fewer than a new one and no more than
+It has an entry for every :data:`HEAD_TOKENS` tokens of all pools together, no fewer than a new filter and no more than
 :data:`MOST_ENTRIES`. Prefixes are told apart by heads, so that is at least as many as can be cached; where they are
 longer, the other entries remember what was evicted. Should the tree ever need more than half of them, the filter
 doubles. So pools and tree bound it: prefixes that never come back cannot make it grow.
@@ -37,13 +35,13 @@ if TYPE_CHECKING:
 
 
 MANY = 12
-"""Nodes from which on it is cheaper to look for all of them together."""
+"""Nodes from which on one vectorised lookup is cheaper than one for each."""
 
 _RECORDS, _DIGESTS = attrgetter("record"), itemgetter(slice(DIGEST_BYTES))
 
 
 def request_admitted(step: Step, reused: Sequence[Node]) -> None:
-    """Heat the prefixes of these nodes, top first, maybe none: an admitted request reuses them.
+    """Heat the prefixes of the nodes that an admitted request reuses, top first; there may be none.
 
     Every ``aging_requests`` admissions all clocks go down by one first.
     """
@@ -62,22 +60,20 @@ def node_inserted(step: Step, node: Node) -> None:
 
 
 def node_recomputed(step: Step, node: Node) -> None:
-    """Count one more use of a node's tokens that a request computed, because it could not reuse them."""
+    """Count one more use of a node's tokens that a request computed because it could not reuse them."""
     node.hits += 1
     _touch(step.state, node, level_of(step.state.tree, node))
 
 
 def node_split(state: CellState, upper: Node, lower: Node) -> None:
-    """Note a node that was cut in two; the upper part is as hot as the whole was, the lower as hot as it was by
-    itself.
-    """
+    """Note a node that was cut in two: the upper part stays as hot as the whole, the lower as hot as by itself."""
     tree, hotness = state.tree, state.hotness
     first = [node.tokens_between(0, tree.head_tokens) for node in (upper, lower)]
     head = head_of(tree, b"".join(first))
     whole = extend(tree.nodes[upper.parent].end_digest, head)
     frequency, clock = hotness.lookup(whole)
     if not frequency:
-        return  # It found no room when it was inserted.
+        return  # The filter had no room when it was inserted.
     level = level_of(tree, upper)
     if upper.digest != whole:  # Its head is shorter than the node's was.
         known, _ = hotness.lookup(upper.digest)
@@ -87,7 +83,7 @@ def node_split(state: CellState, upper: Node, lower: Node) -> None:
 
 
 def prefix_read(state: CellState, digest: int, level: int) -> None:
-    """Note the use of a prefix without a node; a node that comes for it is remembered by ``digest``."""
+    """Note the use of a prefix without a node. A node that is made of it later has this ``digest``."""
     _touch_digest(state, digest, level)
 
 
@@ -96,7 +92,7 @@ def _touch(state: CellState, node: Node, level: int) -> None:
 
 
 def _touch_digest(state: CellState, digest: int, level: int) -> None:
-    """One more use, which is remembered unless the filter can neither forget nor grow."""
+    """Count one more use of a digest; it is lost only if the filter can neither forget nor grow."""
     if state.hotness.touch(digest, level):
         return
     if not make_room_in_filter(state) or not state.hotness.touch(digest, level):
@@ -104,7 +100,7 @@ def _touch_digest(state: CellState, digest: int, level: int) -> None:
 
 
 def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int) -> None:
-    """Set what a part of a node has; another prefix that shares its entry does not get colder by it."""
+    """Set the values of a part of a node; another prefix that shares its entry does not get colder."""
     clock = max(clock, state.hotness.lookup(node.digest)[1])
     if state.hotness.put(node.digest, frequency, clock, level):
         return
@@ -113,16 +109,17 @@ def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int)
 
 
 MOST_ENTRIES = 1 << 22
-"""That pools alone can ask for: 20 MiB, whose clocks are lowered within half a millisecond."""
+"""Entries at most that pool sizes alone ask for: 20 MiB, whose clocks are lowered within half a millisecond."""
 
 MOST_BASE_BITS = 24
 FORGOTTEN_SHARE = 4
-"""One entry in so many is freed at a time, so that looking through the whole filter for the coldest is rare."""
+"""One entry in so many is freed at a time, so that scans of the whole filter for the coldest are rare."""
 
 
 def make_room_in_filter(state: CellState) -> bool:
-    """Make room after a failed insertion: forget the coldest evicted prefixes, or grow if the tree needs it. True if
-    either did.
+    """Make room after a failed insertion: forget the coldest evicted prefixes, or grow if the tree needs it.
+
+    Returns whether either was possible.
     """
     hotness = state.hotness
     if 2 * len(state.tree.nodes) > hotness.capacity:
@@ -136,16 +133,16 @@ def make_room_in_filter(state: CellState) -> bool:
 
 
 def base_bits_for(tokens: int) -> int:
-    """Logarithm of the buckets of a filter that remembers what pools of so many tokens together held and hold."""
+    """Return the logarithm of the buckets of a filter for pools of so many tokens together."""
     entries = min(tokens // HEAD_TOKENS, MOST_ENTRIES)
     return max(LEAST_BASE_BITS, (-(-entries // SLOTS) - 1).bit_length())
 
 
 def fit_pools(state: CellState) -> None:
-    """Make the filter as large as the pools ask for, after one was added; it never shrinks.
+    """Enlarge the filter to the size that the pools ask for, after one was added; it never shrinks.
 
-    An empty one begins anew at that size, which keeps all of an entry's growth bits as a part of its fingerprint; one
-    that knows something doubles, and forgets nothing.
+    An empty filter begins anew at that size, which keeps all growth bits of an entry as a part of its fingerprint; any
+    other doubles, and forgets nothing.
     """
     pages = sum(worker.pool.total for worker in state.workers.values())
     pages += sum(storage.pool.total for storage in state.storages.values() if storage.pool is not None)
@@ -160,9 +157,9 @@ def fit_pools(state: CellState) -> None:
 
 
 def fit_widths(state: CellState, config: CellConfig) -> bool:
-    """Rebuild the filter from the tree where the configured widths differ from its own; returns whether it did.
+    """Rebuild the filter from the tree where the configured widths differ from its own; return whether it did.
 
-    What is remembered of evicted prefixes goes: their digests are not known any more.
+    What is remembered of evicted prefixes is lost: their digests are not known any more.
     """
     old = state.hotness
     widths = _widths_of(config)
@@ -173,7 +170,7 @@ def fit_widths(state: CellState, config: CellConfig) -> bool:
 
 
 def level_of(tree: PrefixTree, node: Node) -> int:
-    """Return the node's place in the tree: 1 below a root. Does not mutate."""
+    """Return the node's level in the tree: 1 below a root. Changes nothing."""
     return len(way_to(tree, node).nodes)
 
 
@@ -220,5 +217,5 @@ def _empty_like(old: HotnessFilter, widths: tuple[int, int, int, int], base_bits
 
 
 def digests_of_nodes(nodes: Iterable[Node]) -> NDArray[np.uint64]:
-    """Return what each node is remembered by, uint64."""
+    """Return each node's digest as the filter knows it, uint64."""
     return np.frombuffer(b"".join(map(_DIGESTS, map(_RECORDS, nodes))), dtype="<u8")
